@@ -15,6 +15,7 @@
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/philox.hpp"
+#include "core/score/handle.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -196,6 +197,7 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   plan.version = TESSERA_VERSION;
   plan.device = device;
   fill_defaults(plan.problem, size);
+  if (plan.problem.program) score::keep(*plan.problem.program, plan.program);
   plan.batch = size.batch;
   plan.max_seqlen_q = size.max_seqlen_q;
   plan.max_seqlen_k = size.max_seqlen_k;

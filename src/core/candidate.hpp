@@ -1,4 +1,4 @@
-// What may carry out a plan.
+// The candidates that may execute a plan.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace tessera::core {
 
 struct Candidate {
   int32_t kernel;                                   // tessera_kernel
-  std::string (*refuse)(const tessera_plan& plan);  // "" when it takes the problem; its sizes are filled in
-  void (*configure)(tessera_plan& plan);            // of a problem that it takes: fills in what will run
-  bool for_comparison = false;                      // serves on request by name alone
+  std::string (*refuse)(const tessera_plan& plan);  // empty if it supports the problem; sizes are set
+  void (*configure)(tessera_plan& plan);            // for a supported problem: fills in what will run
+  bool for_comparison = false;                      // chosen only if requested by name
 };
 
 }  // namespace tessera::core

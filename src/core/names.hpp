@@ -1,4 +1,5 @@
-// The kernels' names, one row for each tessera_kernel: what the program and Python accept and list, and what validation takes.
+// The kernels' names, one row for each tessera_kernel. The program and Python accept and list them, and validation
+// checks against them.
 #pragma once
 
 #include <iterator>
@@ -10,7 +11,7 @@ namespace tessera::core {
 struct KernelName {
   tessera_kernel kernel;
   const char* name;
-  const char* place;  // where it runs, as help texts say it
+  const char* place;  // back end, as in help texts
 };
 
 inline constexpr KernelName kKernelNames[] = {
@@ -41,7 +42,7 @@ static_assert(
     }(),
     "a row stands at its kernel's number");
 
-// What a refusal calls a value of the C interface: its name, and of one that has none its number: "unknown (99)".
+// The name of a value of the C interface in an error message, or its number if it has no name: "unknown (99)".
 struct NameText {
   char text[24];
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/runner.hpp"
 #include "cpu/tables.hpp"
@@ -19,6 +20,7 @@ constexpr int64_t kMergeRowsPerItem = 64;
 
 std::string refuse_shared_prefix(const tessera_plan& plan) {
   if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   return core::refuse_prefixes(plan.problem);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/geometry.hpp"
+#include "core/score/bound.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -45,6 +46,7 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!(supports.dtypes >> p.q.dtype & 1)) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
+  if (core::score::has_program(plan)) return "score programs: not supported";
   // shared_prefix alone reads them, and asks the others for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   for (int t = 0; t < core::kNumTensors; ++t) {

@@ -1,4 +1,4 @@
-"""tessera.attention on JAX arrays, where JAX is installed."""
+"""tessera.attention on JAX arrays, if JAX is installed."""
 
 import functools
 import os
@@ -75,7 +75,9 @@ def normal(random, *shape, dtype="float32"):
 
 
 def dense(random, dtype="float32", batch=2, sq=37, sk=45, heads=4, heads_kv=2, size=16):
-    return tuple(normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv)))
+    return tuple(
+        normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv))
+    )
 
 
 def equal(ours, other):
@@ -112,7 +114,9 @@ NAMES = tuple(options_of(np.random.default_rng(0)))
 def test_every_option_is_tried(random):
     tried = {name for options in options_of(random).values() for name in options}
     elsewhere = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "page_table", "page_indptr", "layout"}
-    elsewhere |= {"page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state"}
+    elsewhere |= {
+        "page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state",
+    }  # fmt: skip
     fields = {f["name"] for f in tessera._core.option_fields() if f["kind"] != "backward tensor"}
     assert fields - {"openmp", "lse_low"} == tried | elsewhere
     import inspect
@@ -308,7 +312,9 @@ def test_errors_of_data_and_of_derivatives(random):
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda q: attention(q, k, v), (q,), (q,))
     slopes = np.ones(4, np.float32)
-    with pytest.raises(NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"):
+    with pytest.raises(
+        NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"
+    ):
         jax.grad(lambda s: attention(q, k, v, alibi_slopes=s).sum())(slopes)
     jax.grad(lambda q: attention(q, k, v, alibi_slopes=slopes).sum())(q)
 
@@ -331,7 +337,9 @@ def test_shard_map_over_batch_heads_and_queries(random):
     batch, heads, whole = (jax.sharding.PartitionSpec(*axes) for axes in (("shards",), (None, None, "shards"), ()))
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("shards",))
     for specs in ((batch,) * 3, (heads,) * 3, (jax.sharding.PartitionSpec(None, "shards"), whole, whole)):
-        run = shard_map(lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0])
+        run = shard_map(
+            lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0]
+        )
         alone = lambda *x: attention(*x, causal=specs[1] != whole)  # noqa: E731
         given = arrays if specs[1] != whole else (arrays[0][:, :36], *arrays[1:])
         np.testing.assert_allclose(jax.jit(run)(*given), alone(*given), atol=1e-6)
@@ -474,7 +482,8 @@ NN = {
     "window": {"local_window_size": (6, 3), "is_causal": True},
     "window of one": {"local_window_size": 5, "mask": np.ones((1, 1, 1, 45), bool)},
     "lengths": {"key_value_seq_lengths": np.array([45, 20], np.int32)},
-    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32), "key_value_seq_lengths": np.array([7, 45], np.int32)},
+    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32),
+                     "key_value_seq_lengths": np.array([7, 45], np.int32)},
     "causal lengths": {"is_causal": True, "query_seq_lengths": np.array([12, 37], np.int32),
                        "key_value_seq_lengths": np.array([7, 45], np.int32)},
     "window and lengths": {"local_window_size": (3, 2), "is_causal": True, "query_seq_lengths": np.array([20, 37], np.int32),
@@ -624,8 +633,13 @@ def test_a_transformer_trains_alike(random):
     data = random.integers(0, words, (8, length))
 
     def parameters():
-        draw = lambda *shape: jnp.array(np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32)  # noqa: E731
-        layer = lambda: {"qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width), "down": draw(2 * width, width)}  # noqa: E731, E501
+        draw = lambda *shape: jnp.array(
+            np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32
+        )  # noqa: E731
+        layer = lambda: {
+            "qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width),
+            "down": draw(2 * width, width),
+        }  # noqa: E731, E501  # fmt: skip
         return {"words": draw(words, width), "places": draw(length, width), "layers": [layer(), layer()]}
 
     def loss(attend, p, data):

@@ -1,4 +1,4 @@
-"""What PyTorch programs hand over: no argument is dropped, writes in place show, transforms mean what PyTorch's do."""
+"""Arguments of PyTorch programs: none is dropped, writes in place are visible, transforms behave like PyTorch's own."""
 
 import numpy as np
 import pytest
@@ -279,7 +279,7 @@ def test_gradients_of_what_is_written_in_place_are_refused():
 
     k, v, caches, lengths = normal(1, 1, 2, 8), normal(1, 1, 2, 8), torch.zeros(2, 1, 16, 2, 8), i32([4])
     learned = k.clone().requires_grad_()
-    with pytest.raises(tessera.Error, match="^k: requires a gradient, which tessera.append has not"):
+    with pytest.raises(tessera.Error, match="^k: requires a gradient, which tessera.append does not compute"):
         tessera.append(learned, v, *caches.unbind(0), lengths)
     with torch.no_grad():
         tessera.append(learned, v, *caches.unbind(0), lengths)
@@ -287,7 +287,7 @@ def test_gradients_of_what_is_written_in_place_are_refused():
         q, *caches.unbind(0), torch.zeros(1, 2, 8), cu_seqlens_q=i32([0, 1]), seqused_k=lengths, max_seqlen_q=1,
         max_seqlen_k=16, page_table=i32([[0]]),
     )  # fmt: skip
-    with pytest.raises(tessera.Error, match="^q: requires a gradient, which tessera.serving has not"):
+    with pytest.raises(tessera.Error, match="^q: requires a gradient, which tessera.serving does not compute"):
         attend(learned[0])
     with torch.no_grad():
         attend(learned[0])
@@ -454,7 +454,7 @@ def test_a_bias_alone_requires_a_gradient(counted):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_rows_whose_scores_share_a_large_number(dtype):
-    """q = k = v = c: each of 50 keys weighs 1 / 50, though the LSE, 8 c^2 and more, has not the digits that say so."""
+    """q = k = v = c: each of 50 keys weighs 1 / 50, though the LSE, 8 c^2 and more, lacks the digits to show it."""
     d_o = normal(1, 50, 2, 64).to(dtype)
     expected = d_o.double().mean(1, keepdim=True).expand(d_o.shape)
     routes = {

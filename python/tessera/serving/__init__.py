@@ -1,12 +1,13 @@
-"""Tessera under an inference engine: adaptors of the attention contracts of vLLM and SGLang, by PyTorch.
+"""Tessera in inference engines: adaptors for the attention interfaces of vLLM and SGLang, by PyTorch.
 
-    tessera.serving.vllm.Attention        what vLLM calls an AttentionImpl: forward, do_kv_cache_update
-    tessera.serving.vllm.Metadata         of a step, from its CommonAttentionMetadata
-    tessera.serving.sglang.Backend        what SGLang calls an AttentionBackend
-    tessera.serving.paged                 what both stand on: one call over pages, a write by slots
+    tessera.serving.vllm.Attention        vLLM's AttentionImpl: forward, do_kv_cache_update
+    tessera.serving.vllm.Metadata         a step's metadata, from vLLM's CommonAttentionMetadata
+    tessera.serving.sglang.Backend        SGLang's AttentionBackend
+    tessera.serving.paged                 used by both: one call on pages, and a write by slot mapping
 
-Neither engine is imported: the adaptors take what has the attributes of their objects. Nothing here waits for a GPU, and all
-of it can be captured into a CUDA graph. docs/reference/serving.md maps the contracts line by line.
+Neither engine is imported: the adaptors accept any object with the attributes of the engine's objects. Nothing here
+waits for a GPU, and everything can be captured into a CUDA graph. docs/reference/serving.md documents the interfaces
+line by line.
 """
 
 from . import paged, sglang, vllm

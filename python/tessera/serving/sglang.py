@@ -1,4 +1,4 @@
-"""SGLang's attention contract, without importing SGLang."""
+"""SGLang's attention interface, without importing SGLang."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Step(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
     page_size: int
-    tree_mask: Optional[Tensor] = None  # of drafted tokens that are verified
+    tree_mask: Optional[Tensor] = None  # for drafted tokens to verify
 
 
 class Backend:
     """Attention of all layers of a model, as SGLang calls it (AttentionBackend).
 
-    Takes of the model runner: req_to_token_pool.req_to_token [requests, context], token_to_kv_pool (get_key_buffer,
-    get_value_buffer: [slots, Hkv, D]), model_config.context_len, page_size. Drafting and verifying trees of tokens are served,
-    extending a draft is refused.
+    Reads from the model runner: req_to_token_pool.req_to_token [requests, context], token_to_kv_pool (get_key_buffer,
+    get_value_buffer: [slots, Hkv, D]), model_config.context_len, page_size. Drafting and verifying trees of tokens are
+    supported; extending a draft is refused.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -39,9 +39,9 @@ class Backend:
         self.page_size = model_runner.page_size
         self.device = self.req_to_token.device
         self.step: Optional[Step] = None
-        self._table: Optional[Tensor] = None  # for CUDA graphs, of the largest batch
+        self._table: Optional[Tensor] = None  # for CUDA graphs, sized for the largest batch
 
-    # ---- a step's metadata --------------------------------------------------------------------------------------------
+    # ---- a step's metadata -------------------------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         batch, spec = forward_batch, forward_batch.spec_info
@@ -52,7 +52,7 @@ class Backend:
             return
         _refuse_speculation(decoding, spec)
         if getattr(spec, "kv_indptr", None) is not None:
-            # Drafting: several sequences a request, each with a list of its keys.
+            # Drafting: several sequences per request, each with a list of its keys.
             lengths = key_lengths(spec.kv_indptr, None, page_size=1)
             pages = {"page_indptr": spec.kv_indptr.to(torch.int32), "page_indices": spec.kv_indices.to(torch.int32)}
             self.step = Step(self._one_each(lengths.shape[0]), lengths, pages, 1, self.max_context_len, page_size=1)
@@ -68,11 +68,12 @@ class Backend:
         )
 
     def _verify(self, batch: Any, custom_mask: Tensor, tokens: int) -> None:
-        """`tokens` drafted ones of each request after its seq_lens keys."""
+        """`tokens` drafted tokens of each request follow its seq_lens keys."""
         lengths = (batch.seq_lens + tokens).to(torch.int32)
         longest = self.max_context_len if batch.seq_lens_cpu is None else _longest(batch.seq_lens_cpu) + tokens
         self.step = Step(
-            self._one_each(batch.batch_size) * tokens, lengths, {"page_table": self._pages(batch.req_pool_indices, longest)},
+            self._one_each(batch.batch_size) * tokens, lengths,
+            {"page_table": self._pages(batch.req_pool_indices, longest)},
             tokens, longest, self.page_size, tree_bits(custom_mask, lengths, tokens),
         )  # fmt: skip
 
@@ -83,8 +84,8 @@ class Backend:
         self._offsets = self._one_each(max_bs)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Before a graph of decoding is captured and before it is replayed: fills in the buffers that it reads. Nothing of
-        the plan depends on what they hold."""
+        """Called before a graph of decoding is captured and before it is replayed: fills the buffers that the graph
+        reads. The plan does not depend on their values."""
         batch = forward_batch
         _refuse_attributes("forward_batch", batch, _BATCH_REFUSED)
         self._fill(batch.batch_size, batch.req_pool_indices, batch.seq_lens, batch.forward_mode, batch.spec_info)
@@ -92,15 +93,17 @@ class Backend:
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Nothing is computed from the buffers."""
 
-    # What releases before init_forward_metadata_out_graph call in its place.
+    # Called by releases before init_forward_metadata_out_graph instead.
     def init_forward_metadata_capture_cuda_graph(
-        self, bs: int, num_tokens: int, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Any, forward_mode: Any,
+        self, bs: int, num_tokens: int, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Any,
+        forward_mode: Any,
         spec_info: Any,
     ) -> None:  # fmt: skip
         self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
 
     def init_forward_metadata_replay_cuda_graph(
-        self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, seq_lens_sum: int, encoder_lens: Any, forward_mode: Any,
+        self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, seq_lens_sum: int, encoder_lens: Any,
+        forward_mode: Any,
         spec_info: Any, seq_lens_cpu: Optional[Tensor] = None,
     ) -> None:  # fmt: skip
         self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
@@ -121,7 +124,7 @@ class Backend:
         self.step = Step(self._offsets[: bs + 1], self._lengths[:bs], pages, 1, self.max_context_len, self.page_size)
 
     def _pages(self, req_pool_indices: Tensor, longest: int) -> Tensor:
-        """Rows of the requests: their slots, or with pages every page_size-th slot's page."""
+        """The page-table rows of the requests: their slots or, with pages, the page of every page_size-th slot."""
         slots = self.req_to_token[req_pool_indices.to(torch.int64), : max(longest, 1) : self.page_size]
         if self.page_size > 1:
             slots = torch.div(slots, self.page_size, rounding_mode="floor")
@@ -130,13 +133,13 @@ class Backend:
     def _one_each(self, batch: int) -> Tensor:
         return torch.arange(batch + 1, dtype=torch.int32, device=self.device)
 
-    # ---- a layer ------------------------------------------------------------------------------------------------------
+    # ---- a layer -----------------------------------------------------------------------------------------------------
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
         sinks: Optional[Tensor] = None, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
-        """q [T, Hq D], k and v [T, Hkv D] -> [T, Hq Dv]: decoding, prompts and a mixture of both are one call."""
+        """q [T, Hq D], k and v [T, Hkv D] -> [T, Hq Dv]. Decoding, prompts and mixtures of both are one call."""
         _refuse_attributes("layer", layer, _LAYER_REFUSED)
         _refuse_attributes("forward_batch", forward_batch, _BATCH_REFUSED)
         for name, value in kwargs.items():
@@ -169,8 +172,8 @@ class Backend:
 
 
 def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
-    """`tree_mask` int32 [B tokens, W] of a mask of all keys, a request's rows of lengths[b] bytes after another's, whose last
-    `tokens` columns are the drafted tokens'. Waits for no GPU."""
+    """`tree_mask` int32 [B tokens, W] from a mask of all keys. A request's rows, of lengths[b] bytes each, follow those
+    of the previous request, and their last `tokens` columns are the drafted tokens'. Waits for no GPU."""
     rows = lengths.to(torch.int64)[:, None]
     token = torch.arange(tokens, device=lengths.device)
     begins = torch.cumsum(rows, 0) * tokens - rows * tokens
@@ -181,7 +184,7 @@ def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     return (seen << torch.arange(32, device=lengths.device)).sum(-1).to(torch.int32)
 
 
-# Attributes that change what is computed, what they say where they do not, and the only values that are served.
+# Attributes that change the result, the only supported value of each, and its description.
 _LAYER_REFUSED = (
     ("is_cross_attention", False, "the queries' own keys"),
     ("k_scale", None, "a cache that is not quantised"),
@@ -213,13 +216,13 @@ def _refuse_attributes(what: str, given: Any, refused: tuple) -> None:
 
 
 def _longest(lengths: Any) -> int:
-    """Of a list or a tensor on the CPU."""
+    """The maximum of a list or of a tensor on the CPU."""
     values = lengths.tolist() if isinstance(lengths, Tensor) else lengths
     return int(max(values, default=0))
 
 
 def _is_causal(layer: Any) -> bool:
-    """False for layers whose queries see the keys after them, too, as attn_type (an enum of strings) says."""
+    """False for layers whose queries also see later keys, as given by attn_type (an enum of strings)."""
     kind = getattr(layer, "attn_type", "decoder")
     kind = getattr(kind, "value", kind)
     if kind not in ("decoder", "decoder_bidirectional", "encoder_only"):
@@ -228,7 +231,7 @@ def _is_causal(layer: Any) -> bool:
 
 
 def _refuse_speculation(decoding: bool, spec_info: Any) -> None:
-    """Drafting, which decodes, is served, and verifying outside of graphs; extending drafts is not."""
+    """Drafting (by decoding) is supported, and verifying outside of graphs; extending drafts is not."""
     if spec_info is not None and (not decoding or getattr(spec_info, "custom_mask", None) is not None):
         raise Error("spec_info: given to extend a draft, accepted None, one that decodes, or one that verifies a draft")
 

@@ -1,4 +1,4 @@
-"""vLLM's attention contract (its V1 engine), without importing vLLM."""
+"""The attention interface of vLLM's V1 engine, without importing vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .paged import Prefix, attend, common_prefix, write_slots
 
 
 _CACHE_DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
-# Of a step: what changes the result and is not served.
+# Attributes of a step that change the result and are not supported.
 _REFUSED = ("dcp_context_kv_lens", "dcp_local_seq_lens", "encoder_seq_lens", "mm_prefix_range", "mm_req_doc_ranges")
 
 
@@ -27,13 +27,13 @@ def _refuse_attributes(what: str, step: Any) -> None:
 
 @dataclasses.dataclass
 class Metadata:
-    """A step, as vLLM describes it: tensors of the device, bounds of the host."""
+    """A step as described by vLLM: tensors on the device, bounds on the host."""
 
     num_actual_tokens: int
     max_query_len: int
     query_start_loc: Tensor  # int32 [B + 1]
     max_seq_len: int
-    seq_lens: Tensor  # int32 [B], keys with the new ones
+    seq_lens: Tensor  # int32 [B], keys including the new ones
     block_table: Tensor  # int32 [B, max_blocks]
     slot_mapping: Tensor  # int64 [T]
     causal: Union[bool, Tensor] = True  # or bool [B]
@@ -41,7 +41,7 @@ class Metadata:
 
     @classmethod
     def of(cls, common: Any, common_prefix_len: int = 0, block_size: int = 1) -> Metadata:
-        """From CommonAttentionMetadata: what an AttentionMetadataBuilder's build() answers. Of a common prefix the whole blocks
+        """From CommonAttentionMetadata, like an AttentionMetadataBuilder's build(). The full blocks of a common prefix
         are read once for all sequences."""
         _refuse_attributes("common", common)
         prefix = None
@@ -61,10 +61,10 @@ class Metadata:
 
 
 class Attention:
-    """A layer's attention, as vLLM makes and calls it (AttentionImpl).
+    """A layer's attention with the interface of vLLM's AttentionImpl.
 
-    Where q, k, v are float32, float16 or bfloat16 and the cache has their dtype. Any block size, NHD and HND, blocks that do
-    not lie one after another. The cache is written by do_kv_cache_update, not by forward.
+    q, k, v are float32, float16 or bfloat16, and the cache has the same dtype. Any block size, NHD and HND layout,
+    blocks in any order in memory. The cache is written by do_kv_cache_update, not by forward.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class Attention:
         if kv_cache_dtype not in _CACHE_DTYPES:
             raise Error(f"kv_cache_dtype: '{kv_cache_dtype}', accepted 'auto', 'float16', 'bfloat16' and 'float32'")
         if attn_type != "decoder":
-            raise Error(f"attn_type: '{attn_type}', accepted 'decoder': tessera.attention serves the others, without a cache")
+            raise Error(
+                f"attn_type: '{attn_type}', accepted 'decoder': tessera.attention serves the others, without a cache"
+            )
         self.num_heads, self.head_size = num_heads, head_size
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
@@ -93,7 +95,7 @@ class Attention:
         self.options = {
             "scale": scale,
             "softcap": logits_soft_cap or None,
-            # A window of n keys is the query's own and n - 1 before it.
+            # A window of n keys is the query's own key and n - 1 keys before it.
             "window": None if sliding_window is None else (sliding_window - 1, 0),
         }
 
@@ -101,10 +103,10 @@ class Attention:
         self,
         layer: Any,
         query: Tensor,  # [T, Hq, D]
-        key: Optional[Tensor],  # in the cache already
+        key: Optional[Tensor],  # already in the cache
         value: Optional[Tensor],
         kv_cache: Tensor,  # [2, blocks, block_size, Hkv, D]
-        attn_metadata: Any,  # Metadata, or what has its attributes: vLLM's FlashAttentionMetadata does
+        attn_metadata: Any,  # Metadata, or an object with its attributes, such as vLLM's FlashAttentionMetadata
         output: Tensor,  # [T, Hq, D]
         output_scale: Optional[Tensor] = None,
         output_block_scale: Optional[Tensor] = None,
@@ -112,7 +114,7 @@ class Attention:
         """Writes output; its rows from num_actual_tokens on become 0."""
         if output_scale is not None or output_block_scale is not None:
             raise Error("output_scale, output_block_scale: given, accepted None: outputs are not quantised")
-        if attn_metadata is None:  # vLLM measures its memory
+        if attn_metadata is None:  # vLLM's profiling run
             return output.zero_()
         step = attn_metadata
         _refuse_attributes("attn_metadata", step)
@@ -121,7 +123,8 @@ class Attention:
         k_cache, v_cache = kv_cache.unbind(0)
         a_flag_each = isinstance(step.causal, Tensor)
         attend(
-            query.view(-1, self.num_heads, self.head_size), k_cache, v_cache, output.view(-1, self.num_heads, self.head_size),
+            query.view(-1, self.num_heads, self.head_size), k_cache, v_cache,
+            output.view(-1, self.num_heads, self.head_size),
             cu_seqlens_q=step.query_start_loc, seqused_k=step.seq_lens, page_table=step.block_table,
             max_seqlen_q=step.max_query_len, max_seqlen_k=step.max_seq_len,
             causal=None if a_flag_each else step.causal, causal_seqs=step.causal if a_flag_each else None,
@@ -132,7 +135,7 @@ class Attention:
     def do_kv_cache_update(
         self, layer: Any, key: Optional[Tensor], value: Optional[Tensor], kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Writes key and value [T, Hkv, D] to their slots; -1 is passed over."""
+        """Writes key and value [T, Hkv, D] to their slots; -1 is skipped."""
         if self.kv_sharing_target_layer_name is not None or key is None or value is None:
             return
         write_slots(key, value, *kv_cache.unbind(0), slot_mapping)
