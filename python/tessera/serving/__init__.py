@@ -1,12 +1,17 @@
-"""Tessera under an inference engine: adaptors of the attention contracts of vLLM and SGLang, by PyTorch.
+"""Tessera under an inference engine: attention back ends of vLLM and SGLang, by PyTorch.
 
-    tessera.serving.vllm.Attention        what vLLM calls an AttentionImpl: forward, do_kv_cache_update
-    tessera.serving.vllm.Metadata         of a step, from its CommonAttentionMetadata
-    tessera.serving.sglang.Backend        what SGLang calls an AttentionBackend
-    tessera.serving.paged                 what both stand on: one call over pages, a write by slots
+Both engines find them by the package's entry points, so installing it is enough:
 
-Neither engine is imported: the adaptors take what has the attributes of their objects. Nothing here waits for a GPU, and all
-of it can be captured into a CUDA graph. docs/reference/serving.md maps the contracts line by line.
+    vllm serve MODEL --attention-backend TESSERA
+    python -m sglang.launch_server --model-path MODEL --attention-backend tessera
+
+    tessera.serving.vllm      what vLLM calls an AttentionImpl, and a step's metadata; vllm_backend: its three classes
+    tessera.serving.sglang    what SGLang calls an AttentionBackend; sglang_backend: the class that it makes
+    tessera.serving.paged     what both stand on: one call over pages, a write by slots
+
+Importing this package imports neither engine. Nothing here waits for a GPU, and all of it can be captured into a CUDA
+graph.
+docs/reference/serving.md maps the contracts line by line.
 """
 
 from . import paged, sglang, vllm
