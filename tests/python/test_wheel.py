@@ -55,6 +55,16 @@ def metadata_of(wheel):
     return archive.read(name).decode()
 
 
+def test_engines_find_their_plugins(wheel):
+    """What they load exists, and importing it imports neither engine: PyTorch alone."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    points = archive.read(name).decode()
+    for group, module in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
+        assert f"[{group}]\ntessera = tessera.serving.{module}:register\n" in points
+        assert "\ndef register() -> None:" in archive.read(f"tessera/serving/{module}.py").decode()
+
+
 REGISTERED = {"numpy", "rich", "matplotlib", "threadpoolctl", "torch"}  # on PyPI, by those whom everybody knows
 
 
