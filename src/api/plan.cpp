@@ -1,4 +1,4 @@
-// Problem and device to plan: each candidate refuses with a reason or says how long it would take, and the cheapest is chosen.
+// Problem and device to plan: each candidate refuses with a reason or estimates its time, and the fastest is chosen.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
