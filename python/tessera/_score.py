@@ -1,0 +1,51 @@
+"""Score programs of a call: from text or from Python functions, with the arrays and numbers that they name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Union
+
+from tessera import _core
+from tessera._trace import Names, trace
+
+Mod = Union[str, Callable[..., Any], None]
+
+
+class Bound(NamedTuple):
+    """A program with what it names, by number."""
+
+    program: _core.ScoreProgram
+    names: tuple[str, ...]  # of the arrays
+    arrays: tuple[Any, ...]  # of rank 0 as [1]
+    numbers: tuple[float, ...]
+
+    def options(self) -> dict[str, Any]:
+        """As _core takes it."""
+        return {"program": self.program, "captured": self.arrays, "scalars": self.numbers}
+
+
+@functools.lru_cache(maxsize=256)
+def _program(score: str, mask: str, names: tuple[tuple[str, str, int], ...]) -> _core.ScoreProgram:
+    return _core.ScoreProgram(score, mask, names)
+
+
+def _text(argument: str, mod: Mod, names: Names) -> str:
+    if mod is None or isinstance(mod, str):
+        return mod or ""
+    if not callable(mod):
+        raise _core.Error(f"{argument}: {type(mod).__name__}, accepted a text or a function")
+    return trace(argument, mod, names)
+
+
+def bind(score_mod: Mod, mask_mod: Mod, captured: dict[str, Any] | None) -> Bound | None:
+    """None: neither is given."""
+    if score_mod is None and mask_mod is None:
+        if captured:
+            raise _core.Error("captured: given without score_mod and mask_mod, accepted with one of them")
+        return None
+    names = Names(captured)
+    score, mask = _text("score_mod", score_mod, names), _text("mask_mod", mask_mod, names)
+    program = _program(score, mask, names.declared())
+    arrays = tuple(x.reshape(1) if len(x.shape) == 0 else x for x in names.arrays.values())
+    return Bound(program, tuple(names.arrays), arrays, tuple(map(float, names.numbers.values())))
