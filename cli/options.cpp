@@ -36,7 +36,7 @@ std::string kernels_text() {
   return text;
 }
 
-// The flag of the library's option of that name; "": none.
+// The flag of the library's option of that name; "" if none.
 std::string_view flag_of(std::string_view token) {
   for (const core::OptionField& field : core::kOptionFields) {
     for (const core::OptionMember& member : field.members) {
@@ -110,7 +110,7 @@ tessera_device DeviceOptions::described() const {
     if (*multiprocessors < 1 || *multiprocessors > kMost) {
       throw WrongUse(fmt::format("--multiprocessors: {}, accepted 1 .. {}", *multiprocessors, kMost));
     }
-    if (*multiprocessors != device.cores) device.name[0] = '\0';  // another GPU than the usual one
+    if (*multiprocessors != device.cores) device.name[0] = '\0';  // no longer the typical GPU
     device.cores = static_cast<std::int32_t>(*multiprocessors);
   }
   return device;

@@ -1,4 +1,5 @@
-/* The same from C on a GPU: forward, causal, float32, on device memory in a stream. Memory and stream are of CUDA's runtime.
+/* The same from C on a GPU: forward, causal, float32, on device memory in a stream. Memory and stream are those of
+ * CUDA's runtime.
  *
  *   cc attention_cuda.c $(pkg-config --cflags --libs tessera) -lcudart -lm -o attention_cuda && ./attention_cuda
  */

@@ -9,8 +9,8 @@
 //   model.hpp, plain.hpp              random weights; the same model without a cache, in float64
 //
 //   c++ -std=c++20 -O2 -pthread serve.cpp engine.cpp layers_cpu.cpp $(pkg-config --cflags --libs tessera) -o serve
-//   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve        (with a GPU's layers)
-//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...               (--help: the sizes)
+//   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve    (with a GPU's layers)
+//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...           (--help: the sizes)
 //
 // --check compares every generated token with the plain model: in float32 it must be the plain model's choice after the
 // same tokens; in bfloat16 its logits may differ by the error of rounding.

@@ -12,8 +12,8 @@
 
 namespace tessera::python {
 
-// The `cancel` of one call's executor. To be made by the thread that calls, which also works and so is among those that ask;
-// Python runs signal handlers in its main thread alone, and needs the GIL for it.
+// The `cancel` of one call's executor. To be made by the thread that calls, which also works and so is among those that
+// ask; Python runs signal handlers in its main thread alone, and needs the GIL for it.
 class Interrupt {
  public:
   tessera_executor& add_to(tessera_executor& executor) {

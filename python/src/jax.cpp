@@ -1,6 +1,6 @@
-// One handler for each platform serves both directions. A call's attributes say what its operands and results are, by the
-// names of a problem's tensors ("q k v bias", "o lse"), and hold the options that differ from their defaults, by their
-// names. XLA calls a handler without Python's lock: nothing here touches a Python object but add_jax.
+// One handler for each platform serves both directions. A call's attributes say what its operands and results are, by
+// the names of a problem's tensors ("q k v bias", "o lse"), and hold the options that differ from their defaults, by
+// their names. XLA calls a handler without Python's lock: nothing here touches a Python object but add_jax.
 #include "jax.hpp"
 
 #include <nanobind/stl/string.h>

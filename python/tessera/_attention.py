@@ -200,7 +200,9 @@ def attention_backward(
 
 
 @with_options
-def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]) -> Any:
+def plan(
+    q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]
+) -> Any:
     """Describes what `attention` (or, with direction "backward", `attention_backward`) would do with these arrays: the
     kernel and why, why each other candidate was refused, tiles, workspace, FLOPs, bytes moved. ``as_dict=True`` returns
     a dict.

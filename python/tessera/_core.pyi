@@ -87,7 +87,8 @@ def kernel_names() -> list[str]:
     """The names that `kernel` accepts, "auto" first."""
 
 def option_fields() -> list[dict[str, Any]]:
-    """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or "execution"."""
+    """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or
+    "execution"."""
 
 def device(name: str = "cpu") -> dict[str, Any]:
     """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and TESSERA_NUM_THREADS

@@ -44,7 +44,9 @@ def framework_of(q: Any, name: str = "q") -> Framework:
     if family is not None:
         return _array_api(q.__array_namespace__(), q.device)
     if numpy is None:
-        raise _core.Error(f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
+        raise _core.Error(
+            f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed"
+        )
     return _ANY_ARRAY
 
 
@@ -64,7 +66,9 @@ def check_arrays(name: str, first: Any, others: dict[str, Any]) -> None:
         other_family = _family(other_name, other)
         # Arrays known only by DLPack are accepted with any framework.
         if other_family != family and other_family is not None and family is not None:
-            raise _core.Error(f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all")
+            raise _core.Error(
+                f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all"
+            )
 
 
 def is_torch(array: Any) -> bool:
@@ -88,7 +92,8 @@ def _family(name: str, array: Any) -> str | None:
     if jax is not None and isinstance(array, jax.Array):
         if isinstance(array, jax.core.Tracer):
             raise _core.Error(
-                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced ones)"
+                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced "
+                "ones)"
             )
         return "JAX"
     namespace = getattr(array, "__array_namespace__", None)

@@ -81,7 +81,7 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   return p;
 }
 
-// ---- one group -------------------------------------------------------------------------------------------------------
+// ---- one group ------------------------------------------------------------------------------------------------------
 
 int64_t at(const tessera_layout& layout, const int32_t* indices, int64_t index) {
   return indices[index * layout.strides[0]];

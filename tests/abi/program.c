@@ -1,5 +1,5 @@
-/* One query, two keys with equal scores: the output is the mean of their values. The structs stand between guards, which the
- * library may neither read nor write. */
+/* One query, two keys with equal scores: the output is the mean of their values. The structs are surrounded by guards
+ * that the library may neither read nor write. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

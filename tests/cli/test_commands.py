@@ -101,7 +101,8 @@ def test_compare_fits_the_terminal(folder, columns):
     for progress in shown.split("\r\033[K")[1:]:
         assert len(progress.split("\n")[0]) <= columns
     table = [line for line in lines if "│" in line]
-    assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1  # bars stand one below another
+    # Bars stand one below another.
+    assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1
     for word in ("Tessera", "standard attention", "speed-up", "length", "ms", "extra", "needs", "forward", "backward"):
         assert word in shown
     assert ("RMS error" in shown) == (columns >= 138) and ("GFLOP/s    extra" in shown) == (columns >= 118)
@@ -109,7 +110,9 @@ def test_compare_fits_the_terminal(folder, columns):
 
 
 def test_plan_in_words(folder):
-    text = folder.succeeds("plan", "--device", "cpu", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal").out
+    text = folder.succeeds(
+        "plan", "--device", "cpu", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal"
+    ).out
     for word in ("tiled", "decode", "refused", "GFLOP", "standard attention", "workspace"):
         assert word in text
 
@@ -160,7 +163,11 @@ RANKS = ("plan", "--sq", 8192, "-H", 8, "--kv-heads", 2, "-D", 64, "--dtype", "b
 
 def test_plan_for_ranks_in_words(folder):
     text = folder.succeeds(*RANKS, 4, "--strategy", "ring", "--direction", "backward").out
-    for words in ("ranks      4, zig_zag: 2048 rows each", "balance    the busiest rank has 1.000", "a prediction for GPUs"):
+    for words in (
+        "ranks      4, zig_zag: 2048 rows each",
+        "balance    the busiest rank has 1.000",
+        "a prediction for GPUs",
+    ):
         assert words in text, words
     assert "strategy   ring" in text and "<- taken" in text and text.count("\nrank ") == 4
     assert "7 x 0 " in text and "dK, dV of 0 from 1" in text
@@ -269,7 +276,9 @@ def test_info_json_and_environment(folder):
     assert info["gpus"] or info["cuda"]["reason"]
 
 
-@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("trace",), ("info",), ("support",), ("cache",)))
+@pytest.mark.parametrize(
+    "command", ((), ("compare",), ("run",), ("plan",), ("trace",), ("info",), ("support",), ("cache",))
+)
 def test_help_has_examples(folder, command):
     outcome = folder.succeeds(*command, "--help")
     assert "Examples:" in outcome.out and "tessera " in outcome.out and outcome.err == ""

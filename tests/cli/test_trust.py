@@ -1,4 +1,4 @@
-"""Whose code the program runs: NVRTC planted where it is looked for (docs/reference/cuda.md, "Whose code runs")."""
+"""Trust in loaded code: NVRTC planted where the program searches for it (docs/reference/cuda.md, "Whose code runs")."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-// A copy that the hardware makes by itself, after the instruction that asks for it.
+// A copy that the hardware makes asynchronously, after the instruction that starts it.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// A thread block: its threads are fibers, and who waits lets the others run. Everything that threads do together goes through here.
+// A thread block. Its threads are fibers, and a thread that waits lets the others run. All cooperation of threads goes
+// through this class.
 #pragma once
 
 #include <cstring>
@@ -18,7 +19,8 @@ namespace tessera::emulated {
 inline constexpr int kWarpThreads = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffff;
 
-// An address in shared memory: 24 bits of where, and above them 0 for the own block, or 1 + the rank of a block of the cluster.
+// An address in shared memory: 24 bits of where, and above them 0 for the own block, or 1 + the rank of a block of the
+// cluster.
 inline constexpr uint32_t kRankShift = 24, kWhereMask = (1u << kRankShift) - 1;
 
 class Fibers;
@@ -86,8 +88,8 @@ class Block {
 
   void wait(const Wait& wait);
 
-  // All lanes of a warp give a value, one of them computes for all from all, and each gets its own. `what` says at which
-  // instruction: it is the same for all.
+  // All lanes of a warp give a value, one of them computes for all from all, and each gets its own. `what` says at
+  // which instruction: it is the same for all.
   template <class In, class Out, class Compute>
   Out meet(const char* what, const In& mine, const Compute& compute) {
     static_assert(sizeof(In) <= kSlotBytes && sizeof(Out) <= kSlotBytes);

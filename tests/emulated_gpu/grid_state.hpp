@@ -1,4 +1,4 @@
-// What the blocks of a grid have in common, and those of a cluster.
+// State shared by the blocks of a grid, and by those of a cluster.
 #pragma once
 
 #include <cstdint>

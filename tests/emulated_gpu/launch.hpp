@@ -1,11 +1,12 @@
-// How a kernel of the emulated GPU is launched: the interface between the emulated driver and a kernel's shared object.
+// Launches of kernels of the emulated GPU: the interface between the emulated driver and a kernel's shared object.
 //
 // The emulated compiler appends TESSERA_EMULATED_KERNEL(SYMBOL) (kernel.hpp) to the source of a kernel
 //   extern "C" __global__ void SYMBOL(const __grid_constant__ Params p, ...)
 // which defines
 //   extern "C" int SYMBOL_emulated(const EmulatedLaunch*)
 //   extern "C" const EmulatedKernelInfo SYMBOL_info
-// The first runs the whole grid. 0: it ran. Else what went wrong is in `error_text`, if there is one, and on the standard error stream.
+// The first runs the whole grid and returns 0 on success. Otherwise the error is written to `error_text`, if not NULL,
+// and to standard error.
 #pragma once
 
 #include <cstddef>
@@ -29,5 +30,6 @@ struct EmulatedKernelInfo {
   const size_t* param_bytes;  // of each
 };
 
-// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is taken to be.
+// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is
+// taken to be.
 extern "C" __attribute__((weak)) bool emulated_is_mapped(uint64_t address, size_t bytes);

@@ -1,4 +1,4 @@
-// What a kernel's declaration says of its launches, SYMBOL_bounds in the shared object: the emulated compiler writes it.
+// The launch bounds in a kernel's declaration, SYMBOL_bounds in the shared object; the emulated compiler writes it.
 #pragma once
 
 struct EmulatedLaunchBounds {

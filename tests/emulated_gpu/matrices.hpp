@@ -1,4 +1,4 @@
-// What a warp does with matrices in its registers, by all of its lanes; `what` is the instruction.
+// Operations of a warp on matrices in its registers, by all of its lanes; `what` is the instruction's name.
 #pragma once
 
 #include <cstdint>

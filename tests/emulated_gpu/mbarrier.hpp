@@ -1,4 +1,5 @@
-// A barrier in shared memory that counts arrivals and bytes, in its 8 bytes. A phase ends when all arrivals and all bytes are there.
+// A barrier in shared memory that counts arrivals and bytes, stored in its 8 bytes. A phase ends when all arrivals and
+// all bytes have come.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-mbarrier
 #pragma once
 

@@ -1,4 +1,4 @@
-// A product by wgmma, and where a thread is among its warpgroup's.
+// A product by wgmma, and a thread's position in its warpgroup.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a GPU leaves open, drawn: the same for the same seed.
+// Random choices where a GPU's behaviour is unspecified: the same for the same seed.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A block's shared memory by its addresses of 18 bits, as matrix descriptors have them: 1024 bytes that are the system's, what the launch
-// has made, and then the variables that are __shared__.
+// A block's shared memory by 18-bit addresses, as in matrix descriptors: 1024 bytes of the system, the dynamic part of
+// the launch, and then the variables declared __shared__.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What the emulated GPU has in the 128 bytes of a tensor map (CUtensorMap): the arguments of cuTensorMapEncodeTiled.
+// The emulated GPU's content of the 128 bytes of a tensor map (CUtensorMap): the arguments of cuTensorMapEncodeTiled.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A grid for a unit test, with the body of a kernel as it stands in the test.
+// A grid for a unit test; the test contains the kernel's body.
 #pragma once
 
 #include "grid.hpp"

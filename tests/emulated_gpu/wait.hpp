@@ -1,4 +1,4 @@
-// What a thread waits for.
+// The conditions that threads wait for.
 #pragma once
 
 #include <cstdint>

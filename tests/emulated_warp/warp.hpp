@@ -1,5 +1,6 @@
-// A warp on the host: 32 threads that meet where its lanes do, at shuffles and votes. With the headers in tessera/ beside this
-// file, found before those of kernels/, device code that asks for nothing else runs without a GPU, and under sanitizers.
+// A warp on the host: 32 threads that synchronise where its lanes do, at shuffles and votes. The headers in tessera/
+// beside this file are found before those of kernels/; with them, device code that needs nothing else runs without a
+// GPU, also under sanitizers.
 #pragma once
 
 #include <array>

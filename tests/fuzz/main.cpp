@@ -1,5 +1,5 @@
-// tessera_fuzz: random cases against the oracle until the count or the time is up, or one fails. A failure is simplified
-// and printed as a line that repeats it.
+// tessera_fuzz: compares random cases with the reference until the count or the time is used up, or one fails. A
+// failure is simplified and printed as a line that repeats it.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>

@@ -1,5 +1,5 @@
-"""What tests/python/test_ranks.py runs: `python ranks_worker.py RANKS:CASE,CASE ...`, each in that many processes over
-gloo, forked once PyTorch is imported. Prints a line for each that held on every rank: RANKS."""
+"""Run by tests/python/test_ranks.py: `python ranks_worker.py RANKS:CASE,CASE ...` runs each case in that many processes
+with gloo, forked once PyTorch is imported. Prints a line for each case that passed on every rank: RANKS."""
 
 import datetime
 import os

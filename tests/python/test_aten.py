@@ -1,6 +1,7 @@
-"""PyTorch's operators for CUDA, computed by Tessera, one by one: outputs as its shape functions say, and gradients.
+"""PyTorch's operators for CUDA, computed by Tessera, one by one: outputs as defined by its shape functions, and
+gradients.
 
-On the CPU, where PyTorch has no kernels for them, a library of the test's own registers the same functions.
+On the CPU, where PyTorch lacks kernels for them, a library of the test registers the same functions.
 """
 
 import inspect

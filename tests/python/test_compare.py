@@ -1,4 +1,4 @@
-"""python -m tessera: compare, plan and info; what the comparison computes, each side against float64."""
+"""python -m tessera: compare, plan and info; and the results of the comparison, each side against float64."""
 
 import fcntl
 import json
@@ -477,7 +477,11 @@ def test_says_what_the_program_says(capsys, arguments):
 
 def test_the_tables_numbers():
     """As the program draws them: three digits, units, what was not run, and the columns that a line has room for."""
-    sides = [("Tessera", "Tessera", False), ("standard attention", "standard", False), ("PyTorch's own", "PyTorch", True)]
+    sides = [
+        ("Tessera", "Tessera", False),
+        ("standard attention", "standard", False),
+        ("PyTorch's own", "PyTorch", True),
+    ]
     absent = dict.fromkeys(("seconds", "gflops", "extra_bytes", "max_error", "rms_error"))
     ours = {**absent, "seconds": 0.01234e-3, "gflops": 12345.6, "extra_bytes": 1000 * 1024, "max_error": 1.23e-4,
             "rms_error": 5e-6, "needs_bytes": 0, "kernel": "tiled"}  # fmt: skip
@@ -486,11 +490,13 @@ def test_the_tables_numbers():
     table = _core.ComparisonTable(sides, False, None)
     lines = table.header().splitlines()
     assert [title.strip() for title in lines[0].split("│")] == [
-        "", "Tessera", "standard attention", "PyTorch's own", "speed-up", "max error against float64", "RMS error"]  # fmt: skip
+        "", "Tessera", "standard attention", "PyTorch's own", "speed-up", "max error against "
+                                                                          "float64", "RMS error"]  # fmt: skip
     row = table.row("forward", 64, [ours, standard, pytorch])
     assert [cell.split() for cell in row.split("│")] == [
         ["forward", "64"], ["0.0123", "12346", "0.98", "MiB"], ["needs", "34.0", "GiB:", "not", "run"],
-        ["0.0309", "12346", "8.00", "MiB", "flash"], ["2.50", "×"], ["1.2e-04", "1.2e-04"], ["5.0e-06", "5.0e-06"]]  # fmt: skip
+        ["0.0309", "12346", "8.00", "MiB", "flash"], ["2.50", "×"], ["1.2e-04", "1.2e-04"],
+        ["5.0e-06", "5.0e-06"]]  # fmt: skip
     assert "TFLOP/s" in _core.ComparisonTable(sides, True, None).header() and "GFLOP/s" in lines[1]
     refused = table.row("forward", 64, [ours, {**standard, "needs_bytes": 0}, pytorch])
     assert "│ refused: not run " in refused
@@ -500,7 +506,9 @@ def test_the_tables_numbers():
     assert [row.count("\n") for row in rows] == [2, 1, 2] and rows[2].startswith(" backward\n")
     assert max(len(line) for line in (narrow.header() + "".join(rows)).splitlines()) <= 80
     assert "A wider terminal shows more columns" in narrow.legend(False, "").replace("\n", " ")
-    assert "MiB" not in table.row("forward", 64, [{**ours, "extra_bytes": None}, standard, {**ours, "extra_bytes": 512}])
+    assert "MiB" not in table.row(
+        "forward", 64, [{**ours, "extra_bytes": None}, standard, {**ours, "extra_bytes": 512}]
+    )
     assert "512 B" in table.row("forward", 64, [ours, standard, {**pytorch, "extra_bytes": 512}])
 
 

@@ -1,4 +1,4 @@
-"""The Python examples run as they stand and find their own results right."""
+"""The Python examples run unchanged and find their own results correct."""
 
 import os
 import re
@@ -76,9 +76,10 @@ def test_readme_s_first_program_runs():
     pytest.importorskip("torch")
     program = next(text for language, text in CODE if language == "python")
     check = """
-exact = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True)
+sdpa = torch.nn.functional.scaled_dot_product_attention
+exact = sdpa(*(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True)
 assert (o.transpose(1, 2) - exact).abs().max() < 1e-5 and tessera.torch.fallback_reasons(reset=True)  # float64 alone
-ours = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+ours = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
 assert (ours - o.transpose(1, 2)).abs().max() < 1e-6 and not tessera.torch.fallback_reasons()
 """
     run = subprocess.run([sys.executable, "-c", program + check], capture_output=True, text=True, env=os.environ)

@@ -1,5 +1,6 @@
-"""tessera.attention on JAX arrays, where JAX is installed."""
+"""tessera.attention on JAX arrays, if JAX is installed."""
 
+import functools
 import os
 import sys
 
@@ -73,7 +74,9 @@ def normal(random, *shape, dtype="float32"):
 
 
 def dense(random, dtype="float32", batch=2, sq=37, sk=45, heads=4, heads_kv=2, size=16):
-    return tuple(normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv)))
+    return tuple(
+        normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv))
+    )
 
 
 def equal(ours, other):
@@ -110,7 +113,9 @@ NAMES = tuple(options_of(np.random.default_rng(0)))
 def test_every_option_is_tried(random):
     tried = {name for options in options_of(random).values() for name in options}
     elsewhere = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "page_table", "page_indptr", "layout"}
-    elsewhere |= {"page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state"}
+    elsewhere |= {
+        "page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state",
+    }  # fmt: skip
     fields = {f["name"] for f in tessera._core.option_fields() if f["kind"] != "backward tensor"}
     assert fields - {"openmp", "lse_low"} == tried | elsewhere
     import inspect
@@ -306,7 +311,9 @@ def test_errors_of_data_and_of_derivatives(random):
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda q: attention(q, k, v), (q,), (q,))
     slopes = np.ones(4, np.float32)
-    with pytest.raises(NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"):
+    with pytest.raises(
+        NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"
+    ):
         jax.grad(lambda s: attention(q, k, v, alibi_slopes=s).sum())(slopes)
     jax.grad(lambda q: attention(q, k, v, alibi_slopes=slopes).sum())(q)
 
@@ -329,7 +336,9 @@ def test_shard_map_over_batch_heads_and_queries(random):
     batch, heads, whole = (jax.sharding.PartitionSpec(*axes) for axes in (("shards",), (None, None, "shards"), ()))
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("shards",))
     for specs in ((batch,) * 3, (heads,) * 3, (jax.sharding.PartitionSpec(None, "shards"), whole, whole)):
-        run = shard_map(lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0])
+        run = shard_map(
+            lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0]
+        )
         alone = lambda *x: attention(*x, causal=specs[1] != whole)  # noqa: E731
         given = arrays if specs[1] != whole else (arrays[0][:, :36], *arrays[1:])
         np.testing.assert_allclose(jax.jit(run)(*given), alone(*given), atol=1e-6)
@@ -348,14 +357,20 @@ NN = {
     "window": {"local_window_size": (6, 3), "is_causal": True},
     "window of one": {"local_window_size": 5, "mask": np.ones((1, 1, 1, 45), bool)},
     "lengths": {"key_value_seq_lengths": np.array([45, 20], np.int32)},
-    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32), "key_value_seq_lengths": np.array([7, 45], np.int32)},
+    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32),
+                     "key_value_seq_lengths": np.array([7, 45], np.int32)},
     "causal lengths": {"is_causal": True, "query_seq_lengths": np.array([12, 37], np.int32),
                        "key_value_seq_lengths": np.array([7, 45], np.int32)},
+    "window and lengths": {"local_window_size": (3, 2), "is_causal": True, "query_seq_lengths": np.array([20, 37], np.int32),
+                           "key_value_seq_lengths": np.array([20, 45], np.int32)},
+    "mask and lengths": {"mask": np.tril(np.ones((1, 1, 37, 45), bool)), "query_seq_lengths": np.array([18, 9], np.int32),
+                         "key_value_seq_lengths": np.array([11, 22], np.int32)},
+    "mask of keys": {"mask": np.arange(45) < 23},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-@pytest.mark.parametrize("name", (*NN, "bias", "bias of bfloat16", "mask", "bias of queries"))
+@pytest.mark.parametrize("name", (*NN, "bias", "bias of bfloat16", "mask", "bias of queries", "bias, causal"))
 def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
     """Values and gradients in float64's place: those of XLA in float32."""
     arrays = dense(random, dtype)
@@ -363,6 +378,8 @@ def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
     if name.startswith("bias"):
         shape = (1, 1, 37, 1) if name.endswith("queries") else (1, 4, 37, 45)
         options["bias"] = normal(random, *shape, dtype="bfloat16" if name.endswith("bfloat16") else "float32")
+    if name == "bias, causal":
+        options["is_causal"] = True
     if name == "mask":
         options["mask"] = random.random((2, 1, 37, 45)) < 0.7
     bias = options.pop("bias", None)
@@ -376,7 +393,8 @@ def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
         return jax.value_and_grad(loss, argnums=(0,) if bias is None else (0, 1), has_aux=True)(arrays, bias)
 
     wide = tuple(x.astype(np.float32) for x in arrays)
-    (_, o), gradients = jax.jit(lambda *x: run(tessera.jax.dot_product_attention, *x))(arrays, bias)
+    with jax.numpy_rank_promotion("raise"):
+        (_, o), gradients = jax.jit(lambda *x: run(tessera.jax.dot_product_attention, *x))(arrays, bias)
     (_, exact), others = run(jax.nn.dot_product_attention, wide, None if bias is None else bias.astype(np.float32))
     assert o.dtype == arrays[0].dtype and o.shape == exact.shape
     limit = 4e-2 if "bfloat16" in (dtype, *name.split()) else 2e-5
@@ -394,6 +412,37 @@ def test_residuals_and_three_axes(random):
     scores = np.einsum("tnh,snh->tns", q, np.repeat(k, 2, axis=1)) / 4
     scores = np.where(np.arange(45) <= np.arange(37)[:, None, None], scores, -np.inf)
     np.testing.assert_allclose(lse, np.log(np.exp(scores).sum(-1)), atol=1e-5)
+
+
+def test_a_residual_is_jax_nn_s(random):
+    """The dtype of key, and no gradient."""
+    arrays = dense(random, "float16", heads_kv=4)
+    d_o, d_lse = normal(random, 2, 37, 4, 16, dtype="float16"), normal(random, 2, 37, 4, dtype="float16")
+    run = lambda *x: tessera.jax.dot_product_attention(*x, return_residual=True)  # noqa: E731
+    (o, lse), pull = jax.vjp(run, *arrays)
+    assert lse.dtype == np.float16
+    equal(lse, np.swapaxes(attention(*arrays, return_lse=True)[1], 1, 2).astype(np.float16))
+    for a, b in zip(pull((d_o, d_lse)), jax.vjp(lambda *x: run(*x)[0], *arrays)[1](d_o)):
+        equal(a, b)
+
+
+def test_transformations_of_dot_product_attention(random):
+    """vmap of what is mapped in part, of a shared bias's gradient, and a Jacobian, whose cotangents alone are mapped."""
+    q, k, v = dense(random, batch=2, sq=4, sk=6, size=8)
+    bias, mask = normal(random, 1, 4, 4, 6), np.ones((1, 1, 6), bool)
+    stack = np.stack([q, q + 1, q - 1])
+
+    def mapped(function):
+        gradient = jax.grad(lambda q, bias: jnp.sin(function(q, k, v, bias, mask)).sum(), argnums=(0, 1))
+        return (
+            jax.vmap(function, (0, None, None, None, None))(stack, k, v, bias, mask),
+            jax.vmap(gradient, (0, None))(stack, bias),
+            jax.jacobian(lambda q: function(q, k, v, is_causal=True))(q),
+            jax.jacobian(lambda bias: function(q, k, v, bias))(bias),
+        )
+
+    ours, other = (jax.jit(functools.partial(mapped, f))() for f in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), ours, other)
 
 
 def test_errors_are_jax_nn_s(random):
@@ -459,8 +508,13 @@ def test_a_transformer_trains_alike(random):
     data = random.integers(0, words, (8, length))
 
     def parameters():
-        draw = lambda *shape: jnp.array(np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32)  # noqa: E731
-        layer = lambda: {"qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width), "down": draw(2 * width, width)}  # noqa: E731, E501
+        draw = lambda *shape: jnp.array(
+            np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32
+        )  # noqa: E731
+        layer = lambda: {
+            "qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width),
+            "down": draw(2 * width, width),
+        }  # noqa: E731, E501  # fmt: skip
         return {"words": draw(words, width), "places": draw(length, width), "layers": [layer(), layer()]}
 
     def loss(attend, p, data):

@@ -31,7 +31,8 @@ def model_results(model, dtype, forward):
 
 
 def compare_models(model, forward, calls, layers=1, compiler=None, dtype=torch.float32):
-    """The model on Tessera beside itself on PyTorch's kernels, both held against float64; each layer must have run here.
+    """The model on Tessera beside itself on PyTorch's kernels, both held against float64; each layer must have run
+    here.
 
     `compiler` compiles it once Tessera is active, and PyTorch's own stays eager.
     """
@@ -106,7 +107,8 @@ def test_gpt2(device, calls, compiler):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_gpt2_of_transformers(device, calls, padded, compiler):
-    """The class that programs load their weights into, with attn_implementation="sdpa"; a second sequence may be padded."""
+    """The class that programs load their weights into, with attn_implementation="sdpa"; a second sequence may be
+    padded."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(

@@ -183,7 +183,9 @@ def test_values(problem, options):
     check(problem, reference={k: v for k, v in options.items() if k in known}, **options)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 37, 45), (1, 4, 1, 45), (2, 1, 37, 45), (4, 37, 45), (4, 1, 45), (37, 45), (45,)])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 37, 45), (1, 4, 1, 45), (2, 1, 37, 45), (4, 37, 45), (4, 1, 45), (37, 45), (45,)]
+)
 def test_bias(problem, shape):
     check(problem, bias=problem.normal(*shape), grad_bias=True)
 
@@ -231,7 +233,9 @@ def test_all_together(problem, random):
     options = {"bias": problem.normal(2, 4, 37, 45), "mask": random.random((1, 4, 37, 45)) < 0.8,
                "sink": problem.normal(4), "causal": True, "window": (20, 5), "softcap": 3.0, "scale": 0.2}
     slopes = np.float32([0.5, 0.25, 0.1, 0.05])
-    check(problem, alibi_slopes=slopes, grad_bias=True, grad_sink=True, reference={**options, "alibi": slopes}, **options)
+    check(
+        problem, alibi_slopes=slopes, grad_bias=True, grad_sink=True, reference={**options, "alibi": slopes}, **options
+    )
 
 
 def test_dropout(problem):
@@ -455,7 +459,8 @@ def forms_of(array):
     """What is no array, or none whose memory tells all of it."""
     record = np.zeros(array.shape, [("x", "<f4")]).view(np.recarray)
     return {"recarray": record, "masked": np.ma.masked_array(array, array > 1), "memoryview": memoryview(array),
-            "bytes": array.tobytes(), "list": array.tolist(), "object": array.astype(object), "scalar": array.flat[0]}  # fmt: skip
+            "bytes": array.tobytes(), "list": array.tolist(), "object": array.astype(object),
+            "scalar": array.flat[0]}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", forms_of(np.zeros(1, np.float32)))
@@ -498,7 +503,9 @@ def test_two_frameworks(problem):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(x) for name, x in plain.items()}
     for name in "kv":
-        with pytest.raises(tessera.Error, match=f"^{name}: of PyTorch, q is of NumPy: accepted: one framework for all$"):
+        with pytest.raises(
+            tessera.Error, match=f"^{name}: of PyTorch, q is of NumPy: accepted: one framework for all$"
+        ):
             tessera.attention(**{**plain, name: tensors[name].requires_grad_()})
         with pytest.raises(tessera.Error, match=f"^{name}: numpy.ndarray, accepted a PyTorch tensor$"):
             tessera.attention(**{**tensors, name: plain[name]})

@@ -1,5 +1,4 @@
-"""tessera.torch.context_parallel: one batch over 1 to 8 processes, over gloo, against float64 and against one
-process."""
+"""tessera.torch.context_parallel: one batch on 1 to 8 processes, with gloo, against float64 and against one process."""
 
 import os
 import subprocess

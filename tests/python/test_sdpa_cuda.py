@@ -1,4 +1,5 @@
-"""What only a GPU has: PyTorch's choice of backends, dropout there, CUDA graphs, streams and the caching allocator."""
+"""Features that only a GPU has: PyTorch's choice of backends, dropout there, CUDA graphs, streams, the caching
+allocator."""
 
 import pytest
 

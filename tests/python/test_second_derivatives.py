@@ -1,7 +1,7 @@
-"""There is no second derivative: every way of asking for one, on every route, is refused in a line that says so.
+"""There is no second derivative: every way of requesting one, on every route, is refused with a line that says so.
 
-What must not happen is that gradients pass for constants, whatever the cotangent requires. To be refused, the node that
-refuses must be reached from the inputs: torch.autograd.grad runs no other.
+Gradients must never be silently treated as constants, whatever the cotangent requires. The node that refuses must be
+reachable from the inputs, since torch.autograd.grad runs no other.
 """
 
 import pytest

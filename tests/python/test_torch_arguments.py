@@ -1,4 +1,4 @@
-"""What PyTorch programs hand over: no argument is dropped, writes in place show, transforms mean what PyTorch's do."""
+"""Arguments of PyTorch programs: none is dropped, writes in place are visible, transforms behave like PyTorch's own."""
 
 import numpy as np
 import pytest

@@ -151,11 +151,12 @@ def run(model, counted, **inputs):
 
 
 def compare(model, implementation, counted, **inputs):
-    """Within twice eager's error, the largest of five: how far one computation's roundings carry in a whole model is chance.
+    """Within twice eager's error, the largest of five: how far one computation's roundings carry in a whole model is
+    chance.
 
-    With one only, two that differ in nothing but the order of their sums failed once in 75 models; Tessera's algorithm for
-    GPUs, emulated, in 4 of 60 (BERT, padded on the right), with products in float32 instead of three of TF32 in 2. With
-    five, none did.
+    With one only, two that differ in nothing but the order of their sums failed once in 75 models; Tessera's algorithm
+    for GPUs, emulated, in 4 of 60 (BERT, padded on the right), with products in float32 instead of three of TF32 in 2.
+    With five, none did.
     """
     with InFloat64():
         exact = run(copy.deepcopy(model).double(), counted, **inputs)
@@ -314,7 +315,8 @@ def test_compiled(name, device):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "modernbert"])
 @pytest.mark.parametrize("inputs", ["positions", "packed", "padded"])
 def test_compiled_models_skip_what_is_beyond_the_diagonal(name, inputs, device):
-    """Values of positions and padding cannot be read while a model is traced, so its mask is a matrix: causal models say so besides."""
+    """Values of positions and padding cannot be read while a model is traced, so its mask is a matrix: causal models
+    say so besides."""
     model, ids = make(name, device=device), tokens(device)
     model.set_attn_implementation("tessera")
     given = {"input_ids": ids[:1, :21]} if inputs == "packed" else {"input_ids": ids}

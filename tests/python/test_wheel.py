@@ -1,4 +1,4 @@
-"""The wheel as a stranger gets it: an empty environment, no PyTorch, no NumPy, nothing but the C and C++ libraries."""
+"""The wheel in an empty environment: no PyTorch, no NumPy, nothing but the C and C++ libraries."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""The reference in float64, and the same computation plainly in a tensor's own dtype, for the interface of tessera.torch."""
+"""The reference in float64, and the same plain computation in a tensor's own dtype, for the interface of
+tessera.torch."""
 
 import math
 
@@ -19,7 +20,8 @@ def heads_of(q, *keys):
 
 
 def terms(
-    q, k, *, scale=None, softcap=0.0, bias=None, mask=None, alibi_slopes=None, sink=None, seqused_k=None, top_left=False,
+    q, k, *, scale=None, softcap=0.0, bias=None, mask=None, alibi_slopes=None, sink=None, seqused_k=None,
+    top_left=False,
     **where,
 ):  # fmt: skip
     """tessera.torch.attention's options as attend takes them."""

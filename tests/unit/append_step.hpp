@@ -1,5 +1,5 @@
-// One step's new tokens with their cache, drawn from a seed, and what must stand where afterwards: tessera_append's definition
-// in float64.
+// One step's random new tokens with their cache, and its expected content afterwards: tessera_append's definition in
+// float64.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -205,8 +205,8 @@ class Step {
   std::mt19937_64 random;
 };
 
-// Elements as expected, rounded from the exact sum by at most one unit of the dtype and the float32 products' roundings;
-// everything else as it was.
+// Elements as expected, rounded from the exact sum by at most one unit of the dtype and the float32 products'
+// roundings; everything else as it was.
 inline void expect_written(const Step& step, const std::string& name, const Layout& of, const Step::Expected& expected,
                            const std::vector<std::byte>& before) {
   const std::vector<std::byte> after = step.bytes(name);

@@ -1,5 +1,5 @@
-// A call of attention on the emulated GPU (tests/emulated_gpu): its launches as a plan has them, by the kernels of their configs, and the
-// oracle's results beside it.
+// A call of attention on the emulated GPU (tests/emulated_gpu): the launches of its plan, with the kernels of their
+// configs, and the reference's results beside it.
 #pragma once
 
 #include <gtest/gtest.h>

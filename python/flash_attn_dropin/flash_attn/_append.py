@@ -1,4 +1,5 @@
-"""New keys and values into a cache, and the rotation of queries and new keys: `tessera.append`, also in traced programs."""
+"""New keys and values into a cache, and the rotation of queries and new keys: `tessera.append`, also in traced
+programs."""
 
 from typing import NamedTuple, Optional
 
@@ -25,8 +26,8 @@ def append(
     extent: Extent, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
     pages: Optional[Tensor], angles: Optional[Angles],
 ) -> Tensor:  # fmt: skip
-    """Writes k, v [B, S_new, Hkv, D] after each sequence's `lengths` keys, in place, and returns q, turned where there are angles.
-    Where the extent clamps, what is out of range is dropped."""
+    """Writes k, v [B, S_new, Hkv, D] after each sequence's `lengths` keys, in place, and returns q, turned where there
+    are angles. Where the extent clamps, what is out of range is dropped."""
     if extent.num_new == 0 and angles is None:
         return q
     if extent.clamps and not q.is_cuda and not tracing():  # a GPU's kernel drops by itself, the CPU's refuses

@@ -1,8 +1,8 @@
 """S_dmask: the softmax before its division, as flash_attn's kernels hold it, negative where dropped. For tests.
 
 flash_attn's forward kernel takes the keys in blocks of `block_size_n`, from the last block to the first, and what it
-stores of a block is exp(s - m), where m is the row's maximum over that block and those after it. Whoever wants the softmax
-multiplies each block by exp(m - lse).
+stores of a block is exp(s - m), where m is the row's maximum over that block and those after it. Whoever wants the
+softmax multiplies each block by exp(m - lse).
 """
 
 import math
@@ -16,7 +16,8 @@ _ROUNDED = 128  # queries and keys: to these, flash_attn rounds the shape of S_d
 
 
 def block_size_n(device, head_dim, is_dropout, is_causal) -> int:
-    """Keys of a block in flash_attn's forward kernel: its table. The CPU, and head sizes above its 256, count as sm80."""
+    """Keys of a block in flash_attn's forward kernel: its table. The CPU, and head sizes above its 256, count as
+    sm80."""
     is_sm8x = torch.device(device).type == "cuda" and 80 < _capability(device) < 90
     if head_dim <= 32 or (head_dim <= 64 and not is_dropout):
         return 128
@@ -40,7 +41,8 @@ def s_dmask_shape(q: Tensor, k: Tensor, options: dict) -> tuple:
 
 
 def s_dmask(q: Tensor, k: Tensor, options: dict) -> Tensor:
-    """[B, Hq, Sq, Sk] in q's dtype, both lengths rounded up to whole 128, 0 where a key is not seen; empty without dropout.
+    """[B, Hq, Sq, Sk] in q's dtype, both lengths rounded up to whole 128, 0 where a key is not seen; empty without
+    dropout.
 
     `options` are those of the call of `tessera.torch.attention`.
     """

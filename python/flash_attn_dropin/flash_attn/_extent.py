@@ -1,8 +1,8 @@
 """What a cache of keys and values has room for: lengths and indices within it, and writes that stay there.
 
 Lengths, page indices and the rest are data. On the CPU they are checked before anything is written. On a GPU they are
-checked too, which waits for its stream; while the stream is captured into a CUDA graph nothing can be waited for: indices
-are clamped and writes out of range dropped, so that a replay never reads or writes where it must not.
+checked too, which waits for its stream; while the stream is captured into a CUDA graph nothing can be waited for:
+indices are clamped and writes out of range dropped, so that a replay never reads or writes where it must not.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ def _capturing(tensor: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Of a cache [num_pages, page_size, Hkv, D] whose sequences have one row, or as many pages as an index has columns."""
+    """Of a cache [num_pages, page_size, Hkv, D] whose sequences have one row, or as many pages as an index has
+    columns."""
 
     num_pages: int
     page_size: int
@@ -73,13 +74,15 @@ class Extent:
             if self.is_block_table:
                 columns = self.room // max(self.page_size, 1)
                 raise RuntimeError(
-                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of {self.page_size}"
+                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of "
+                    f"{self.page_size}"
                 )
             name = "k" if self.num_new else "cache_seqlens"
             raise ValueError(f"{name}: {keys}, accepted at most {self.room} in all, the cache's room")
         if self.num_rotated and most + self.num_rotated > self.num_angles:
             raise ValueError(
-                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its rows"
+                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its "
+                "rows"
             )
 
     def refuse_pages(self, least: int, most: int) -> None:
@@ -131,9 +134,11 @@ def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Opt
         raise ValueError(f"cache_leftpad: {of_leftpad[0]}, accepted 0 and more")
 
 
-def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> List[Tuple[int, int]]:
-    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied from a
-    GPU where they lie there, are quicker than a dozen operators where sizes are small."""
+def _bounds(
+    extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]
+) -> List[Tuple[int, int]]:
+    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied
+    from a GPU where they lie there, are quicker than a dozen operators where sizes are small."""
     counts = lengths.tolist()
     used = [0]
     if pages is not None:

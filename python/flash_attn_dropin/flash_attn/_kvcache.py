@@ -56,7 +56,9 @@ def attend_cache(
                 first = lengths[:, None]
                 rows_q = first + torch.arange(q.shape[1], device=q.device) if ordered else first.expand(-1, q.shape[1])
                 rows_k = first + torch.arange(num_new, device=q.device)
-                angles = Angles(rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved)
+                angles = Angles(
+                    rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved
+                )
             q = append(extent, q, k, v, k_cache, v_cache, lengths, pages, angles)
             lengths = lengths + num_new
         lengths, pages, leftpad = extent.within(lengths, pages, leftpad)
@@ -125,7 +127,9 @@ def _check_arguments(
     if (2 * rotary_cos.shape[-1]) % 16 != 0:
         raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted multiples of 16")
     if 2 * rotary_cos.shape[-1] > q.shape[-1]:
-        raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}")
+        raise ValueError(
+            f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}"
+        )
     require("rotary_sin", rotary_sin, tuple(rotary_cos.shape), (rotary_sin.dtype,) if rotary_sin is not None else ())
 
 
@@ -134,9 +138,9 @@ def _without_padding(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """The caches as pages of one key, the table and the lengths of the keys after each sequence's padding.
 
-    The padding is never read, so that it may hold anything, and what comes after it is not copied. What is measured from
-    a sequence's last key (causal, window, ALiBi) is the same with and without the padding. On the CPU decoding is ten
-    times as fast as with a mask that hides it.
+    The padding is never read, so that it may hold anything, and what comes after it is not copied. What is measured
+    from a sequence's last key (causal, window, ALiBi) is the same with and without the padding. On the CPU decoding is
+    ten times as fast as with a mask that hides it.
     """
     # Of both caches, keys must lie equally far apart; else, copies.
     if _keys_a_sequence(k_cache) is None or _keys_a_sequence(k_cache) != _keys_a_sequence(v_cache):
@@ -156,7 +160,8 @@ def _keys_a_sequence(cache: Tensor) -> Optional[int]:
 
 
 def _single_keys(cache: Tensor) -> Tensor:
-    """cache [B, Sk, Hkv, D] as [pages, 1, Hkv, D] in the same memory, each key and what lies between sequences a page."""
+    """cache [B, Sk, Hkv, D] as [pages, 1, Hkv, D] in the same memory, each key and what lies between sequences a
+    page."""
     pages = 0 if cache.numel() == 0 else (cache.shape[0] - 1) * cache.stride(0) // cache.stride(1) + cache.shape[1]
     shape = (pages, 1, *cache.shape[2:])
     return cache.as_strided(shape, (cache.stride(1), cache.stride(1), *cache.stride()[2:]))

@@ -28,9 +28,9 @@ def _cumulative(seqlens: Tensor) -> Tensor:
 def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask=None):
     """Rows that a mask keeps.
 
-    hidden_states [B, S, ...]; attention_mask, unused_mask [B, S], 1 = kept. Rows that only unused_mask keeps are carried
-    along, but not counted by the last value. Returns the rows [T, ...], their indices in [B * S], cu_seqlens int32
-    [B + 1], the longest length, and the lengths int32 [B] by attention_mask.
+    hidden_states [B, S, ...]; attention_mask, unused_mask [B, S], 1 = kept. Rows that only unused_mask keeps are
+    carried along, but not counted by the last value. Returns the rows [T, ...], their indices in [B * S], cu_seqlens
+    int32 [B + 1], the longest length, and the lengths int32 [B] by attention_mask.
     """
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     seqlens = kept.sum(dim=-1, dtype=torch.int32)

@@ -189,8 +189,9 @@ def flash_attn_with_kvcache(
     k_cache, v_cache [B_cache, Sk, Hkv, D], or [pages, page_size, Hkv, D] with block_table int32 [B, max_pages].
     cache_seqlens: an int or int32 [B], keys already there. cache_batch_idx int32 [B]: the cache row of each sequence.
     cache_leftpad int32 [B]: the first key that counts. rotary_cos, rotary_sin [S_max, rotary_dim / 2] turn k at
-    cache_seqlens + i, and q there too when causal or windowed, else all of q at cache_seqlens. num_splits is a hint that
-    the plan does not need. No gradients. Returns out [B, Sq, Hq, D], or with return_softmax_lse out and LSE [B, Hq, Sq].
+    cache_seqlens + i, and q there too when causal or windowed, else all of q at cache_seqlens. num_splits is a hint
+    that the plan does not need. No gradients. Returns out [B, Sq, Hq, D], or with return_softmax_lse out and LSE [B,
+    Hq, Sq].
     """
     out, lse = attend_cache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,

@@ -1,4 +1,5 @@
-"""Says which package `import flash_attn` takes in this environment, and how to take the other. Status 1: not Tessera's."""
+"""Says which package `import flash_attn` takes in this environment, and how to take the other. Status 1: not
+Tessera's."""
 
 import importlib.metadata
 import importlib.util

@@ -18,7 +18,9 @@ _TARGET = "tessera_attention"
 _FIELDS = {field["name"]: field for field in _core.option_fields()}
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 # Tensors that number sequences or rows of keys; a batch within a batch would need another numbering.
-_NUMBERING = ("cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens")
+_NUMBERING = (
+    "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens",
+)  # fmt: skip
 
 for _platform, _handler in _core.jax_handlers().items():
     jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
@@ -40,7 +42,9 @@ def settings_of(options: dict[str, Any]) -> Settings:
     for name, value in options.items():
         field = _FIELDS[name]
         if isinstance(value, jax.core.Tracer):
-            raise Error(f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)")
+            raise Error(
+                f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)"
+            )
         if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
             value = value.item()
         if isinstance(value, list):

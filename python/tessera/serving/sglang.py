@@ -41,7 +41,7 @@ class Backend:
         self.step: Optional[Step] = None
         self._table: Optional[Tensor] = None  # for CUDA graphs, sized for the largest batch
 
-    # ---- a step's metadata --------------------------------------------------------------------------------------------
+    # ---- a step's metadata -------------------------------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         batch, spec = forward_batch, forward_batch.spec_info
@@ -72,7 +72,8 @@ class Backend:
         lengths = (batch.seq_lens + tokens).to(torch.int32)
         longest = self.max_context_len if batch.seq_lens_cpu is None else _longest(batch.seq_lens_cpu) + tokens
         self.step = Step(
-            self._one_each(batch.batch_size) * tokens, lengths, {"page_table": self._pages(batch.req_pool_indices, longest)},
+            self._one_each(batch.batch_size) * tokens, lengths,
+            {"page_table": self._pages(batch.req_pool_indices, longest)},
             tokens, longest, self.page_size, tree_bits(custom_mask, lengths, tokens),
         )  # fmt: skip
 
@@ -94,13 +95,15 @@ class Backend:
 
     # Called by releases before init_forward_metadata_out_graph instead.
     def init_forward_metadata_capture_cuda_graph(
-        self, bs: int, num_tokens: int, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Any, forward_mode: Any,
+        self, bs: int, num_tokens: int, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Any,
+        forward_mode: Any,
         spec_info: Any,
     ) -> None:  # fmt: skip
         self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
 
     def init_forward_metadata_replay_cuda_graph(
-        self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, seq_lens_sum: int, encoder_lens: Any, forward_mode: Any,
+        self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, seq_lens_sum: int, encoder_lens: Any,
+        forward_mode: Any,
         spec_info: Any, seq_lens_cpu: Optional[Tensor] = None,
     ) -> None:  # fmt: skip
         self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
@@ -130,7 +133,7 @@ class Backend:
     def _one_each(self, batch: int) -> Tensor:
         return torch.arange(batch + 1, dtype=torch.int32, device=self.device)
 
-    # ---- a layer ------------------------------------------------------------------------------------------------------
+    # ---- a layer -----------------------------------------------------------------------------------------------------
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True,

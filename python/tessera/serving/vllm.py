@@ -84,7 +84,9 @@ class Attention:
         if kv_cache_dtype not in _CACHE_DTYPES:
             raise Error(f"kv_cache_dtype: '{kv_cache_dtype}', accepted 'auto', 'float16', 'bfloat16' and 'float32'")
         if attn_type != "decoder":
-            raise Error(f"attn_type: '{attn_type}', accepted 'decoder': tessera.attention serves the others, without a cache")
+            raise Error(
+                f"attn_type: '{attn_type}', accepted 'decoder': tessera.attention serves the others, without a cache"
+            )
         self.num_heads, self.head_size = num_heads, head_size
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
@@ -121,7 +123,8 @@ class Attention:
         k_cache, v_cache = kv_cache.unbind(0)
         a_flag_each = isinstance(step.causal, Tensor)
         attend(
-            query.view(-1, self.num_heads, self.head_size), k_cache, v_cache, output.view(-1, self.num_heads, self.head_size),
+            query.view(-1, self.num_heads, self.head_size), k_cache, v_cache,
+            output.view(-1, self.num_heads, self.head_size),
             cu_seqlens_q=step.query_start_loc, seqused_k=step.seq_lens, page_table=step.block_table,
             max_seqlen_q=step.max_query_len, max_seqlen_k=step.max_seq_len,
             causal=None if a_flag_each else step.causal, causal_seqs=step.causal if a_flag_each else None,

@@ -143,8 +143,16 @@ def attention(
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse_low: Literal[True], return_lse: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse_low: Literal[True],
+    return_lse: bool = False,
+    **options: Unpack[Options],
 ) -> Tuple[Tensor, Tensor, Tensor]: ...
+
+
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], return_lse_low: Literal[False] = False,
@@ -152,17 +160,27 @@ def attention(
 ) -> Tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = False,
+    return_lse_low: bool = False,
+    **options: Unpack[Options],
 ) -> Union[Tensor, Tuple[Tensor, ...]]: ...
+
+
 @functools.partial(with_options, without=("openmp",))
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
-) -> Union[Tensor, Tuple[Tensor, ...]]:
-    """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False,
+    **options: Unpack[Options],
+) -> Union[Tensor, Tuple[Tensor, ...]]:  # fmt: skip
+    """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and
+    LSE.
 
     Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], with Hq a multiple of Hkv; packed [T, H, D] with
-    `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32,
-    [B, max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
+    `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32, [B,
+    max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
     Dtypes: float32, float16, bfloat16, and float64 by the reference kernel. Strides are arbitrary; a tensor whose last
     dimension is not contiguous is copied. Under autocast, q, k, v are converted to its dtype.
 
@@ -226,7 +244,8 @@ def attention(
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
     if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(given):
         raise Error(
-            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) writes no "
+            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) "
+            "writes no "
             "lse_low"
         )
     results = 3 if return_lse_low else 2 if return_lse else 1

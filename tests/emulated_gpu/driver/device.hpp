@@ -1,7 +1,7 @@
-// The emulated GPUs, as the environment describes them, and their contexts.
-//   EMULATED_GPU_ARCH             compute capability, 90 unless told
-//   EMULATED_GPU_MULTIPROCESSORS  6 unless told: few, so that persistent kernels take several tiles and keys are split
-//   EMULATED_GPU_DEVICES          how many GPUs, 1 unless told, at most 8
+// The emulated GPUs, as described by the environment, and their contexts.
+//   EMULATED_GPU_ARCH             compute capability, by default 90
+//   EMULATED_GPU_MULTIPROCESSORS  by default 6: few, so that persistent kernels process several tiles
+//   EMULATED_GPU_DEVICES          number of GPUs, by default 1, at most 8
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Work, executed. Where a kernel fails (it touches what is no memory, its blocks wait for each other), its context is lost, as on
-// a GPU.
+// Executes work. If a kernel fails (it accesses unmapped memory, its blocks deadlock), its context is lost, as on a
+// GPU.
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -11,8 +11,8 @@
 namespace tessera::emulated {
 namespace {
 
-// Order among threads and what else a GPU leaves open: EMULATED_GPU_SEED, 0 unless told, in order and at once. Each launch of a
-// process has another of the orders that a seed stands for.
+// Order among threads and what else a GPU leaves open: EMULATED_GPU_SEED, 0 unless told, in order and at once. Each
+// launch of a process has another of the orders that a seed stands for.
 unsigned next_seed() {
   static const char* const text = std::getenv("EMULATED_GPU_SEED");
   static const unsigned first = text ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : 0;

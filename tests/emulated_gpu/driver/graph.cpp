@@ -1,4 +1,4 @@
-// Graphs: their nodes in order, and what may be changed of them afterwards.
+// Graphs: their nodes in order, and the changes of nodes that are allowed afterwards.
 #include <utility>
 
 #include "device.hpp"

@@ -1,4 +1,4 @@
-// Libraries of kernels: shared objects, which the emulated compiler gives out in the place of machine code.
+// Libraries of kernels: shared objects, which the emulated compiler returns in place of machine code.
 #include "kernel.hpp"
 
 #include <dlfcn.h>

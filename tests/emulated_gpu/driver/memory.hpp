@@ -1,4 +1,5 @@
-// Device memory: pages of the host, each allocation between pages that nobody may touch, so that what reaches past one faults.
+// Device memory: pages of the host. Each allocation lies between inaccessible pages, so that an access past its end
+// faults.
 #pragma once
 
 #include <cstddef>

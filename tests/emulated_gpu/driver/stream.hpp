@@ -1,4 +1,4 @@
-// Streams, whose work is executed when it is put into them, or added to a graph while they are captured.
+// Streams. Their work is executed when it is launched, or added to a graph while they are captured.
 #pragma once
 
 #include <cstdint>

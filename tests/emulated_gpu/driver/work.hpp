@@ -1,4 +1,4 @@
-// What a stream executes and a graph is made of.
+// The work that streams execute and graphs consist of.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
-// A libnvrtc.so.13 whose machine code is a shared object for the host: a kernel's source and headers, compiled by the host's
-// C++ compiler with the emulated instructions (tests/emulated_gpu/tessera) in the place of the true ones.
-//   EMULATED_GPU_CXX       the compiler, c++ unless told
+// A libnvrtc.so.13 whose machine code is a shared object for the host: the host's C++ compiler compiles a kernel's
+// source and headers, with the emulated instructions (tests/emulated_gpu/tessera) in place of the real ones.
+//   EMULATED_GPU_CXX       the compiler, by default c++
 //   EMULATED_GPU_CXXFLAGS  further flags, separated by spaces: -g, -O1
-//   EMULATED_GPU_HEADERS   where headers are kept, those of kernels and what they all include as a precompiled one
+//   EMULATED_GPU_HEADERS   cache for headers: of kernels, and a precompiled one of their common includes
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/file.h>
@@ -155,8 +155,8 @@ int run(const std::vector<std::string>& command, const fs::path& output) {
 std::vector<std::string> compiler_for(const std::string& arch) {
   const std::string number = arch.substr(arch.find_first_of("0123456789"));
   std::vector<std::string> command = {from_environment("EMULATED_GPU_CXX", "c++")};
-  // Names of kernels are also names of functions of the library that launches them, hence hidden. Fibers jump between stacks,
-  // which fortified jumps take for a fault. What is thread_local has nothing to be initialised.
+  // Names of kernels are also names of functions of the library that launches them, hence hidden. Fibers jump between
+  // stacks, which fortified jumps take for a fault. What is thread_local has nothing to be initialised.
   for (const char* flag : {"-std=c++20", "-O1", "-march=native", "-fPIC", "-fvisibility=hidden", "-w",
                            "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-fno-extern-tls-init", "-pthread"})
     command.emplace_back(flag);
@@ -222,8 +222,8 @@ fs::path common_folder(const char* name, uint64_t hash) {
   return folder;
 }
 
-// Adds to the command what finds a program's headers, the emulated instructions before them, and the grid's runner. What all
-// kernels include and the runner are compiled once; those of other headers or another compiler lie elsewhere.
+// Adds to the command what finds a program's headers, the emulated instructions before them, and the grid's runner.
+// What all kernels include and the runner are compiled once; those of other headers or another compiler lie elsewhere.
 bool add_common_parts(const Program& program, std::vector<std::string>& command) {
   const std::vector<Header> emulated = emulated_headers();
   uint64_t hash = 0xcbf29ce484222325;

@@ -1,4 +1,4 @@
-// What a block's threads do together, and their turns.
+// Cooperation of a block's threads, and the order in which they run.
 #include "block.hpp"
 
 #include <algorithm>
@@ -47,8 +47,8 @@ void Block::begin(EmulatedDim index) {
   element_copies_late_ = !random().ordered() && random().below(2) == 0;
   poison();
 }
-// Before a block shared memory holds, by turns of a coin, numbers below 0, which are NaN, too, or drawn ones that are not, which lead
-// past every tensor.
+// Before a block shared memory holds, by turns of a coin, numbers below 0, which are NaN, too, or drawn ones that are
+// not, which lead past every tensor.
 void Block::poison() {
   const bool drawn = random().next() % 2 == 0;
   char* const begin = shared_.memory();

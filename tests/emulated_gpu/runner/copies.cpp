@@ -1,4 +1,4 @@
-// What bulk copies do, by a tensor map and without.
+// The effects of bulk copies, by tensor map and without.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
 #include <algorithm>
 
@@ -16,8 +16,9 @@ void check_global(Block& block, const void* address, size_t bytes) {
   }
 }
 
-// A box in shared memory, row by row: each(address of the row in shared memory, the first column's place in global memory, bytes before
-// the tensor's columns begin, bytes of them, bytes of the row). Rows outside of the tensor: no bytes of them.
+// A box in shared memory, row by row: each(address of the row in shared memory, the first column's place in global
+// memory, bytes before the tensor's columns begin, bytes of them, bytes of the row). Rows outside of the tensor: no
+// bytes of them.
 template <class Each>
 void for_rows(Block& block, const AsyncCopy& copy, uint32_t shared, const Each& each) {
   const EmulatedTensorMap& map = copy.map;

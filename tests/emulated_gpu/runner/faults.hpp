@@ -1,4 +1,4 @@
-// While it exists, a kernel's access to memory that is not there ends its grid and not the process.
+// While an object exists, a kernel's access to unmapped memory ends its grid instead of the process.
 #pragma once
 
 #include <signal.h>

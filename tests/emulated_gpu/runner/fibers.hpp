@@ -1,4 +1,4 @@
-// Threads that take turns on one thread of the host, each with a stack of its own.
+// Threads that alternate on one thread of the host, each with its own stack.
 #pragma once
 
 #include <setjmp.h>
@@ -14,7 +14,8 @@ namespace tessera::emulated {
 
 inline constexpr size_t kMostThreads = 1024, kStackBytes = size_t{1} << 18;
 
-// Stacks of a block's threads. Kept, since new ones would cost their pages anew: for all kernels of the process, of which each has a runner.
+// Stacks of a block's threads. Kept, since new ones would cost their pages anew: for all kernels of the process, of
+// which each has a runner.
 class __attribute__((visibility("default"))) Stacks {
  public:
   Stacks() {

@@ -1,5 +1,6 @@
-// A grid of blocks: each resident block has a thread of the host, which is what makes `thread_local` be `__shared__`, and of them one runs at
-// a time, until it has ended or waits for others. So every atomic is one, and a seed says everything that happens.
+// A grid of blocks. Each resident block has its own thread of the host, so that `thread_local` implements `__shared__`.
+// Only one block runs at a time, until it ends or waits for others. So every operation is atomic, and a seed determines
+// the whole execution.
 #include "grid.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The products (wgmma) that a warpgroup has issued. They run in order, at once or when one is waited for, and what they compute is in the
-// threads' registers when these wait.
+// The products (wgmma) that a warpgroup has issued. They run in order, at once or when one is waited for, and their
+// results are in the threads' registers after the wait.
 #pragma once
 
 #include <cstdint>

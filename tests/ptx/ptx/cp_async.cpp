@@ -39,7 +39,9 @@ static const DeviceTests kTests({
      .expected = numbered(384),
      .body = R"(
   alignas(16) __shared__ uint32 s[384];
-  const auto load = [&](int part) { ptx::cp_async_cg_16(shared_address(s + part * 128 + t * 4), in + part * 128 + t * 4, 16); };
+  const auto load = [&](int part) {
+    ptx::cp_async_cg_16(shared_address(s + part * 128 + t * 4), in + part * 128 + t * 4, 16);
+  };
   load(0);
   ptx::cp_async_commit_group();
   load(1);

@@ -3,7 +3,8 @@
 namespace tessera::testing {
 namespace {
 
-// A tile of 16 rows and 32 columns of 16 bits, 16 words a row; `in` has rows of 20 words. 13 rows are there, of 60 bytes.
+// A tile of 16 rows and 32 columns of 16 bits, 16 words a row; `in` has rows of 20 words. 13 rows exist, with 60 bytes
+// each.
 constexpr int kRows = 16, kWords = 16, kStride = 20, kCount = 13;
 const std::vector<uint32_t> kLoaded = words(kRows * kWords, [](int i) {
   return i / kWords < kCount && i % kWords < 15 ? static_cast<uint32_t>(i / kWords * kStride + i % kWords) : 0u;

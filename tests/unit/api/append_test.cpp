@@ -1,4 +1,5 @@
-// tessera_append against its definition: which element goes where, what stays, and what is refused before anything is written.
+// tessera_append against its definition: the place of each element, unchanged elements, and refusals before anything is
+// written.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Executors: what they throw or leave undone is answered, and a call that is told to stop stops.
+// Executors: exceptions and incomplete runs are reported, and a cancelled call stops.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -604,7 +604,8 @@ TEST(DecodeSm90, ServesFewRowsAgainstManyKeys) {
   }
 }
 
-// By TMA the first keys in pages come later, but sooner for many rows; and what a sequence's sums are may not depend on the batch.
+// By TMA the first keys in pages come later, but sooner for many rows; and what a sequence's sums are may not depend on
+// the batch.
 TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   struct Row {
     std::int64_t sequences, keys, queries;
@@ -627,7 +628,8 @@ TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   }
 }
 
-// Another tile of K and V is under way while warps meet: often where work tiles are short, or cut into many parts whatever the batch.
+// Another tile of K and V is under way while warps meet: often where work tiles are short, or cut into many parts
+// whatever the batch.
 TEST(DecodeSm90, HasTwoStagesWhereWarpsMeetOften) {
   struct Row {
     std::int64_t sequences, keys;
@@ -701,8 +703,9 @@ TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
   }
 }
 
-// Microseconds of a call by each kernel, an H100 at c7a09d5 (bench/results/2026-11-25-h100-serving-4.json; 32 queries and fewer than 8192 keys: 2026-11-26-h100-serving-1.json): packed causal queries, all
-// sequences with as many, keys in pages of 16. 0: not taken.
+// Microseconds of a call by each kernel, an H100 at c7a09d5 (bench/results/2026-11-25-h100-serving-4.json; 32 queries
+// and fewer than 8192 keys: 2026-11-26-h100-serving-1.json): packed causal queries, all sequences with as many, keys in
+// pages of 16. 0: not taken.
 struct FewQueries {
   std::int64_t heads, heads_kv, sequences, keys, head_dim, queries;
   double decode_sm90, fwd_sm80, fwd_sm90;
@@ -763,8 +766,8 @@ TEST(DecodeSm90, LeavesAFewLongerSequencesToMixedBatches) {
   EXPECT_NE(refusal(plan, "decode_sm90").find("48 rows of a KV head, but of most"), std::string::npos);
 }
 
-// fwd_sm90 takes a tile a query head, whatever its rows: that is sooner than decode_sm90's work tiles where few heads share keys, or where
-// there are enough to fill the GPU.
+// fwd_sm90 takes a tile a query head, whatever its rows: that is sooner than decode_sm90's work tiles where few heads
+// share keys, or where there are enough to fill the GPU.
 TEST(FwdSm90, TakesFewQueriesOfGroupedHeadsWhereTheyFillTheGpu) {
   struct Row {
     std::int64_t sequences, queries, heads;
@@ -849,7 +852,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 80 << 10; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
-// ---- mixed_sm90 ------------------------------------------------------------------------------------------------------
+// ---- mixed_sm90 -----------------------------------------------------------------------------------------------------
 
 // Six sequences with at most 64 queries each, 32 heads over 8, keys in pages.
 Problem step_problem(std::int64_t d = 128) {
@@ -925,8 +928,9 @@ TEST(MixedSm90, APlanTakesWhatWasFastest) {
   }
 }
 
-// Chunks of few queries beside tokens: both by decode_sm90, each in a launch of its own, in which all of the GPU reads keys. Beside few sequences of few
-// keys fwd_sm80 has all of them, and with batch_invariant a sequence's kernel does not depend on how many others there are.
+// Chunks of few queries beside tokens: both by decode_sm90, each in a launch of its own, in which all of the GPU reads
+// keys. Beside few sequences of few keys fwd_sm80 has all of them, and with batch_invariant a sequence's kernel does
+// not depend on how many others there are.
 TEST(MixedSm90, DecodesChunksOfFewQueriesBesideTokens) {
   for (const std::int64_t sequences : {5, 17, 72}) {
     Problem problem;
@@ -1029,8 +1033,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- fwd_sm80: bulk copies -----------------------------------------------------------------------------------------
 
-// Of the mma.sync forward kernels at D = 128, which one a plan means shows in its shared memory: tiles and, by bulk copies,
-// four barriers a stage; else rows spread over persistent blocks, which keep two works' bounds.
+// Of the mma.sync forward kernels at D = 128, which one a plan means shows in its shared memory: tiles and, by bulk
+// copies, four barriers a stage; else rows spread over persistent blocks, which keep two works' bounds.
 constexpr std::int64_t kTiles128 = (128 + 4 * 64) * (128 * 2 + 16);
 constexpr std::int64_t kTwoWorks = 2 * 104;
 
@@ -1143,7 +1147,7 @@ INSTANTIATE_TEST_SUITE_P(
                     SplitRow{64, 32, 128, 8192, 1},   // 3.9 turns
                     SplitRow{64, 8, 256, 8192, 3}));  // 1.3 turns would leave two thirds of the second idle
 
-// ---- a GPU that is not here -------------------------------------------------------------------------------------------
+// ---- a GPU that is not here -----------------------------------------------------------------------------------------
 
 TEST(DescribedGpu, IsTheUsualOneOfItsArchitecture) {
   for (const std::int32_t arch : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {

@@ -1,4 +1,4 @@
-// What the execution calls refuse, by name, with outputs untouched.
+// Refusals of the execution calls, by name, with outputs unchanged.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -101,7 +101,8 @@ TEST(Plan, AmxServesWhatItIsTheFastestFor) {
   }
 }
 
-// Keys and values that several items read are packed once, where that takes no more than 512 MiB and a call has much to do.
+// Keys and values that several items read are packed once, where that takes no more than 512 MiB and a call has much to
+// do.
 TEST(Plan, AmxPacksKeysOnceForSeveralItems) {
   Device device = cpu();
   device.isa = device.isa_limit = TESSERA_ISA_AMX_BF16;

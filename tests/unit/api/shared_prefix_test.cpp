@@ -1,4 +1,5 @@
-// Prefixes that are read once: that they are, what the plan says, and which layouts it refuses. Results are the case table's.
+// Prefixes that are read once: that they are, the plan's description, and refused layouts. The case table checks
+// results.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -146,7 +147,8 @@ TEST(SharedPrefix, ChunksFillTheGpu) {
   EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                    // the tiles are enough
 }
 
-// Own keys of the cells measured at dbf9cac and c7a09d5: 256 after a prefix are sooner fwd_sm80's, and 512 of 16 sequences decode_sm90's.
+// Own keys of the cells measured at dbf9cac and c7a09d5: 256 after a prefix are sooner fwd_sm80's, and 512 of 16
+// sequences decode_sm90's.
 TEST(SharedPrefix, FewOwnKeysAreFwdSm80s) {
   for (const std::int64_t heads : {32, 8}) {
     EXPECT_EQ(served(64, 8192, 256, heads, 8).parts[1].kernel, TESSERA_KERNEL_FWD_SM80) << heads;

@@ -1,5 +1,5 @@
-// A plan made for upper bounds serves every step below them: other lengths, other numbers of queries, empty sequences that
-// pad the batch. Each sequence gets what it gets alone, bit for bit where batch_invariant asks for that.
+// A plan made for upper bounds serves every step below them: other lengths, other numbers of queries, empty sequences
+// that pad the batch. Each sequence gets the result that it gets alone, bit for bit with batch_invariant.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -158,7 +158,8 @@ TEST_F(Steps, OnePlanServesAHundredAsTheOracle) {
   }
 }
 
-// HND pages with a gap after each, as a cache that holds keys and values side by side has them, are read as NHD ones are.
+// HND pages with a gap after each, as a cache that holds keys and values side by side has them, are read as NHD ones
+// are.
 TEST_F(Steps, PagesMayLieInAnyOrder) {
   Problem nhd = problem(kBatch, kTokens, kLongestQ);
   nhd.batch_invariant = true;

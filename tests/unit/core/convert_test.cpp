@@ -1,4 +1,4 @@
-// float16 and bfloat16 against arithmetic that does not look at bits.
+// float16 and bfloat16 compared with arithmetic that does not use bits.
 #include "core/convert.hpp"
 
 #include <gtest/gtest.h>

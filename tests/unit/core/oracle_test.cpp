@@ -1,4 +1,4 @@
-// The oracle against results that can be written down. With V the identity, o is the matrix P itself.
+// The reference kernel against results in closed form. With V the identity, o is the matrix P itself.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -229,7 +229,7 @@ TEST(OracleHeads, QueryHeadsShareTheirKeyHead) {
   EXPECT_EQ(a.o, (std::vector<double>{10, 10, 10, 20, 20, 20}));
 }
 
-// ---- one computation in several forms ---------------------------------------------------------------------------------
+// ---- one computation in several forms -------------------------------------------------------------------------------
 
 TEST(OracleForms, PackedAndPagedAreTheSameSequences) {
   constexpr std::int64_t kB = 2, kHq = 4, kHkv = 2, kD = 3, kPageSize = 2, kPages = 6;
@@ -403,10 +403,10 @@ TEST(OracleDtypes, RoundsOnlyWhatItStores) {
   for (std::size_t n = 0; n < o.size(); ++n) ASSERT_EQ(o[n], static_cast<float>(wide.o[n]));
 }
 
-// ---- scores of any size ----------------------------------------------------------------------------------------------
+// ---- scores of any size ---------------------------------------------------------------------------------------------
 
-// Keys that differ little from a long vector, of integers: scores of 2^22 with parts of 2^-58, whose differences are exact in
-// 128 bits. Weights, sums and averages of them in long double.
+// Keys that differ little from a long vector, of integers: scores of 2^22 with parts of 2^-58, whose differences are
+// exact in 128 bits. Weights, sums and averages of them in long double.
 struct SharedScores : Attention {
   static constexpr std::int64_t kSq = 3, kSk = 40, kD = 2, kDv = 3;
   using Row = std::array<std::int64_t, kD>;

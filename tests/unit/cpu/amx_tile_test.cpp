@@ -1,5 +1,5 @@
-// AMX's tile layer, operation by operation: the emulation against the definition, the real tile registers, where there
-// are some, against the emulation, bit by bit. And the operands that are packed for them.
+// AMX's tile layer, operation by operation: the emulation against the definition, and the real tile registers, if
+// present, against the emulation, bit by bit. Also the operands that are packed for them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The GPU's merge of partial results, kernels/tessera/combine, as a launch has it, run on the host (tests/emulated_gpu) over drawn parts and
-// held against the definition in float64.
+// The GPU's merge of partial results, kernels/tessera/combine, launched on the host (tests/emulated_gpu) on random
+// parts and compared with the definition in float64.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The prebuilt kernels of every architecture, compiled: no spill, stack frame or register more than their row allows (a
-// little more spill and stack by another compiler than the rows'), and no wgmma that ptxas serialises.
+// Compiles the prebuilt kernels of every architecture: no spills, stack or registers beyond the limits of their row
+// (slightly more spills and stack by another compiler than the rows'), and no wgmma that ptxas serialises.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -77,9 +77,9 @@ std::vector<ScoreConfig> scores_of(const Sm90Tile& tile) {
   return scores;
 }
 
-// Of a work's bounds, which bias and causal sequences of any length push out of registers outside the loop over the keys.
-// Most spill at most 160. Packed rows with a bias of 16 bits, by three consumers, spill 368 at head size 96 and 200 at 128,
-// and 224 at 64, since a row may be huge (attention/softmax): what to win back.
+// Of a work's bounds, which bias and causal sequences of any length push out of registers outside the loop over the
+// keys. Most spill at most 160. Packed rows with a bias of 16 bits, by three consumers, spill 368 at head size 96 and
+// 200 at 128, and 224 at 64, since a row may be huge (attention/softmax): what to win back.
 constexpr int64_t kMostOptionSpillBytes = 368;
 
 class CudaCompileSm90Tile : public testing::TestWithParam<Sm90Tile> {};
@@ -137,7 +137,8 @@ void compile_launch(const tessera_problem& problem, const tessera_device& device
   ASSERT_EQ(status.code, TESSERA_OK) << config << ": " << status.message << "\n" << log;
 }
 
-// What bwd_sm90 is compiled into beside the prebuilt kernels: as a plan has it, by a block or, above head sizes of 128, by pairs; (192, 128) by either.
+// What bwd_sm90 is compiled into beside the prebuilt kernels: as a plan has it, by a block or, above head sizes of 128,
+// by pairs; (192, 128) by either.
 class CudaCompileBwdSm90 : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
 
 TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {

@@ -1,5 +1,5 @@
-// The kernels' online softmax, kernels/tessera/attention/softmax.cuh, by a warp on the host (tests/emulated_warp): each way
-// that a kernel goes through it, against softmax in float64.
+// The kernels' online softmax, kernels/tessera/attention/softmax.cuh, by a warp on the host (tests/emulated_warp): each
+// code path that a kernel uses, against softmax in float64.
 #include "tessera/attention/softmax.cuh"
 
 #include <gtest/gtest.h>
@@ -287,7 +287,8 @@ double squared_error(unsigned seed) {
   return sum;
 }
 
-// By a running maximum that key's weight is 1. Against a stale max that is not given up it is rounded as any other, and is most of O's error.
+// By a running maximum that key's weight is 1. Against a stale max that is not given up it is rounded as any other, and
+// is most of O's error.
 TEST(CudaSoftmax, AKeyThatOutweighsOthersIsWeighedExactly) {
   double running = 0, stale = 0, in_parts = 0;
   for (unsigned seed = 0; seed < 24; ++seed) {

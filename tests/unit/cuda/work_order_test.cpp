@@ -1,5 +1,5 @@
-// The order of fwd_sm90's work tiles under a causal mask: every block of a grid takes its own here, as the kernel's tile
-// scheduler does.
+// The order of fwd_sm90's work tiles under a causal mask: here every block of a grid processes its own tiles, as in the
+// kernel's tile scheduler.
 #include "cuda/work_order.hpp"
 
 #include <gtest/gtest.h>
@@ -137,7 +137,8 @@ TEST(CudaWorkOrder, BlocksHaveAsMuchToDo) {
     }
 }
 
-// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the first would have 1.47 of the mean.
+// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the
+// first would have 1.47 of the mean.
 TEST(CudaWorkOrder, SectionsAreNotOneRound) {
   const struct {
     int tiles, heads, kib;

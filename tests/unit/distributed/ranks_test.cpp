@@ -1,5 +1,5 @@
-// Schedules of many ranks, proved without a device: by counting every (query, key) pair, by walking all ranks' lists at
-// once, and by following what travels.
+// Schedules of many ranks, checked without a device: by counting every (query, key) pair, by executing all ranks' lists
+// at once, and by tracking the transferred data.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -61,10 +61,10 @@ def apply_rotary_emb(
 ):
     """x turned to its positions.
 
-    x [B, S, H, D], or [T, H, D] with cu_seqlens [B + 1]; cos, sin [S_max, rotary_dim / 2]; seqlen_offsets an int or [B]:
-    the position of each sequence's first row. interleaved: pairs are (0, 1), (2, 3) ..., else (0, rotary_dim / 2) ....
-    inplace: x itself is written and returned; a leaf that requires a gradient, or a view of one, is written and an alias of
-    it returned, whose gradient is that of x before.
+    x [B, S, H, D], or [T, H, D] with cu_seqlens [B + 1]; cos, sin [S_max, rotary_dim / 2]; seqlen_offsets an int or
+    [B]: the position of each sequence's first row. interleaved: pairs are (0, 1), (2, 3) ..., else (0, rotary_dim / 2)
+    .... inplace: x itself is written and returned; a leaf that requires a gradient, or a view of one, is written and an
+    alias of it returned, whose gradient is that of x before.
     """
     if cos.shape != sin.shape:
         raise ValueError(f"sin: shape {tuple(sin.shape)}, must be that of cos: {tuple(cos.shape)}")

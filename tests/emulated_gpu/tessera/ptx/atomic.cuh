@@ -1,4 +1,4 @@
-// One thread runs at a time: all that is left to do is to let others come between.
+// One thread runs at a time, so these functions only need to let other threads run in between.
 #pragma once
 
 #include "tessera/ptx/device.cuh"

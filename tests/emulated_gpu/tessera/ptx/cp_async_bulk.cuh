@@ -1,4 +1,4 @@
-// What the copies do: copies.hpp.
+// copies.hpp implements the copies.
 #pragma once
 
 #include "tessera/ptx/mbarrier.cuh"

@@ -1,5 +1,4 @@
-// In the place of the device's own: how functions are declared, what NVRTC declares without a header, and addresses in shared
-// memory.
+// Replaces the device's own header: function attributes, NVRTC's built-in declarations, and addresses in shared memory.
 #pragma once
 
 #include <bit>

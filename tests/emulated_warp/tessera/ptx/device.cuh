@@ -1,4 +1,4 @@
-// In the place of the device's own: how functions are declared, and what NVRTC declares without a header.
+// Replaces the device's own header: function attributes and NVRTC's built-in declarations.
 #pragma once
 
 #include <algorithm>

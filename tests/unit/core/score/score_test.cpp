@@ -1,4 +1,4 @@
-// The language of score programs: what texts mean, how they are refused and printed, gradients, and bounds of blocks.
+// The language of score programs: the meaning of texts, refusals, printing, gradients, and bounds of blocks.
 #include <gtest/gtest.h>
 
 #include <cmath>

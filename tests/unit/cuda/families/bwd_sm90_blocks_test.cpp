@@ -1,5 +1,5 @@
-// bwd_sm90's blocks, kernels/tessera/bwd_sm90/block.cuh, on the host (tests/emulated_warp): every query meets every key that it sees,
-// and whoever waits for its turn to add to dQ waits for blocks that have started.
+// bwd_sm90's blocks, kernels/tessera/bwd_sm90/block.cuh, on the host (tests/emulated_warp): every query meets every key
+// that it sees, and a block that waits for the dQ semaphore waits for blocks that have started.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -113,8 +113,8 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
   }
 }
 
-// Rotated, a head's blocks wait for one another: on as many multiprocessors as they are, going on in any order, all end. Producer and
-// dQ thread pass over the same tiles.
+// Rotated, a head's blocks wait for one another: on as many multiprocessors as they are, going on in any order, all
+// end. Producer and dQ thread pass over the same tiles.
 TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);

@@ -1,6 +1,7 @@
-// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_gpu). In any order (kernels/tessera/bwd_sm90/order.cuh):
-// every tile of keys comes once, those with long lists of all heads first, and otherwise as without an order. Deterministic (turns.cuh):
-// blocks add to a tile of queries as they start.
+// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_gpu). Without determinism
+// (kernels/tessera/bwd_sm90/order.cuh), every tile of keys occurs once, those with long lists of all heads first, and
+// otherwise in the default order. Deterministic (turns.cuh): blocks add to a tile of queries in the order in which they
+// start.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// decode_sm90's schedule, kernels/tessera/decode_sm90/schedule.cuh, on the host (tests/emulated_warp): the blocks' shares hold every
-// tile of keys that a row sees once, and a work tile's parts know how many they are and where the others lie.
+// decode_sm90's schedule, kernels/tessera/decode_sm90/schedule.cuh, on the host (tests/emulated_warp): the blocks'
+// ranges cover every tile of keys that a row sees exactly once, and the parts of a work tile know their number and each
+// other's places.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// fwd_sm90's table of tiles, and the variable that takes its place.
+// fwd_sm90's table of tiles, and the variable that overrides it.
 #include "cuda/families/fwd_sm90_tiles.hpp"
 
 #include <gtest/gtest.h>

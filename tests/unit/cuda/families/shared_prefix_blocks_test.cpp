@@ -1,5 +1,5 @@
-// A shared prefix's launches as a plan for a GPU makes them: the index tensors, both parts, the merges, run on the host
-// (tests/emulated_gpu) and held against the float64 oracle of the call without it.
+// A shared prefix's launches as a plan for a GPU makes them (the index tensors, both parts, the merges), run on the
+// host (tests/emulated_gpu) and compared with the float64 reference of the call without the prefix.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -68,8 +68,9 @@ bool run(const Launch& launch) {
          try_kernel<kOfChunkParts>(launch, "combine", tessera::combine<kOfChunkParts>);
 }
 
-// Six sequences, 20 rows that are packed and 3 of none: one of no group, a group of three with a chunk, decoding and one without
-// queries, and a group of two, of which one has no more than the prefix. Its capacity is 600 keys each, in pages of 16.
+// Six sequences, 20 rows that are packed and 3 of none: one of no group, a group of three with a chunk, decoding and
+// one without queries, and a group of two, of which one has no more than the prefix. Its capacity is 600 keys each, in
+// pages of 16.
 constexpr int64_t kBatch = 6, kRows = 23, kHeads = 4, kHeadsKv = 2, kDim = 64, kKeys = 600, kPage = 16;
 
 struct Call {

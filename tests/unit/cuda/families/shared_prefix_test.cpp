@@ -1,5 +1,5 @@
-// The GPU's kernel of shared prefixes' index tensors, kernels/tessera/shared_prefix, on the host (tests/emulated_warp): the same as
-// the CPU's own for what is valid, and within range for what is not.
+// The GPU's kernel of shared prefixes' index tensors, kernels/tessera/shared_prefix, on the host (tests/emulated_warp):
+// equal to the CPU's own for valid input, and within range for invalid input.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -200,7 +200,8 @@ TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
   }
 }
 
-// Offsets that fall, negative lengths, lengths past the keys: nothing is read past a sequence's keys, and all is written.
+// Offsets that fall, negative lengths, lengths past the keys: nothing is read past a sequence's keys, and all is
+// written.
 TEST(DevicePrefixIndices, StayWithinRange) {
   std::mt19937 random(4);
   const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };

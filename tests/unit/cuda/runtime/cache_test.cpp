@@ -1,5 +1,5 @@
-// The disk cache of compiled kernels, with a compiler that only pretends: many threads and processes, a crash in the
-// middle, damaged entries, folders that cannot be written, a full disk.
+// The disk cache of compiled kernels, with a fake compiler: many threads and processes, a crash in the middle, damaged
+// entries, folders that cannot be written, a full disk.
 #include "cuda/runtime/cache.hpp"
 
 #include <fcntl.h>

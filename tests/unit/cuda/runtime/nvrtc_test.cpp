@@ -1,5 +1,5 @@
-// Finding NVRTC, its words about a kernel, and the way from a config to a cubin. What needs NVRTC is skipped where there
-// is none; nothing needs a GPU.
+// Finding NVRTC, its report on a kernel, and the path from a config to a cubin. Tests that need NVRTC are skipped
+// without it; none needs a GPU.
 #include "cuda/runtime/nvrtc.hpp"
 
 #include <gtest/gtest.h>
