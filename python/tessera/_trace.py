@@ -689,6 +689,8 @@ def trace(argument: str, function: Callable[..., Any], names: Names) -> str:
     inputs = [Traced(*each) for each in (_SCORE_INPUTS if is_score else _SCORE_INPUTS[1:])]
     try:
         result = names.capture(argument, function)(*inputs)
+        if isinstance(result, Captured) and result._rank > len(result._indices):
+            raise Error(f"its result is '{result._name}' as a whole, accepted one value")
         result = lift(result)
         if not is_score and result._type != "bool":
             raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")
