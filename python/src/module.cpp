@@ -23,6 +23,7 @@
 #include "program.hpp"
 #include "ranks.hpp"
 #include "released_gil.hpp"
+#include "score.hpp"
 #include "tessera/tessera.h"
 
 namespace nb = nanobind;
@@ -315,6 +316,7 @@ NB_MODULE(_core, m) {
   add_comparison_table(m);
   add_program(m);
   add_ranks(m);
+  add_score(m);
   add_jax(m);
   m.attr("version") = tessera_version();
 }
