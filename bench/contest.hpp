@@ -20,10 +20,10 @@ namespace bench {
 enum class Clock { kWall, kCpu };
 
 struct Settings {
-  tessera_device device = {};  // all its threads
+  tessera_device device = {};  // with all its threads
   uint64_t seed = 0;
   int repetitions = 9;
-  Clock clock = Clock::kWall;  // of cells on one thread; the others always take wall time
+  Clock clock = Clock::kWall;  // for cells on one thread; the others always use wall time
   bool heads_first = false;    // tensors are [B, H, S, D] in memory instead of [B, S, H, D]
 };
 

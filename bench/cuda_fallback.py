@@ -34,7 +34,7 @@ def parse(arguments=None) -> argparse.Namespace:
 
 
 def climb(inputs, head_dim: int, rising: bool):
-    """Inputs of which two columns of q and k carry a key's place: in two, since one rounds it to 8 bits."""
+    """Inputs in which two columns of q and k encode a key's position: two, since one would round it to 8 bits."""
     import copy
 
     import torch

@@ -1,5 +1,5 @@
-"""The costs of two rules on a GPU: rows of no sequence are cleared, and flash_attn_with_kvcache checks before it
-writes.
+"""The costs of two rules on a GPU: clearing rows that belong to no sequence, and the checks of flash_attn_with_kvcache
+before it writes.
 
     python bench/cuda_rules.py packed HERE OTHER [--json FILE]     HERE, OTHER: PYTHONPATH of each of two builds
     python bench/cuda_rules.py kvcache [--json FILE]
@@ -74,7 +74,9 @@ def packed():
 def both_packed(here, other):
     def child(path):
         command = [sys.executable, __file__, "packed"]
-        output = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True, stdout=subprocess.PIPE).stdout
+        output = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, check=True, stdout=subprocess.PIPE
+        ).stdout
         return json.loads(output.splitlines()[-1])
 
     rounds = [(child(here), child(other)) for _ in range(3)]

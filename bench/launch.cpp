@@ -60,7 +60,7 @@ constexpr Case kCases[] = {
     {"backward, D 64, 3 launches", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 64, 0},
     {"backward, D 128, causal, 3 launches", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 128, 1},
     {"backward, D 256, causal, 3 launches", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 256, 1},
-    // Of others.
+    // Of other configs.
     {"not prebuilt: forward, D 80, 256 heads", TESSERA_FORWARD, 1, 128, 128, 256, 256, 80, 0},
     {"not prebuilt: forward, D 64, float32", TESSERA_FORWARD, 1, 128, 128, 64, 64, 64, 0, TESSERA_FLOAT32},
     {"not prebuilt: forward, D 128, softcap", TESSERA_FORWARD, 1, 128, 128, 64, 64, 128, 1, TESSERA_BFLOAT16, 30.0},

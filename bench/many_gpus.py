@@ -1,15 +1,15 @@
-"""One batch over several GPUs of one host: whether `tessera.torch.context_parallel` is right, and how fast it is beside
+"""One batch on several GPUs of one host: whether `tessera.torch.context_parallel` is correct, and its speed relative to
 the ideal.
 
     python bench/many_gpus.py [--ranks N] [--lengths 32768,131072,262144] [--out FOLDER] [--seconds S] [--device cpu]
 
-The ideal is a GPU's share without any exchange or merge: all rows of 1 / N of the heads. Rates are TFLOP/s a GPU,
+The ideal is a GPU's part without any exchange or merge: all rows of 1 / N of the heads. Rates are TFLOP/s per GPU,
 causal, bfloat16, 32 query and 8 KV heads of 128: forward, and forward with backward (3.5 times the products). Every
-time is the slowest rank's, the median of several calls. "model" is what `tessera plan --ranks` predicts of the strategy
-that auto takes.
+time is that of the slowest rank, the median of several calls. "model" is the prediction of `tessera plan --ranks` for
+the strategy that auto chooses.
 
-Writes ranks.csv into the folder. --device cpu runs the same over gloo, small: to try the script, not to measure. Exit
-status 0: what was computed is right.
+Writes ranks.csv into the folder. --device cpu runs the same by gloo with small sizes, to try the script, not to
+measure. Exit status 0: the results are correct.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Bench:
         self.failed = False
         self.gpu = torch.cuda.get_device_name(self.device) if self.cuda else "CPU"
 
-    # ---- what all ranks do together ---------------------------------------------------------------------------------
+    # ---- operations on all ranks ------------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
         if self.rank == 0:
             print(f"{time.monotonic() - self.started:5.0f} s  {text}", flush=True)
 
     def in_time(self) -> bool:
-        """The same answer on every rank."""
+        """The same result on every rank."""
         late = torch.tensor(
             [time.monotonic() - self.started > self.options.seconds], device=self.device, dtype=torch.int32
         )
@@ -81,7 +81,7 @@ class Bench:
         return tensor.item()
 
     def milliseconds(self, call) -> float:
-        """Of the slowest rank; the median of calls, after calls that warm up."""
+        """The slowest rank's time; the median of calls, after warm-up calls."""
 
         def once() -> float:
             dist.barrier()
@@ -102,17 +102,17 @@ class Bench:
         return statistics.median([self.slowest(once()) for _ in range(calls)])
 
     def tensors(self, shape: tuple, heads: int, heads_kv: int, seed: int, scale: float = 1.0) -> list:
-        """q, k, v and d_o, the same numbers of each rank's own on every call."""
+        """q, k, v and d_o; each rank gets the same numbers on every call."""
         generator = torch.Generator(self.device).manual_seed(1000 * seed + self.rank)
         of = lambda h: (  # noqa: E731
             torch.randn(*shape, h, DIM, generator=generator, device=self.device, dtype=torch.float32) * scale
         ).to(torch.bfloat16)
         return [of(heads), of(heads_kv), of(heads_kv), of(heads)]
 
-    # ---- right ------------------------------------------------------------------------------------------------------
+    # ---- correctness ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """o, dQ, dK, dV against float64, beside one device's; the same bits twice."""
+        """Compares o, dQ, dK, dV with float64, beside the results of one device; and checks for the same bits twice."""
         length = 2048 if self.cuda else 128
         heads, heads_kv = max(8, self.ranks), max(2, self.ranks)
         generator = torch.Generator(self.device).manual_seed(7)
@@ -148,7 +148,7 @@ class Bench:
                     f"{'the same bits twice' if same else 'OTHER BITS the second time'}{'' if right else '  WRONG'}"
                 )
 
-    # ---- fast -------------------------------------------------------------------------------------------------------
+    # ---- speed ------------------------------------------------------------------------------------------------------
 
     def measure(self, what: str, strategy: str, layout: str, lengths: list[int], make) -> None:
         """make(): (attend(q, k, v), q, k, v, d_o). The ideal has strategy "ideal"."""
@@ -227,7 +227,7 @@ class Bench:
                 )  # fmt: skip
 
     def packed(self, length: int) -> None:
-        """48 sequences whose lengths are log-normal."""
+        """48 sequences with log-normal lengths."""
         generator = torch.Generator().manual_seed(0)
         weights = torch.randn(48, generator=generator).exp()
         lengths = (weights / weights.sum() * length).long().tolist()
@@ -249,7 +249,7 @@ class Bench:
                 )  # fmt: skip
 
     def longest(self, length: int) -> None:
-        """Forward and backward once, and sampled rows against float64."""
+        """Forward and backward once, and sampled rows compared with float64."""
         parallel = tessera.torch.context_parallel()
         q, k, v, d_o = self.tensors((1, length // self.ranks), HEADS, HEADS_KV, 5)
         leaves = [t.requires_grad_() for t in (q, k, v)]
@@ -280,7 +280,8 @@ class Bench:
         )  # fmt: skip
         self.say(
             f"{length} rows, forward and backward once, the first call: {seconds:.1f} s, {tflops:.0f} TFLOP/s a GPU; "
-            f"largest error of sampled rows {worst:.2e}, rounding alone {plain:.2e}{'' if worst <= 8 * plain else '  WRONG'}"
+            f"largest error of sampled rows {worst:.2e}, rounding alone "
+            f"{plain:.2e}{'' if worst <= 8 * plain else '  WRONG'}"
         )
 
     def _ideal(self, shape: tuple, **options):
@@ -293,7 +294,7 @@ class Bench:
         mask = options if "window" in options else {"causal": True, **options}
         return lambda q, k, v: parallel.attention(q, k, v, **mask), *self.tensors(shape, HEADS, HEADS_KV, 3)
 
-    # ---- told -------------------------------------------------------------------------------------------------------
+    # ---- report -----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         if self.rank != 0:
@@ -328,7 +329,7 @@ def _area(length: int, window: int) -> int:
 
 
 def _exact(q, k, v, d_o):
-    """o and the gradients in float64, a query head at a time."""
+    """o and the gradients in float64, one query head at a time."""
     group = q.shape[2] // k.shape[2]
     o, d_q = (torch.empty(t.shape, dtype=torch.float64, device=q.device) for t in (q, q))
     d_k, d_v = (torch.zeros(t.shape, dtype=torch.float64, device=q.device) for t in (k, v))

@@ -1,6 +1,6 @@
 """Whole models in plain PyTorch, whose attention is F.scaled_dot_product_attention: a ViT and a GPT-2, weights random.
 
-Nothing here knows of Tessera: these stand for programs that run on it unchanged.
+Nothing here refers to Tessera: these represent programs that run on it unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm Transformer block, as ViT and GPT-2 have it. x: [B, S, width]."""
+    """A pre-norm Transformer block, as in ViT and GPT-2. x: [B, S, width]."""
 
     def __init__(self, width: int, heads: int, causal: bool, gelu: str):
         super().__init__()
@@ -39,8 +39,8 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Dosovitskiy et al. 2020: patches and a class token through full attention. images [B, 3, side, side] to
-    logits [B, classes]; S = (side / patch)^2 + 1."""
+    """Dosovitskiy et al. 2020: full attention over patches and a class token. images [B, 3, side, side] to logits [B,
+    classes]; S = (side / patch)^2 + 1."""
 
     def __init__(self, side=224, patch=16, width=768, depth=12, heads=12, classes=1000):
         super().__init__()
@@ -57,8 +57,8 @@ class VisionTransformer(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """Radford et al. 2019: causal attention, the embedding also the output layer. tokens [B, S] to logits
-    [B, S, vocabulary]."""
+    """Radford et al. 2019: causal attention; the embedding is also the output layer. tokens [B, S] to logits [B, S,
+    vocabulary]."""
 
     def __init__(self, vocabulary=50257, length=1024, width=768, depth=12, heads=12):
         super().__init__()

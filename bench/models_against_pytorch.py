@@ -1,10 +1,11 @@
-"""Whole models on PyTorch's own attention and, unchanged, on Tessera by PyTorch's registry, on the CPU, in one run.
+"""Whole models on PyTorch's own attention and, unchanged, on Tessera through PyTorch's registry, on the CPU, in one
+run.
 
     python bench/models_against_pytorch.py [--threads 1] [--dtypes float32 bfloat16] [--repetitions 5] [--json FILE]
 
-Sizes are those of the models that everybody knows, with fewer layers so that it stays quick; weights are random. Both
-take turns; a row is the median of each and of the paired ratios. Attention is a part of a model only: the last column
-says what share of PyTorch's time it had, so that the ratio can be judged. Needs the wheel and PyTorch 2.13 or later.
+Sizes are those of well-known models, with fewer layers to save time; weights are random. The two alternate; a row has
+the median of each and of the paired ratios. Attention is only a part of a model: the last column is its fraction of
+PyTorch's time, by which the ratio can be judged. Needs the wheel and PyTorch 2.13 or later.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def encoder():
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-# Name, what it is, the model, its input.
+# Name, sizes, model, input.
 MODELS = (
     ("nn.MultiheadAttention", "width 768, 12 heads, S 1024, B 1", SelfAttention, lambda: torch.randn(1, 1024, 768)),
     ("nn.TransformerEncoder", "2 layers of the same, B 1", encoder, lambda: torch.randn(1, 1024, 768)),
@@ -61,7 +62,7 @@ def training_call(model, data):
 
 
 def attention_share(call):
-    """Of the time of PyTorch's own run, what its flash attention's operators took."""
+    """The time of PyTorch's flash attention operators as a fraction of PyTorch's own run."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     events = profile.key_averages()
@@ -70,7 +71,7 @@ def attention_share(call):
 
 
 def on_tessera(call):
-    """Seconds of a call on Tessera. An error if any of it fell through to PyTorch's kernel."""
+    """Seconds of a call on Tessera. Raises an error if any part of it fell through to PyTorch's kernel."""
     torch.nn.attention.activate_flash_attention_impl("Tessera")
     try:
         taken = seconds(call)
@@ -113,7 +114,8 @@ def main():
                 share = attention_share(call)
                 rows.append(dict(model=name, size=size, dtype=dtype, direction=direction, tessera_ms=ours * 1e3,
                                  pytorch_ms=theirs * 1e3, ratio=ratio, attention_share=share))  # fmt: skip
-                print(f"| {name} | {size} | {dtype} | {direction} | {theirs * 1e3:.1f} | {ours * 1e3:.1f} | {ratio:.2f} | "
+                print(f"| {name} | {size} | {dtype} | {direction} | {theirs * 1e3:.1f} | {ours * 1e3:.1f} | "
+                      f"{ratio:.2f} | "
                       f"{share:.0%} |", flush=True)  # fmt: skip
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

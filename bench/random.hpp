@@ -1,4 +1,4 @@
-// Fresh inputs: standard normal values in any input dtype.
+// New inputs: standard normal values in any input dtype.
 #pragma once
 
 #include <cstddef>

@@ -16,10 +16,10 @@ class Extents {
   std::int64_t& operator[](core::Symbol symbol) { return values_[symbol]; }
   std::int64_t operator[](core::Symbol symbol) const { return values_[symbol]; }
 
-  // Takes from a tensor's shape the extents that no earlier tensor has given.
+  // Adds the extents of a tensor's shape that no earlier tensor has given.
   void bind(const core::Shape& symbols, const Shape& shape);
-  // The shape of a tensor whose symbols all have an extent. Where 1 is accepted, too, batch is 1, and a mask's heads
-  // are 1: most models have a bias for each head and one mask for all.
+  // The shape of a tensor whose symbols all have an extent. If 1 is accepted as well, batch is 1, and a mask's heads
+  // are 1: most models have one bias per head and one mask for all.
   Shape shape(const core::TensorField& field, const core::Shape& symbols) const;
 
  private:
@@ -27,7 +27,7 @@ class Extents {
   std::array<std::int64_t, core::kSymbols> values_;
 };
 
-// "[1, Hq, Sq, Sk]": the same in symbols, of a dense problem.
+// The same in symbols, for a dense problem: "[1, Hq, Sq, Sk]".
 std::string shape_symbols(const core::TensorField& field);
 
 // The first accepted dtype, or q's.

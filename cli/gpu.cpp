@@ -12,7 +12,7 @@ namespace {
 
 using Result = int;                  // CUresult
 using Address = unsigned long long;  // CUdeviceptr
-constexpr void* kStream = nullptr;   // the default one
+constexpr void* kStream = nullptr;   // the default stream
 
 template <class F>
 F* symbol(const char* name) {

@@ -21,10 +21,10 @@ class Gpu {
   void download(const Memory& host, const Memory& device) const;
   void fill(const Memory& device, std::uint8_t byte) const;
 
-  // Seconds a call, for `calls` calls in sequence in the stream; waits for them.
+  // Seconds per call, for `calls` calls in sequence in the stream; waits for them.
   double seconds(int calls, const std::function<void()>& call) const;
 
-  std::int64_t memory_bytes() const;  // all of it
+  std::int64_t memory_bytes() const;  // of the whole GPU
   // Whether `size_bytes` more can be allocated, with a reserve for the driver.
   bool fits(std::int64_t size_bytes) const;
 };

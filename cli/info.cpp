@@ -46,7 +46,7 @@ std::string threads_reason() {
   return "one for each core that this process may use";
 }
 
-// The GPUs, or in `reason` why there is none; "NVRTC 13.0 at ..." or the reason.
+// The GPUs, or in `reason` why there is none; and "NVRTC 13.0 at ..." or the reason why it is missing.
 struct Cuda {
   std::vector<tessera_device> gpus;
   std::string reason, driver, nvrtc;
@@ -77,7 +77,7 @@ Cuda find_cuda() {
   return found;
 }
 
-// Lines of a name and what there is to say about it.
+// Lines of a name and a text.
 class Lines {
  public:
   void add(const std::string& name, const std::string& value) {

@@ -1,4 +1,5 @@
-// What was found on this machine and what will be used of it: for the program and, without its libraries, for Python.
+// Information about this machine and the parts of it that Tessera uses: for the program and, without its libraries, for
+// Python.
 #pragma once
 
 #include <string>

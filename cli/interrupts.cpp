@@ -16,7 +16,7 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal's handler may do 
 Interrupts::Interrupts() {
   struct sigaction action {};
   action.sa_handler = [](int signal) { received = signal; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);  // the second one finds the default
+  action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second signal finds the default
   for (const int signal : kSignals) {
     struct sigaction before {};
     // A signal that the caller ignores stays ignored, as after nohup.

@@ -112,7 +112,7 @@ std::string busy_text(int threads) {
   if (after.all <= before.all) return "";
   const auto processors = static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
   const double idle = (after.idle - before.idle) / (after.all - before.all) * processors;
-  constexpr double kNothing = 0.5;  // a processor's half, that a desktop takes
+  constexpr double kNothing = 0.5;  // half of a processor, which a desktop uses when idle
   if (idle + kNothing >= threads) return "";
   char text[160];
   std::snprintf(

@@ -16,7 +16,8 @@ struct Cache {
 std::vector<Cache> caches();
 std::vector<std::string> cpu_features();  // features that a kernel can use
 std::int64_t memory_bytes();
-// A sentence if other work leaves fewer than `threads` processors idle, else "". Looks for a fifth of a second.
+// A sentence if other processes leave fewer than `threads` processors idle, otherwise "". Measures for a fifth of a
+// second.
 std::string busy_text(int threads);
 
 // Peak resident memory since the last reset, 0 if unknown.

@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
   } catch (const tessera::cli::WrongUse& error) {
     return complain(error.what(), kWrongUse);
   } catch (const tessera::cli::Interrupted& interrupted) {
-    std::raise(interrupted.signal);  // which has its default again, and so ends the process
+    std::raise(interrupted.signal);  // it has its default action again, and so ends the process
     return kFailed;
   } catch (const std::bad_alloc&) {
     return complain("not enough memory", kFailed);

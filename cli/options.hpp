@@ -19,16 +19,16 @@ namespace tessera::cli {
 // The kernel, the instruction set and the number of threads.
 struct DeviceOptions {
   std::string kernel = "auto";
-  std::string place = "cpu";  // or "cuda"; "": a GPU if there is one
+  std::string place = "cpu";  // or "cuda"; "": a GPU if present
   std::string isa;
   std::optional<std::int64_t> threads;
-  std::string arch;  // not "": a described GPU of this architecture
+  std::string arch;  // if not "": a described GPU of this architecture
   std::optional<std::int64_t> multiprocessors;
 
   void add_to(CLI::App& command);
   // Adds the flags, with a GPU as the default.
   void add_place_to(CLI::App& command);
-  // Adds flags that describe a GPU which need not exist, for planning alone.
+  // Adds flags that describe a GPU that need not exist, for planning only.
   void add_arch_to(CLI::App& command);
   // This machine's CPU or a GPU, or a described one, with the flags applied. Throws WrongUse.
   tessera_device device() const;
@@ -36,14 +36,14 @@ struct DeviceOptions {
  private:
   tessera_device cpu() const;
   tessera_device described() const;
-  tessera_kernel chosen_kernel() const;
+  void set_family(tessera_device& device) const;
 };
 
 // The given options, by their rows of core/fields.hpp.
 class AttentionOptions {
  public:
   void add_to(CLI::App& command);
-  // The options with these flags alone.
+  // Adds only the options with these flags.
   void add_to(CLI::App& command, std::initializer_list<std::string_view> flags);
   // Sets the given options and leaves the others.
   void apply(tessera_problem& problem) const;
@@ -63,13 +63,13 @@ class AttentionOptions {
 // Checks of a flag's text: a whole number of 64 bits, signed or not.
 extern const CLI::Validator kInteger;
 extern const CLI::Validator kUnsigned;
-// That it is not empty.
+// Checks that it is not empty.
 extern const CLI::Validator kFileName;
 
-// The usual GPU of an architecture: "90", "90a" or "sm_90a". Throws WrongUse naming --arch.
+// The typical GPU of an architecture: "90", "90a" or "sm_90a". Throws WrongUse naming --arch.
 tessera_device described_gpu(const std::string& arch);
 
-// "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also takes f32, f16, bf16, f64.
+// "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also accepts f32, f16, bf16, f64.
 tessera_dtype parse_dtype(const std::string& name);
 
 // The user's name of a library argument: "window_left" is "--window".

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr mode_t kPermissions = 0777;
 constexpr mode_t kNewFile = 0666;  // less the umask
 
-// 3, where `path` is /proc/self/fd/3, which is what /dev/fd/3 and /dev/stdout lead to.
+// Returns 3 if `path` is /proc/self/fd/3, to which /dev/fd/3 and /dev/stdout lead.
 std::optional<int> own_descriptor(const fs::path& folder, const fs::path& name) {
   if (folder != fmt::format("/proc/{}/fd", getpid())) return {};
   const std::string text = name.string();

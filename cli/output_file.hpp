@@ -21,7 +21,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::string& source() const { return source_; }
-  // In any spelling of the two paths.
+  // True for any spelling of the two paths.
   bool is_same_as(const OutputFile& other) const;
   bool is_standard_output() const { return standard_output_; }
   bool in_place() const { return kind_ != Kind::kReplaced; }
@@ -47,7 +47,7 @@ class OutputFile {
   mode_t mode_ = 0;
   uid_t owner_ = 0;
   gid_t group_ = 0;
-  int inherited_ = -1;   // kDescriptor: which
+  int inherited_ = -1;   // kDescriptor: its number
   int descriptor_ = -1;  // open
   std::string temporary_;
 };

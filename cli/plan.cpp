@@ -26,8 +26,8 @@ struct PlanOptions {
   RankOptions ranks;
 };
 
-// The optional tensors that a flag adds: all but the page table, which --page-size adds, and the lengths of prefixes,
-// which their groups add.
+// True for the optional tensors that a flag adds: all but the page table, which --page-size adds, and the lengths of
+// prefixes, which their groups add.
 bool has_flag(const core::TensorField& field) {
   for (const core::TensorName name : {core::TensorName("page_table"), core::TensorName("page_indptr"),
                                       core::TensorName("page_indices"), core::TensorName("prefix_lens")}) {

@@ -14,7 +14,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int32_t kAllUpTo = 8;  // ranks; of more the first alone is shown
+constexpr std::int32_t kAllUpTo = 8;  // ranks; of more ranks only the first is shown
 
 std::int32_t number_of(const char* flag, const std::string& name, const char* (*name_of)(std::int32_t)) {
   std::string accepted;
@@ -32,7 +32,7 @@ std::int32_t fitting(const char* flag, std::int64_t value) {
   throw WrongUse(fmt::format("{}: {}, accepted 0 .. 2^31 - 1", flag, value));
 }
 
-// What a schedule knows nothing of.
+// Refuses options that a schedule does not support.
 void refuse_others(const ProblemSizes& sizes) {
   const auto refuse = [](const char* flag) {
     throw WrongUse(fmt::format(

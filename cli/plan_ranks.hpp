@@ -1,4 +1,4 @@
-// tessera plan --ranks: one batch over many devices, each rank's schedule and how long the model says that it takes.
+// tessera plan --ranks: one batch on many devices, each rank's schedule and its predicted time.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -20,11 +20,11 @@ struct RankOptions {
 
   void add_to(CLI::App& command);
   bool asked() const { return ranks.has_value(); }
-  // Throws WrongUse for a flag that means nothing without --ranks.
+  // Throws WrongUse for a flag that needs --ranks.
   static void refuse_without_ranks(const CLI::App& command);
 };
 
-// `sizes` and `problem` as for one device: of them, heads, sizes, dtype, direction, causal and the window count.
+// `sizes` and `problem` as for one device, of which heads, sizes, dtype, direction, causal and the window are used.
 int show_ranks(const RankOptions& options, const ProblemSizes& sizes, const tessera_problem& problem, bool json);
 
 }  // namespace tessera::cli

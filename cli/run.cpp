@@ -23,7 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct RunOptions {
-  std::array<std::string, core::kNumTensors> files;  // of each tensor; "": none
+  std::array<std::string, core::kNumTensors> files;  // of each tensor; "" if none
   std::string dtype, layout = "bshd";
   bool check = false, json = false;
   AttentionOptions attention;
@@ -60,7 +60,7 @@ class Run {
     make_outputs();
   }
 
-  // 0, or 1 when a check failed.
+  // Returns 0, or 1 if a check failed.
   int execute() {
     const Interrupts interrupts;
     const CallResult forward = run_attention(tensors_, options_.attention, device_, TESSERA_FORWARD);
@@ -185,7 +185,7 @@ class Run {
     }
   }
 
-  // The rows that are written to a file.
+  // The tensors that are written to files.
   std::vector<const core::TensorField*> results() const {
     std::vector<const core::TensorField*> wanted;
     for (const core::TensorField& field : core::kTensorFields) {
@@ -194,7 +194,7 @@ class Run {
     return wanted;
   }
 
-  // In memory and file order.
+  // In the order of memory and of the file.
   Shape stored_shape(const core::TensorField& field) const {
     Shape shape = tensors_[field].shape;
     if (heads_first_ && core::is_sequence(field)) std::swap(shape[1], shape[2]);
@@ -203,8 +203,8 @@ class Run {
 
   static std::string call_text(const char* direction, const CallResult& call) {
     return fmt::format("{:<8} {} kernel, {}, {} thread{}: {:.3g} ms, {:.3g} KiB of workspace\n", direction,
-                       tessera_kernel_name(call.plan.kernel), tessera_isa_name(call.plan.device.isa),
-                       call.plan.device.threads, call.plan.device.threads == 1 ? "" : "s", call.seconds * 1e3,
+                       call.plan.family, tessera_isa_name(call.plan.device.isa), call.plan.device.threads,
+                       call.plan.device.threads == 1 ? "" : "s", call.seconds * 1e3,
                        static_cast<double>(tessera_workspace_bytes(&call.plan)) / 1024);
   }
 
@@ -225,7 +225,7 @@ class Run {
   }
 
   static Json call_json(const CallResult& call) {
-    return {{"kernel", tessera_kernel_name(call.plan.kernel)},
+    return {{"kernel", call.plan.family},
             {"isa", tessera_isa_name(call.plan.device.isa)},
             {"threads", call.plan.device.threads},
             {"seconds", call.seconds},

@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-inline constexpr std::string_view kMetadataKey = "__metadata__";  // of a header: the one that names no tensor
+inline constexpr std::string_view kMetadataKey = "__metadata__";  // the key of a header that names no tensor
 
 // Reads the tensor called `name`. Throws WrongUse, naming `source`.
 FileTensor read_safetensors(const std::string& path, const std::string& name, const std::string& source);

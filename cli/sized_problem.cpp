@@ -48,7 +48,7 @@ Extents extents_of(const ProblemSizes& s, const tessera_problem& problem) {
   }
   constexpr std::int64_t kWordBits = 32;
   extents[core::kTreeWords] = std::max<std::int64_t>(1, ceil_div(s.seqlen_q, kWordBits));
-  extents[core::kGroups] = 1;  // of all sequences
+  extents[core::kGroups] = 1;  // one group of all sequences
   extents[core::kTwo] = 2;
   extents[core::kTq] = s.batch * s.seqlen_q;
   extents[core::kTk] = s.batch * seqlen_k;

@@ -1,4 +1,4 @@
-// A problem of given sizes without memory, for planning alone.
+// A problem of given sizes without memory, for planning only.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace tessera::cli {
 
 struct ProblemSizes {
   std::int64_t batch = 1, seqlen_q = 0, heads_q = 8, head_dim = 64;
-  std::optional<std::int64_t> seqlen_k, heads_kv, head_dim_v, page_size;  // none: as of q, and no pages
+  std::optional<std::int64_t> seqlen_k, heads_kv, head_dim_v, page_size;  // if not given: as q's; no pages
   tessera_dtype dtype = TESSERA_FLOAT32;
   tessera_direction direction = TESSERA_FORWARD;
   bool packed = false;

@@ -25,11 +25,11 @@ const char* direction_name(tessera_direction direction) {
   return direction == TESSERA_FORWARD ? "forward" : "backward";
 }
 
-// ---- what is asked --------------------------------------------------------------------------------------------------
+// ---- questions ------------------------------------------------------------------------------------------------------
 
 struct BackEnd {
   const char* name;
-  bool was_run;           // or compiled alone, for want of such a device
+  bool was_run;           // or only compiled, for lack of such a device
   const char* what_when;  // what was run on such devices, and when last
   tessera_device device{};
 };
@@ -57,7 +57,7 @@ std::vector<BackEnd> back_ends() {
   return all;
 }
 
-// A problem with one option more than the plainest.
+// A problem with one option added to the simplest one.
 struct Case {
   std::string name, what;
   ProblemSizes sizes{};
@@ -116,7 +116,7 @@ std::vector<Case> cases() {
     with.sizes[field] = true;
     if (const core::TensorField* primal = core::primal_of(field)) with.sizes[*primal] = true;
     with.only_backward = !core::takes_part(field, false);
-    // Blocks of 64 and 64, which nothing else reads.
+    // Blocks of 64 and 64, which only the block mask uses.
     with.set_options = [](tessera_problem& problem) { problem.mask_block_q = problem.mask_block_k = 64; };
   }
   for (const core::OptionField& field : core::kOptionFields) {
@@ -126,12 +126,12 @@ std::vector<Case> cases() {
   return all;
 }
 
-// ---- what is answered -----------------------------------------------------------------------------------------------
+// ---- answers --------------------------------------------------------------------------------------------------------
 
 struct Answer {
   std::string kernel;               // "": none
   std::string reason;               // of the refusal
-  std::vector<std::string> others;  // that support it, too
+  std::vector<std::string> others;  // other kernels that support it
 };
 
 Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype dtype, tessera_direction direction) {
@@ -142,7 +142,7 @@ Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype 
   tessera_plan plan{};
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);
   if (status.code == TESSERA_OK) {
-    Answer answer{tessera_kernel_name(plan.kernel), "", {}};
+    Answer answer{plan.family, "", {}};
     for (const tessera_candidate& candidate : candidates(plan)) {
       if (candidate.accepted && candidate.kernel != answer.kernel) answer.others.emplace_back(candidate.kernel);
     }
@@ -154,8 +154,7 @@ Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype 
   return {"", reason, {}};
 }
 
-// The answers for a case on a back end in a direction, one for each dtype; empty if the case does not have that
-// direction.
+// The answers for a case on a back end in a direction, one for each dtype; empty if the case lacks that direction.
 using Answers = std::vector<Answer>;
 struct Matrix {
   std::vector<BackEnd> back_ends;
@@ -200,7 +199,7 @@ std::string cell_text(const Answers& answers) {
   return text;
 }
 
-// Whether every dtype of the plainest problem is supported.
+// True if every dtype of the simplest problem is supported.
 bool whole(const Matrix& matrix, std::size_t asked, std::size_t back_end, tessera_direction direction) {
   const Answers &answers = matrix.at(asked, back_end, direction), &plainest = matrix.at(0, back_end, direction);
   for (std::size_t i = 0; i < answers.size(); ++i) {
@@ -226,7 +225,7 @@ std::string summary_of_case(const Matrix& matrix, std::size_t asked, std::size_t
   return direction_text(forward, backward);
 }
 
-// ---- how it is shown ------------------------------------------------------------------------------------------------
+// ---- output ---------------------------------------------------------------------------------------------------------
 
 using Rows = std::vector<std::vector<std::string>>;
 
@@ -259,7 +258,7 @@ Rows summary_rows(const Matrix& matrix) {
   return rows;
 }
 
-// Rows with equal cells become one, with both names.
+// Merges rows with equal cells, with both names.
 Rows merged(const Rows& rows) {
   Rows result{rows[0]};
   for (std::size_t r = 1; r < rows.size(); ++r) {
@@ -291,7 +290,7 @@ Rows request_rows(const Matrix& matrix) {
   for (const Answers& answers : matrix.answers) {
     for (const Answer& answer : answers) chosen.insert(answer.kernel);
   }
-  std::map<std::pair<std::string, std::string>, std::string> takes;  // cases, by where and dtypes
+  std::map<std::pair<std::string, std::string>, std::string> takes;  // cases, by place and dtypes
   for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
     for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) {
       for (const tessera_direction direction : kDirections) {
@@ -398,7 +397,7 @@ std::string markdown(const Matrix& matrix) {
 std::string json(const Matrix& matrix) {
   core::JsonWriter json;
   const auto text_or_null = [&json](const char* key, const std::string& text) {
-    constexpr double kNull = std::numeric_limits<double>::quiet_NaN();  // which is what it becomes
+    constexpr double kNull = std::numeric_limits<double>::quiet_NaN();  // becomes null
     text.empty() ? json.add(key, kNull) : json.add(key, text.c_str());
   };
   json.open(nullptr, '{');

@@ -1,5 +1,5 @@
-// What each back end takes, by planning a small problem for every option, dtype and direction: for the program and,
-// without its libraries, for Python.
+// Lists what each back end supports, by planning a small problem for every option, dtype and direction: for the program
+// and, without its libraries, for Python.
 #pragma once
 
 #include <string>

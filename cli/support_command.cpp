@@ -1,4 +1,4 @@
-// tessera support: which options each back end takes.
+// tessera support: which options each back end supports.
 #include <fmt/format.h>
 
 #include <memory>

@@ -10,7 +10,7 @@ namespace tessera::cli {
 struct Column {
   std::string title;
   int width;     // characters
-  int rank = 0;  // the greatest is left out first; 0 stays
+  int rank = 0;  // the greatest rank is left out first; 0 always stays
 };
 
 struct ColumnGroup {

@@ -1,9 +1,10 @@
 // The bytes that attention moves at each level of a GPU's memory, by tiles and in three steps. The model, which
 // docs/guide/how-it-works.md explains:
 //   - A level's bytes are what the next level, nearer to the arithmetic, reads from it and writes to it.
-//   - Q, K, V, O (and the stored S and P of standard attention) have the problem's element size; S in registers, O while
-//     it is summed, m, l and the LSE are float32.
-//   - L2 holds what one head needs, so each tensor crosses to and from HBM once. A matrix of scores does not stay there.
+//   - Q, K, V, O (and the stored S and P of standard attention) have the problem's element size; S in registers, O
+//     while it is summed, m, l and the LSE are float32.
+//   - L2 holds what one head needs, so each tensor crosses to and from HBM once. A matrix of scores does not stay
+//     there.
 //   - A product reads its operands from shared memory once a tile, P from registers; it reads and writes accumulators.
 #pragma once
 

@@ -1,4 +1,4 @@
-# cmake --install: the library, its headers, the program, and what find_package(tessera) and pkg-config need.
+# cmake --install: the library, its headers, the program, and the files for find_package(tessera) and pkg-config.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -7,7 +7,7 @@ install(TARGETS tessera EXPORT tesseraTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# The program finds the library from where it lies itself, wherever the tree is put.
+# The program finds the library relative to its own path, wherever the tree is installed.
 if(TARGET tessera_cli)
   if(NOT DEFINED CMAKE_INSTALL_RPATH)
     file(RELATIVE_PATH library_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
@@ -30,9 +30,8 @@ install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/cmake/tesseraConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
   DESTINATION ${package_dir})
 
-# A tree that is moved as a whole keeps working: paths are relative to the folder of tessera.pc. A program that is
-# linked by it starts without further settings: the library's folder is its RUNPATH, except for the loader's own
-# folders.
+# A tree that is moved as a whole keeps working: paths are relative to the folder of tessera.pc. A program linked with
+# it starts without further settings: the library's folder is its RUNPATH, except for the loader's own folders.
 foreach(folder LIBDIR INCLUDEDIR)
   file(RELATIVE_PATH pc_${folder} ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_${folder}})
   string(REGEX REPLACE "/$" "" pc_${folder} "${pc_${folder}}")

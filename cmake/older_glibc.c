@@ -1,5 +1,6 @@
-// Functions that the C library has only had since 2.29, for wheels that must load with an older one
-// (scripts/glibc_stubs.py): those that the library and the C++ library in a wheel call, made from what older ones have.
+// Functions that glibc has only since 2.29 or later, for wheels that must load with an older glibc
+// (scripts/glibc_stubs.py): those that the library and a wheel's C++ library call, implemented by functions of older
+// versions.
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,21 +20,21 @@ int __fxstat(int version, int file, struct stat* info);
 int __lxstat(int version, const char* path, struct stat* info);
 int __fxstatat(int version, int folder, const char* path, struct stat* info, int flags);
 
-// Functions of their own since 2.33.
+// Exported functions since 2.33.
 HIDDEN int stat(const char* path, struct stat* info) { return __xstat(STAT_VERSION, path, info); }
 HIDDEN int fstat(int file, struct stat* info) { return __fxstat(STAT_VERSION, file, info); }
 HIDDEN int lstat(const char* path, struct stat* info) { return __lxstat(STAT_VERSION, path, info); }
 HIDDEN int fstatat(int folder, const char* path, struct stat* info, int flags) {
   return __fxstatat(STAT_VERSION, folder, path, info, flags);
 }
-// The same structure where a word has 64 bits.
+// The same structure if a word has 64 bits.
 HIDDEN int stat64(const char* path, void* info) { return __xstat(STAT_VERSION, path, info); }
 HIDDEN int fstat64(int file, void* info) { return __fxstat(STAT_VERSION, file, info); }
 
-// Since 2.32: whether the process has one thread alone. 0 is always right.
+// Since 2.32: true if the process has a single thread. 0 is always correct.
 HIDDEN char __libc_single_threaded = 0;
 
-// Since 2.36, of std::random_device.
+// Since 2.36, for std::random_device.
 HIDDEN uint32_t arc4random(void) {
   uint32_t value = 0;
   while (getentropy(&value, sizeof value) != 0) {

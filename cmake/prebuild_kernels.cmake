@@ -1,6 +1,6 @@
 # cmake -DAOT=... -DFOLDER=... -DARCHS=... -DPYTHON=... -P prebuild_kernels.cmake: the program AOT compiles the common
-# kernels of ARCHS into FOLDER. NVRTC is the one that TESSERA_NVRTC names, else the newest in the environment of PYTHON,
-# where pip installs it beside PyTorch, else the one that the library finds by itself.
+# kernels of ARCHS into FOLDER. NVRTC is the one named by TESSERA_NVRTC, otherwise the newest in the environment of
+# PYTHON, where pip installs it beside PyTorch, otherwise the one that the library finds by itself.
 if(PYTHON AND "$ENV{TESSERA_NVRTC}" STREQUAL "")
   execute_process(COMMAND ${PYTHON} -c [[
 import glob, site, sys, sysconfig

@@ -1,6 +1,6 @@
 // OpenBLAS, opened at run time: environment variables that choose its kernels by hand (OPENBLAS_CORETYPE,
-// OPENBLAS_L2_SIZE) are read when it is loaded, and with the wrong values halve its speed. A fair peer ignores them, and has
-// the kernels of this CPU where OpenBLAS does not know its model.
+// OPENBLAS_L2_SIZE) are read when it is loaded, and with the wrong values halve its speed. A fair peer ignores them,
+// and has the kernels of this CPU where OpenBLAS does not know its model.
 #pragma once
 
 #include <cblas.h>

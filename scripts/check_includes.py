@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Which folder of src/ may include which: every arrow of docs/reference/architecture.md points one way. Fails where a file includes what
-its folder may not see.
+"""Checks which folders of src/ include which: every arrow of docs/reference/architecture.md points one way. Fails if a
+file includes a file of a folder that its own folder may not include.
 
     scripts/check_includes.py
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How much there is to read of each GPU kernel, in lines, comments among them: its own folder, what it includes of tile/ and attention/ and
-of other kernels, and beside these the wrappers of single instructions, ptx/. Fails where a file is too long; what a kernel has in all,
-without ptx/, should stay about 2500.
+"""Counts the lines, including comments, that a reader of each GPU kernel has to read: its own folder, the files that it
+includes from tile/ and attention/ and from other kernels and, counted separately, the wrappers of single instructions
+in ptx/. Fails if a file is too long; a kernel's total without ptx/ should stay at about 2500.
 
     scripts/check_kernel_size.py
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent / "kernels"
-MOST_LINES = 500  # of a file
+MOST_LINES = 500  # per file
 
 
 def includes(file: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Checks that every relative link of the Markdown pages leads to a file that is there, and every anchor to a heading.
+"""Checks that every relative link of the Markdown pages leads to an existing file, and every anchor to a heading.
 
     python scripts/check_links.py
 """
@@ -36,7 +36,8 @@ def broken(page: pathlib.Path) -> list[str]:
 
 if __name__ == "__main__":
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True,
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True,
+        text=True,
         check=True,
     )  # fmt: skip
     pages = [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Whether two commits compile to the same machine code: every prebuilt row, by NVRTC, for every architecture. No GPU.
+"""Compares the machine code of two commits: every prebuilt row, by NVRTC, for every architecture. Needs no GPU.
 
   scripts/compare_sass.py BASE [HEAD] [--arch 80 90] [--kernel fwd_sm90]
 
-HEAD is the working tree as it is where it is not given. Each commit lists its own rows (`tessera_aot --sources`), so
-that names, files and fields of configs may differ between the two. A row is compared with the row of the same number;
-where rows were added, dropped or moved, with one of the same code.
+HEAD defaults to the working tree. Each commit lists its own rows (`tessera_aot --sources`), so that names, files and
+fields of configs may differ between the two. A row is compared with the row of the same number or, where rows were
+added, dropped or moved, with a row of the same code.
 
-Compared are every instruction with its operands and control bits, registers, stack, shared memory, threads and clusters;
-not names, nor the offsets of parameters where those of one commit map onto the other's one to one.
+Compared are every instruction with its operands and control bits, registers, stack, shared memory, threads and
+clusters. Names are not compared, nor are the offsets of parameters if those of one commit map one to one to the
+other's.
 
-Compiled rows are kept in TESSERA_SASS_CACHE (~/.cache/tessera-sass) under the hash of the tokens that the compiler sees,
-so that a commit that moves lines or changes comments compiles nothing again.
+Compiled rows are cached in TESSERA_SASS_CACHE (~/.cache/tessera-sass) under the hash of the tokens that the compiler
+sees, so that a commit that moves lines or changes comments compiles nothing again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ROOT = Path(subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=Path(__f
 CACHE = Path(os.environ.get("TESSERA_SASS_CACHE", Path.home() / ".cache" / "tessera-sass"))
 NVDISASM = "nvidia-cuda-nvdisasm==13.5.37"  # reads the code of older compilers; earliest on PyPI is 13.2
 OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
-VERSION = "1"  # of what is kept
+VERSION = "1"  # of the cached data
 
 
 def run(*command: str | Path, **options) -> str:
@@ -59,7 +60,7 @@ def sha(*texts: str | bytes) -> str:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Whole or not at all: others may use the cache at the same time."""
+    """Writes a file atomically: others may use the cache at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(data)
@@ -72,7 +73,7 @@ def keep(path: Path, data: bytes) -> None:
 def tree_of(commit: str | None) -> str:
     if commit:
         return run("git", "rev-parse", "--verify", f"{commit}^{{tree}}", cwd=ROOT).strip()
-    with tempfile.TemporaryDirectory() as folder:  # the working tree, with the files that git does not know yet
+    with tempfile.TemporaryDirectory() as folder:  # the working tree, including files that git does not track yet
         environment = {**os.environ, "GIT_INDEX_FILE": f"{folder}/index"}
         run("git", "read-tree", "HEAD", cwd=ROOT, env=environment)
         run("git", "add", "--all", cwd=ROOT, env=environment)
@@ -85,7 +86,7 @@ def export(tree: str, folder: Path) -> None:
 
 
 def host_key(tree: str) -> str:
-    """Of everything that decides which rows there are: the host's code and the headers that it shares with kernels."""
+    """A hash of everything that determines the rows: the host's code and the headers that it shares with kernels."""
     listing = run("git", "ls-tree", "-r", tree, "CMakeLists.txt", "CMakePresets.json", "cmake", "src", "include",
                   "kernels", cwd=ROOT)  # fmt: skip
     return sha(VERSION, *(line for line in listing.splitlines() if not line.endswith((".cuh", ".md"))))
@@ -100,7 +101,7 @@ def sources_of(tree: str, name: str) -> dict[str, dict[str, str]]:
         print(f"{name}: building tessera_aot for its rows", file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             export(tree, Path(folder))
-            # In a folder as a working tree has it, so that the compiler's cache knows what is the same.
+            # In a folder laid out like a working tree, so that the compiler's cache recognises equal files.
             environment = {**os.environ, "CCACHE_BASEDIR": folder, "CCACHE_NOHASHDIR": "1"}
             if shutil.which("ccache"):
                 environment |= {"CMAKE_C_COMPILER_LAUNCHER": "ccache", "CMAKE_CXX_COMPILER_LAUNCHER": "ccache"}
@@ -129,18 +130,18 @@ class Headers:
                     os.rename(folder, self.folder)
                     os.makedirs(folder)  # for the clean-up
                 except OSError:
-                    pass  # another run's is there
+                    pass  # it exists from another run
 
     @lru_cache(maxsize=None)
     def tokens(self, path: str) -> tuple[str, tuple[str, ...]]:
-        """A header's tokens, and what it includes."""
+        """A header's tokens, and the headers that it includes."""
         file = self.folder / path
         if not file.exists():
-            return "", ()  # the compiler's own
+            return "", ()  # one of the compiler's own
         return tokens_of(file.read_text())
 
     def closure(self, source: str) -> str:
-        """The tokens of a source and of all that it includes, each header once and without its path."""
+        """The tokens of a source and of everything that it includes, each header once and without its path."""
         text, includes = tokens_of(source)
         seen, parts = set(), [text]
 
@@ -209,7 +210,7 @@ def sections(cubin: bytes) -> list[tuple[str, int, bytes]]:
 
 
 def read_row(cubin: bytes, log: str, program: Path) -> str:
-    """A row's resources, then its machine code: an instruction a line with its control bits, symbols by number."""
+    """A row's resources, then its machine code: one instruction per line with its control bits, symbols by number."""
     lines = []
     for line in log.splitlines():
         if "bytes stack frame" in line or " registers" in line:
@@ -234,7 +235,7 @@ def read_row(cubin: bytes, log: str, program: Path) -> str:
 
 
 def build_row(job: tuple[str, str, str, Path, Path]) -> str:
-    """"" or why it does not compile."""
+    """Returns "", or why it does not compile."""
     source, arch, key, include, program = job
     options = [f"--gpu-architecture={arch}", *OPTIONS, f"--include-path={include}"]
     cubin, log, status = nvrtc.compile_program(source, options)
@@ -259,9 +260,9 @@ class Row:
     def code(self) -> tuple[str, ...]:
         text = gzip.decompress((CACHE / "rows" / f"{self.key}.gz").read_bytes()).decode()
         lines = text.split("\n")
-        if "c[0x4]" not in text:  # constants and variables of the headers that no instruction reads
+        if "c[0x4]" not in text:  # constants and variables of headers that no instruction reads
             lines = [line for line in lines if not line.startswith((".nv.constant4", ".nv.global"))]
-        return (self.source.split("\n", 1)[0], *lines)  # the launch's facts first
+        return (self.source.split("\n", 1)[0], *lines)  # facts of the launch first
 
 
 def rows_of(commit: str | None, archs: list[str], kernels: list[str]) -> list[Row]:
@@ -300,7 +301,7 @@ FIRST_PARAMETER_BLACKWELL = 0x380
 
 
 class Offsets:
-    """The offsets of one kernel's parameters onto the other's, one to one."""
+    """A one-to-one map from the offsets of one kernel's parameters to the other's."""
 
     def __init__(self, arch: str):
         self.first = FIRST_PARAMETER.get(arch, FIRST_PARAMETER_BLACKWELL)
@@ -358,7 +359,7 @@ def compare(base: list[Row], head: list[Row], lines: int) -> int:
             pairs = []
         left = [(a, b) for a, b in pairs if not same(a, b)]
         equal = len(pairs) - len(left)
-        # Rows that moved: by code.
+        # Rows that moved are matched by their code.
         rest_a = [a for a, _ in left] if pairs else ours
         rest_b = [b for _, b in left] if pairs else theirs
         moved = 0

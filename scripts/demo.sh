@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# demo.sh: Tessera beside standard attention on this machine, and beside PyTorch's own attention where a python3 on the PATH
-# has PyTorch and NumPy: bfloat16, causal, head size 128. It prints a table and draws bars into out/compare.png. The program
-# must have been built.
+# demo.sh: compares Tessera with standard attention on this machine and, if a python3 on the PATH has PyTorch and NumPy,
+# with PyTorch's own attention: bfloat16, causal, head size 128. It prints a table and draws bars into out/compare.png.
+# The program must have been built.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 compare=(compare --dtype bfloat16 --causal -D 128 --lengths 1024,2048,4096,8192 --repeat 3 --report out/compare.json)
@@ -10,7 +10,8 @@ venv=$PWD/build/venv
 # The package for that Python: the extension is built beside the sources, with the environment's nanobind.
 package_for() {
   mkdir -p build/nanobind
-  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" build/nanobind/nanobind
+  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" \
+    build/nanobind/nanobind
   local path
   path=$(PYTHON=$1 PYTHONPATH=$PWD/build/nanobind scripts/gpu_python.sh --quiet 2> build/demo.log) || return
   PYTHONPATH=$path "$1" -c 'import tessera' 2> /dev/null && echo "$path"
@@ -19,7 +20,7 @@ package_for() {
 mkdir -p out
 for python in $(type -ap python3); do
   "$python" -c 'import torch, numpy' 2> /dev/null || continue
-  echo "PyTorch of $python stands beside Tessera; building the Python package for it"
+  echo "Comparing with PyTorch of $python as well; building the Python package for it"
   if path=$(package_for "$python"); then
     PYTHONPATH=$path "$python" -m tessera "${compare[@]}"
     compared=1

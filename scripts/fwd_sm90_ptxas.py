@@ -1,4 +1,4 @@
-"""What ptxas says of one tile of fwd_sm90, by NVRTC on this tree's headers. No GPU, no library."""
+"""ptxas's report on one tile of fwd_sm90, by NVRTC on this tree's headers. Needs no GPU and no library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "o_chunks": model.layout(shape, tile).output_chunks,
         "page_rows": 0,
         "causal": str(shape.area == "causal").lower(),
-        "varlen": str(shape.area == "window").lower(),  # its rows are packed batches', too
+        "varlen": str(shape.area == "window").lower(),  # its rows also serve packed batches
         "block_mask": "false",
         "live_tiles": "false",
         "score": f"{{.bias = true, .bias_dtype = {_BFLOAT16}}}" if shape.area == "options" else "{}",
@@ -27,7 +27,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
 
 
 def source(shape: Shape, tile: Tile) -> str:
-    """As src/cuda/runtime/codegen.cpp has it."""
+    """As in src/cuda/runtime/codegen.cpp."""
     threads = (tile.consumers + 1) * 128
     cluster = f" __cluster_dims__({tile.cluster}, 1, 1)" if tile.cluster > 1 else ""
     config = config_text(shape, tile)

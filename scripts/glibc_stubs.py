@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The C library of an older Linux to link against, made from the one that is here.
+"""Makes an older glibc to link against from the one of this machine.
 
     scripts/glibc_stubs.py COMPILER VERSION FOLDER      such as aarch64-linux-gnu-gcc 2.28 build/stubs
 
-Writes libraries without code into FOLDER: they have every symbol that COMPILER's glibc has of VERSION or older, by its
-newest such version. A program that is linked with -L FOLDER asks for no newer one, and so starts with glibc VERSION and
-all later ones. Functions that glibc has only had since then stay undefined; cmake/older_glibc.c has those that are needed.
+Writes libraries without code into FOLDER. They have every symbol that COMPILER's glibc has in VERSION or older, with
+its newest such version. A program linked with -L FOLDER needs no newer version, and so starts with glibc VERSION and
+all later ones. Functions that glibc has only since then remain undefined; cmake/older_glibc.c implements those that are
+needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _LINE = re.compile(r"\s*\d+: [0-9a-f]+ +(\w+) (\w+) +(?:GLOBAL|WEAK) +DEFAULT.* +(\d+) (\S+?)@@?(GLIBC_([0-9.]+))$")
-# Parts of libc since 2.34, and libraries of their own before: by what their symbols are called.
+# Parts of libc since 2.34 that were separate libraries before, by the names of their symbols.
 _FORMERLY = (("libdl.so.2", re.compile("dl")), ("libpthread.so.0", re.compile("pthread_|__pthread_|sem_")))
 
 
@@ -38,7 +39,7 @@ def run(*command: str | Path, text: str = "") -> str:
 
 
 def symbols_of(compiler: list[str], library: str, newest: tuple[int, ...]) -> tuple[list[Symbol], set[str]]:
-    """The symbols, each by its newest version up to `newest`, and the names of those that have a newer one, too."""
+    """The symbols, each with its newest version up to `newest`, and the names of those that also have a newer one."""
     path = run(*compiler, f"-print-file-name={library}").strip()
     found: dict[str, tuple[tuple[int, ...], Symbol]] = {}
     renewed = set()
@@ -89,7 +90,7 @@ def main(compiler_line: str, version: str, folder_name: str) -> None:
     parts[loader[1]] = symbols_of(compiler, loader[1], newest)[0]
     for soname, symbols in parts.items():
         write_library(compiler, folder, soname, symbols)
-    # As the C library's own libc.so and libm.so: what the linker finds by -lc and -lm.
+    # Like the C library's own libc.so and libm.so: the files that the linker finds for -lc and -lm.
     own = run(*compiler, "-print-file-name=libc_nonshared.a").strip()
     others = " ".join(str(folder / part) for part in ("libpthread.so.0", "libdl.so.2", loader[1]) if part in parts)
     (folder / "libc.so").write_text(f"GROUP ( {folder / 'libc.so.6'} {own} AS_NEEDED ( {others} ) )\n")

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs those named; bench.log and a JSON
-# file each in $OUT, else in build/gpu-python/logs.
+# The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs the named benchmarks. Writes
+# bench.log and one JSON file per benchmark to $OUT, otherwise to build/gpu-python/logs.
 #
-#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, pages, options, decode, launch, io; all unless some are named
-#   scripts/gpu_bench.sh --quick ...       short lead-in and one round: for a look, not for reports
-#   scripts/gpu_bench.sh ... -- OPTION ... goes to bench/cuda_against_pytorch.py, as --direction forward --head-dims 128
+#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, pages, options, decode, launch, io; default: all
+#   scripts/gpu_bench.sh --quick ...       short lead-in and one round: for a quick look, not for reports
+#   scripts/gpu_bench.sh ... -- OPTION ... options of bench/cuda_against_pytorch.py, as --direction forward
 #
-# On an H200 with 16 cores: the build a minute and a half; grid five minutes (0.8 s a cell and contestant: 36 cells, four
-# contestants forward, three backward), beyond two, pages half a minute, decode one and a half, launch as pages, io two.
-# Within ten minutes:
+# On an H200 with 16 cores, the build takes a minute and a half; grid five minutes (0.8 s per cell and contestant: 36
+# cells, four contestants forward, three backward), beyond two, pages half a minute, decode one and a half, launch as
+# long as pages, io two. Within ten minutes:
 #
 #   scripts/gpu_bench.sh grid                                                   everything in it, both directions
 #   scripts/gpu_bench.sh beyond pages decode launch io
-#   scripts/gpu_bench.sh grid -- --contestants sm80 flash                       the kernels of every GPU against FA2: 2.5
+#   scripts/gpu_bench.sh grid -- --contestants sm80 flash                       every GPU's kernels against FA2: 2.5
 #   scripts/gpu_bench.sh grid -- --contestants tessera cudnn --direction forward   the best kernel against cuDNN: 1.5
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -44,10 +44,11 @@ export PYTHONPATH=$path PYTHONUNBUFFERED=1
 echo "built in $SECONDS s"
 : > "$logs/bench.log"
 
-# The library alone, no other dependency: one compiler call.
+# The library alone, without other dependencies: one compiler call.
 run_launch() {
   local program=build/gpu-python/tessera_bench_launch
-  "${CXX:-c++}" -std=c++20 -O2 -Iinclude -Isrc bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread -o $program &&
+  "${CXX:-c++}" -std=c++20 -O2 -Iinclude -Isrc bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread \
+    -o $program &&
     $program --json "$logs/launch.json"
 }
 
@@ -58,7 +59,8 @@ for bench in "${benches[@]}"; do
     launch) run_launch ;;
     io) "$python" bench/cuda_io.py "${steadiness[@]}" --json "$logs/io.json" ;;
     *)
-      "$python" bench/cuda_against_pytorch.py --cases "$bench" "${steadiness[@]}" --json "$logs/$bench.json" "${more[@]}"
+      "$python" bench/cuda_against_pytorch.py --cases "$bench" "${steadiness[@]}" --json "$logs/$bench.json" \
+        "${more[@]}"
       ;;
   esac 2>&1 | tee -a "$logs/bench.log"
   status=${PIPESTATUS[0]}

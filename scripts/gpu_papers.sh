@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# What the papers claim, measured on a machine with a GPU: a CSV a subject in $OUT, else in build/gpu-python/logs. Three to four minutes
-# on an H200 with 16 cores; bench/papers.py and bench/long_context.py say what each is.
+# Measures the claims of the papers on a machine with a GPU. Writes one CSV per subject to $OUT, otherwise to
+# build/gpu-python/logs. Takes three to four minutes on an H200 with 16 cores; bench/papers.py and bench/long_context.py
+# document the subjects.
 #
-#   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2, sparse, pathfinder; all but the last unless named
+#   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2, sparse, pathfinder;
+#                                          default: all but the last
 #
-# gpt2 needs Transformers. sparse is bench/block_sparse.py, with blocks of 128 and of 64. pathfinder trains for $TRAIN_SECONDS (480) in
-# out/pathfinder: 32 x 32 until that is learnt, 64 x 64 from it, 128 x 128 from that until 0.8, 256 x 256 from that; another call goes on where
-# the last one stopped.
+# gpt2 needs Transformers. sparse is bench/block_sparse.py, with blocks of 128 and of 64. pathfinder trains for
+# $TRAIN_SECONDS (480) in out/pathfinder: 32 x 32 until that is learnt, then from its weights 64 x 64, then 128 x 128 up
+# to 0.8, then 256 x 256; another call continues where the last one stopped.
 #
-# The committed ones are bench/results/<date>-<gpu>-papers-<subject>.csv, which `make docs` draws.
+# The committed results are bench/results/<date>-<gpu>-papers-<subject>.csv, which `make docs` draws.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +42,8 @@ run_lengths() {
 run_long() { "$python" bench/long_context.py --csv "$logs/long.csv"; }
 run_gpt2() { "$python" bench/gpt2.py --csv "$logs/gpt2.csv"; }
 run_sparse() {
-  "$python" bench/block_sparse.py --csv "$logs/sparse.csv" && "$python" bench/block_sparse.py --block 64 --csv "$logs/sparse-64.csv"
+  "$python" bench/block_sparse.py --csv "$logs/sparse.csv" &&
+    "$python" bench/block_sparse.py --block 64 --csv "$logs/sparse-64.csv"
 }
 run_pathfinder() {
   local folder=${PATHFINDER:-out/pathfinder} end=$((SECONDS + ${TRAIN_SECONDS:-480})) side before= more

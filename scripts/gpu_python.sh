@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The Python package for a machine with a GPU, without a wheel: the extension alone is built, beside links to the rest, and the
-# program that scripts/search_fwd_sm90.py asks.
+# The Python package for a machine with a GPU, without a wheel: builds only the extension, beside links to the other
+# files, and the program tessera_tiles for scripts/search_fwd_sm90.py.
 #
-#   scripts/gpu_python.sh          builds, and prints the folders for PYTHONPATH; what it does goes to stderr
-#   scripts/gpu_python.sh --quiet  what it does goes to build/gpu-python/build.log, and its end to stderr where the build fails
+#   scripts/gpu_python.sh          builds, and prints the folders for PYTHONPATH; the build's output goes to stderr
+#   scripts/gpu_python.sh --quiet  the build's output goes to build/gpu-python/build.log, its end to stderr on failure
 #
-# Takes CMake, Ninja, a C++ compiler, Python.h and nanobind; nanobind and pytest may lie as wheels in .whl instead.
+# Needs CMake, Ninja, a C++ compiler, Python.h and nanobind; nanobind and pytest may also be wheels in .whl.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD

@@ -1,8 +1,9 @@
-"""The committed measurements in bench/results: what was measured last of each cell, and the peers of a dated run.
+"""The committed measurements in bench/results: the latest of each cell, and the peers of a dated run.
 
-Results are what bench/cuda_against_pytorch.py --json and bench/cuda_serving.py write, named <date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not
-run beside Tessera, and -2, which not every run has, stand in peers-<date>.csv beside the cuDNN of their own run: here they are the
-cuDNN of a result's run times their dated ratio.
+Results are the files that bench/cuda_against_pytorch.py --json and bench/cuda_serving.py write, named
+<date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not run beside Tessera, and -2, which some runs lack, are
+in peers-<date>.csv beside the cuDNN of their own run: here they are a result's cuDNN times their ratio to cuDNN in the
+dated run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ CARRIED = ("fa2", "fa3", "fa4")
 
 
 def results() -> list[dict]:
-    """Every committed result, oldest first, each with the name of its file."""
+    """Every committed result, oldest first, each with its file name."""
     loaded = []
     for path in sorted(FOLDER.glob("*.json")):
         result = json.loads(path.read_text())
@@ -29,7 +30,7 @@ def results() -> list[dict]:
 
 
 def latest_cells(case: str, direction: str) -> list[dict]:
-    """Of each cell the last measurement, with the machine it was taken on."""
+    """The latest measurement of each cell, with the machine that it was measured on."""
     cells = {}
     for result in results():
         for cell in result["cells"]:
@@ -39,7 +40,7 @@ def latest_cells(case: str, direction: str) -> list[dict]:
 
 
 def latest_serving() -> list[dict]:
-    """Of each cell of bench/cuda_serving.py the last measurement, with the machine it was taken on."""
+    """The latest measurement of each cell of bench/cuda_serving.py, with the machine that it was measured on."""
     cells = {}
     for result in results():
         for cell in result["cells"]:
@@ -67,10 +68,10 @@ def rate(cell: dict, name: str) -> float | None:
 
 
 def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
-    """TFLOP/s of a cell of the grid: measured in one run (tessera, sm80, PEERS_OF_A_RUN), and by the dated ratio (CARRIED,
-    fa2 unless flash was measured)."""
+    """TFLOP/s of a cell of the grid: measured in one run (tessera, sm80, PEERS_OF_A_RUN), and by the dated ratio
+    (CARRIED, fa2 unless flash was measured)."""
     rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
-    if rate(cell, "sm90"):  # asked for by name: a plan chose bwd_sm80 then
+    if rate(cell, "sm90"):  # requested by name: a plan chose bwd_sm80 then
         rates |= {"tessera": rate(cell, "sm90"), "sm80": rates["tessera"]}
     dated = table.get((cell["direction"], cell["head_dim"], cell["mask"], cell["length"]))
     if dated and "cudnn" in rates:

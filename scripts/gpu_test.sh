@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Proves the CUDA backend on a machine with a GPU: one summary line a suite, the logs beside each other in $OUT, else in
-# build/gpu/logs. Ends in under ten minutes whatever hangs. Exit status 0: nothing failed.
+# Tests the CUDA back end on a machine with a GPU. Prints one summary line per suite and writes the logs to $OUT,
+# otherwise to build/gpu/logs. Ends in less than ten minutes even if a test hangs. Exit status 0: nothing failed.
 #
-#   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     all suites unless some are named
-#   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
+#   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     default: all suites
+#   scripts/gpu_test.sh --bundle DIR                                builds the folder for --prebuilt
 #
-# Without a driver, or without a GPU that it can use, it says so in one line and builds nothing.
+# Without a driver, or without a usable GPU, it says so in one line and builds nothing.
 #
-# Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself), table, comparison
-# (the table by the kernels that are there for comparison),
-# ampere (the table without bulk copies, as GPUs before Hopper run it), graphs (the table and streams, each call a CUDA
-# graph), invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck
-# (compute-sanitizer), python.
+# Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself),
+# table, comparison (the table with the kernels for comparison), ampere (the table without bulk copies, as on GPUs
+# before Hopper), graphs (the table and streams, each call a CUDA graph), invariance, cuda (pointers, streams, graphs,
+# 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck (compute-sanitizer), python.
 #
-# To build takes CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
+# Building needs CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
 # the library and the C++ run time linked in. The suite python builds its extension itself: scripts/gpu_python.sh.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -25,7 +24,8 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit ptx table comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+all_suites=(prepare unit ptx table comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck
+  python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -51,7 +51,7 @@ build_programs() {
   cmake --build $build --parallel "${JOBS:-$(nproc)}" --target "${programs_needed[@]}"
 }
 
-# Nothing is built for what cannot run here. What Python cannot tell, the programs do.
+# Builds nothing if the tests cannot run here. Conditions that Python cannot detect, the programs do.
 if [[ -z $bundle ]] && command -v python3 > /dev/null && ! reason=$(python3 -c '
 import ctypes, sys
 try:
@@ -83,12 +83,12 @@ if [[ -n $bundle ]]; then
 fi
 
 failed=0
-# within SECONDS: so many, or what is left of the run's own time.
+# within SECONDS: this time, or the remaining time of the whole run if it is less.
 within() {
   local left=$((570 - SECONDS))
   echo $(($1 < left ? $1 : left > 1 ? left : 1))
 }
-# report SUITE STATUS DETAIL: the one line. Status: passed, FAILED or skipped.
+# report SUITE STATUS DETAIL: prints the summary line. Status: passed, FAILED or skipped.
 report() {
   printf '%-11s  %-8s %s (%d s)\n' "$1" "$2" "${3#skipped: }" $((SECONDS - started))
   [[ $2 != FAILED ]] || failed=$((failed + 1))
@@ -96,7 +96,7 @@ report() {
 first_failure() { grep -hm1 -E 'replay:|FAILED:|\[  FAILED  \]|error|Error|crashed' "$@" | sed 's/^ *//' | head -1; }
 skip_reason() { grep -hm1 -o 'skipped: .*' "$@" | head -1; }
 
-# Each test of a filter once, in more shards than processes: a lost GPU context takes the rest of its shard with it.
+# Runs each test of a filter once, in more shards than processes: a lost GPU context also loses the rest of its shard.
 gtest_suite() { # NAME SECONDS SHARDS FILTER [PROGRAM]
   local name=$1 seconds shards=$3 filter=$4 program=$programs/${5:-op_tests}
   seconds=$(within "$2")
@@ -108,7 +108,8 @@ gtest_suite() { # NAME SECONDS SHARDS FILTER [PROGRAM]
   cat $(ls -v "$logs/$name".*.log) > "$logs/$name.log"
   rm -f "$logs/$name".*.log
   local passed bad
-  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$logs/$name.log" | awk '{ n += $1 } END { print n + 0 }')
+  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$logs/$name.log" |
+    awk '{ n += $1 } END { print n + 0 }')
   bad=$(grep -cE '^\[  FAILED  \] .* \([0-9]+ ms\)$' "$logs/$name.log")
   local skipped
   skipped=$(grep -cE '^\[  SKIPPED \] .* \([0-9]+ ms\)$' "$logs/$name.log")
@@ -134,15 +135,17 @@ suite_prepare() {
   fi
 }
 
-# The prebuilt set is compiled without a GPU, and long: make check does it.
+# Compiling the prebuilt set needs no GPU and takes long: make check does it.
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_ptx() { gtest_suite ptx 90 1 'Device/PtxGpu.*' ptx_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
 suite_comparison() { gtest_suite comparison 120 24 'Cuda/GpuComparison.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
-suite_graphs() { TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'; }
+suite_graphs() {
+  TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'
+}
 suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
-# Plans need no GPU: `make test` asks for them.
+# Plans need no GPU: `make test` covers them.
 suite_cuda() { gtest_suite cuda 180 1 '*Cuda*.*-*GpuTable*:*GpuComparison*:*GpuBatchInvariance*:CudaPlan.*'; }
 
 suite_fuzz() {
@@ -155,17 +158,20 @@ suite_fuzz() {
   rm -f "$logs"/fuzz.*.log
   local reason passed
   reason=$(skip_reason "$logs/fuzz.log")
-  passed=$(sed -nE 's/^([0-9]+) cases passed in [0-9]+ s$/\1/p' "$logs/fuzz.log" | awk '{ n += $1 } END { print n + 0 }')
+  passed=$(sed -nE 's/^([0-9]+) cases passed in [0-9]+ s$/\1/p' "$logs/fuzz.log" |
+    awk '{ n += $1 } END { print n + 0 }')
   if [[ -n $reason ]]; then
     report fuzz skipped "$reason"
   elif ((status)); then
-    report fuzz FAILED "$(grep -hm1 -E '^replay:|crashed' "$logs/fuzz.log" || grep -hm1 '^FAILED:' "$logs/fuzz.log" || echo 'stopped, out of time')"
+    report fuzz FAILED "$(grep -hm1 -E '^replay:|crashed' "$logs/fuzz.log" || grep -hm1 '^FAILED:' "$logs/fuzz.log" ||
+      echo 'stopped, out of time')"
   else
     report fuzz passed "${passed:-0} cases"
   fi
 }
 
-# A tool's records of a log, a line each: initcheck's "read BYTES KERNEL", racecheck's "RAW KERNEL", "WAR ...", "WAW ...".
+# A tool's records in a log, one per line: initcheck's "read BYTES KERNEL", racecheck's "RAW KERNEL", "WAR ...", "WAW
+# ...".
 findings() {
   awk '/Potential (RAW|WAR|WAW) hazard/ { match($0, /RAW|WAR|WAW/); kind = substr($0, RSTART, 3) }
        /read of size [0-9]+ bytes/ { match($0, /size [0-9]+/); read = "read " substr($0, RSTART + 5, RLENGTH - 5) }
@@ -174,9 +180,11 @@ findings() {
        }' "$1"
 }
 
-# Exact memory: a tensor's allocation ends where the tensor does, and the workspace is not written before the call. The
-# cases are spread over a few processes: most of the time goes into compiling and into a tool's work on the host.
-sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved false in docs/reference/testing.md, match, or nothing
+# With exact memory: a tensor's allocation ends where the tensor does, and the workspace is not written before the call.
+# The cases are distributed over a few processes, since most of the time is spent on compiling and on a tool's work on
+# the host.
+# EXCUSED: an expression for the findings that docs/reference/testing.md proves false, or "".
+sanitizer_suite() { # TOOL EXCUSED OPTION...
   local tool=$1 excused=$2 shards=$((processes < 6 ? processes : 6))
   shift 2
   local sanitizer
@@ -196,7 +204,7 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
   local cases wanted summary reason
   cases=$(grep -c '^passed: ' "$logs/$tool.log")
   wanted=$(grep -vc '^#' tests/op/sanitizer_cases.txt)
-  # "ERROR SUMMARY: 2 errors", "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", of each process.
+  # "ERROR SUMMARY: 2 errors", "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", for each process.
   local found false=0
   found=$(grep -hoE '(ERROR|RACECHECK) SUMMARY: [0-9]+' "$logs/$tool.log" | awk '{ n += $NF } END { print n + 0 }')
   if [[ -n $excused ]]; then  # by their records: the summary counts a full buffer as a finding
@@ -209,7 +217,8 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
   if [[ -n $reason ]]; then
     report "$tool" skipped "$reason"
   elif ((found != false || (status && !false) || cases != wanted)); then
-    report "$tool" FAILED "status $status, $cases of $wanted cases passed; $summary $(grep -hm1 '^FAILED: ' "$logs/$tool.log")"
+    report "$tool" FAILED \
+      "status $status, $cases of $wanted cases passed; $summary $(grep -hm1 '^FAILED: ' "$logs/$tool.log")"
   else
     report "$tool" passed "$cases cases; $summary"
   fi
@@ -217,13 +226,18 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
 
 suite_memcheck() { sanitizer_suite memcheck '' --print-limit 20 --padding 256; }
 suite_racecheck() {
-  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256|_d512)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' --print-limit 1000000 --show-backtrace no \
-    --racecheck-report hazard
+  sanitizer_suite racecheck \
+    'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256|_d512)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' \
+    --print-limit 1000000 --show-backtrace no --racecheck-report hazard
 }
-suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_(bwd_rows|bwd_sm90_after)|read (2|8) tessera_combine|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
+suite_initcheck() {
+  sanitizer_suite initcheck \
+    'read [0-9]+ tessera_(bwd_rows|bwd_sm90_after)|read (2|8) tessera_combine|read 8 tessera_decode_sm90' \
+    --print-limit 1000000 --show-backtrace no
+}
 suite_synccheck() { sanitizer_suite synccheck '' --print-limit 20; }
 
-# On an installed package, else on an extension built here.
+# Uses an installed package, otherwise an extension built here.
 suite_python() {
   local python=${PYTHON:-python3} path
   : > "$logs/python.log"
@@ -240,7 +254,7 @@ suite_python() {
   elif ! "$python" -c 'import tessera; tessera.device("cuda")' >> "$logs/python.log" 2>&1; then
     report python skipped "skipped: $(tail -1 "$logs/python.log")"
   else
-    # What else is installed there may have plugins for another pytest.
+    # Other packages there may have plugins for another pytest.
     PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 timeout "$(within 240)" "$python" -m pytest -q -p no:cacheprovider -k cuda \
       tests/python >> "$logs/python.log" 2>&1
     local status=$?
@@ -248,7 +262,7 @@ suite_python() {
   fi
 }
 
-# The whole run stays under ten minutes: a suite that would start too late is not started.
+# The whole run stays under ten minutes: a suite that would start too late is skipped.
 for suite in "${suites[@]}"; do
   started=$SECONDS
   if ((SECONDS > 540)); then

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""This tree against variants of its kernels on one GPU: which is faster, and by more than runs differ?
+"""Compares this tree with variants of its kernels on one GPU: which is faster, and by more than the noise of runs?
 
     scripts/gpu_variants.py FOLDER ... [--rounds 3] [-- OPTION ...]
     scripts/gpu_variants.py build/q_in_registers -- --head-dims 128 --lead-ms 100 --measure-ms 100
 
-A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90/kernel.cuh). The options are
-bench/cuda_against_pytorch.py's, after --direction forward --contestants tessera cudnn. Every tree is built
-(scripts/gpu_python.sh) and compiles its kernels beside the others; then they are measured in turns, each round in the other
-order, in the first with results held against float64. Prints how many times as fast as this tree a variant is, by cell and in
-all, and what every run gave by itself: their spread is noise. Two trees, three rounds of 12 cells: three minutes, one and a
-half of them for 100 ms.
+A variant is a folder of files that replace those in kernels/ (tessera/fwd_sm90/kernel.cuh). The options are those of
+bench/cuda_against_pytorch.py, after --direction forward --contestants tessera cudnn. Every tree is built
+(scripts/gpu_python.sh) and compiles its kernels in parallel with the others. Then the trees are measured alternately,
+each round in the opposite order; the first round compares results with float64. Prints by what factor a variant is
+faster than this tree, per cell and overall, and the results of every run, whose spread is the noise. Two trees, three
+rounds of 12 cells: three minutes, one and a half of them for 100 ms.
 
-JSON files and logs in $OUT, else in build/variants/logs. Exit status 1: a result was wrong, or a run failed.
+Writes JSON files and logs to $OUT, otherwise to build/variants/logs. Exit status 1: a result was wrong, or a run
+failed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HERE = "this tree"
 
 
 def replaced(variant: Path, kernels: Path) -> list[Path]:
-    """The files of a tree's kernels/ that a variant has others for."""
+    """The files of a tree's kernels/ that a variant replaces."""
     if not variant.is_dir():
         raise SystemExit(f"{variant}: no such folder")
     files = [path.relative_to(variant) for path in sorted(variant.rglob("*")) if path.is_file()]
@@ -48,7 +49,7 @@ def replaced(variant: Path, kernels: Path) -> list[Path]:
 
 
 def overlay(variant: Path, kernels: Path) -> None:
-    """Puts a variant's files into a tree's kernels/."""
+    """Copies a variant's files into a tree's kernels/."""
     for file in replaced(variant, kernels):
         shutil.copy(variant / file, kernels / file)
 
@@ -61,13 +62,13 @@ def copy_of_tree(name: str) -> Path:
 
 
 def speed(cell: dict) -> float:
-    """Over a peer's where one was measured, which takes out what the machine does meanwhile; else 1 / seconds."""
+    """The ratio to a peer if one was measured, which cancels changes of the machine; otherwise 1 / seconds."""
     against = [found for pair in RATIOS if (found := ratio(cell, *pair)) is not None]
     return against[0] if against else 1 / min(cell["seconds"].values())
 
 
 def summary(runs: dict[str, list[list[dict]]]) -> str:
-    """Of each tree's runs, lists of cells alike in all: the ratios' table."""
+    """The table of ratios from each tree's runs, which are lists of the same cells."""
     speeds = {tree: [[speed(cell) for cell in run] for run in of_tree] for tree, of_tree in runs.items()}
     variants = [tree for tree in runs if tree != HERE]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install_packages.sh LIST [LIST ...]: installs the Debian packages of lists, such as debian-packages.txt, that are
-# missing from this machine, by name, and says which, and nothing else unless it fails.
+# install_packages.sh LIST [LIST ...]: installs those Debian packages of the lists (such as debian-packages.txt) that
+# this machine lacks, and prints their names, and nothing else unless it fails.
 set -euo pipefail
 cd "$(dirname "$0")"
 lists=("${@:?the names of lists}")
@@ -31,7 +31,7 @@ echo "Installing missing Debian packages: ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# What a package manager says is of use when it fails.
+# Shows a package manager's output only if it fails.
 quietly() {
   "$@" < /dev/null > "$log" 2>&1 && return
   local code=$?

@@ -1,5 +1,5 @@
-"""Makes docs/explore/data.js, what the page docs/explore/index.html shows, from `tessera trace --json`, and where Chromium is
-installed the page's picture, docs/images/explore.png.
+"""Makes docs/explore/data.js, the data of the page docs/explore/index.html, from `tessera trace --json` and, if
+Chromium is installed, the page's picture, docs/images/explore.png.
 
     make explore        or        python scripts/make_explore.py --tessera build/release/cli/tessera
 """
@@ -22,14 +22,14 @@ PREFIX = "// Made by `make explore` from `tessera trace --json`.\nwindow.TESSERA
 LENGTHS, HEAD_DIMS = (256, 512, 1024), (64, 128)
 BLOCK_MS, BLOCK_NS = (32, 64, 128, 256), (32, 64, 128)
 MASKS = {"full": (), "causal": ("--causal",), "window": ("--causal", "--window", "{quarter}", "-1")}
-# In the upper half of the sequence, chosen because their maximum moves several times.
+# Rows in the upper half of the sequence whose maximum moves several times.
 ROWS = {(256, 64): 172, (256, 128): 164, (512, 64): 335, (512, 128): 365, (1024, 64): 634, (1024, 128): 658}
-SHARPNESS = 2  # times 1 / sqrt(D): scores as wide as those of a head that looks somewhere
+SHARPNESS = 2  # times 1 / sqrt(D): scores as wide as those of a head with distinct attention
 LEVELS = ("registers", "shared_memory", "l2", "hbm")
 
 
 def configurations():
-    """Each key of the page's data, and the options of tessera trace that make it."""
+    """Each key of the page's data, and the options of tessera trace that produce it."""
     for length, head_dim, block_m, block_n, mask in itertools.product(LENGTHS, HEAD_DIMS, BLOCK_MS, BLOCK_NS, MASKS):
         flags = [flag.format(quarter=length // 4 - 1) for flag in MASKS[mask]]
         yield f"{length}/{head_dim}/{block_m}/{block_n}/{mask}", [
@@ -56,8 +56,8 @@ def flat(by_level):
 
 
 def compact(traced):
-    """A trace as the page reads it. Steps that are of one kind and move the same bytes share a row of `moves`: a letter of
-    `tiles` for each tile in order, "." where it is skipped."""
+    """A trace in the page's format. Steps of one kind that move the same bytes share a row of `moves`: `tiles` has a
+    letter for each tile in order, "." if it is skipped."""
     moves, tiles = [], ""
     for step in traced["steps"]:
         if step["kind"] == "skipped":
@@ -74,7 +74,8 @@ def compact(traced):
         "steps": [[*(significant(row[name]) for name in ("m", "l", "lse", "o_norm")), significant(row["distance"], 3),
                    *map(significant, row["o"])] for row in rows],
         "row": traced["row"]["index"],
-        "exact": [significant(traced["row"]["exact_lse"]), *map(significant, traced["row"]["exact_o"][: len(rows[0]["o"])])],
+        "exact": [significant(traced["row"]["exact_lse"]), *map(significant,
+                                                                traced["row"]["exact_o"][: len(rows[0]["o"])])],
         "memory": list(traced["tile_memory"].values()),
         "tiled": flat(traced["bytes"]["tiled"]),
         "standard": flat(traced["bytes"]["standard"]),

@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/images from what the tessera program computes and measures, and from the results in bench/results.
+"""Makes the pictures in docs/images from the output and measurements of the tessera program, and from bench/results.
 
     make docs        or        python scripts/make_figures.py --tessera build/release/cli/tessera --out docs/images
 """
@@ -22,7 +22,7 @@ import gpu_results
 import paper_figures
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python/tessera/compare"))
-import plot  # the file alone: the package need not be built
+import plot  # only this file: the package need not be built
 
 INK, PALE = "#343a40", "#dee2e6"
 TESSERA, STANDARD = (plot.SIDES[side][1] for side in ("tessera", "standard"))
@@ -46,7 +46,7 @@ EMPTY, EDGE, FULL = 0, 1, 2
 
 
 def classify_tiles(length, block_m, block_n, causal, window_left):
-    """What a kernel does with each (query tile, key block): nothing, look at every entry, or compute without looking."""
+    """A kernel's work for each (query tile, key block): none, with a mask on every entry, or without a mask."""
     rows = -(-length // block_m)
     cols = -(-length // block_n)
     kinds = np.empty((rows, cols), dtype=int)
@@ -103,7 +103,7 @@ def online_softmax(scores, block):
 def draw_online_softmax(tessera, out):
     length, head_dim, block = 512, 64, 32
     rng = np.random.default_rng(3)
-    # Scores three times as wide as of normal q and k: attention that looks somewhere.
+    # Scores three times as wide as those of normal q and k: attention that prefers some keys.
     q, k, v = (width * rng.standard_normal((1, length, 1, head_dim)).astype(np.float32) for width in (3, 1, 1))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -114,7 +114,7 @@ def draw_online_softmax(tessera, out):
         all_lse = np.load(folder / "lse.npy")[0, 0]
 
     all_scores = (q[0, :, 0].astype(float) @ k[0, :, 0].T) / np.sqrt(head_dim)
-    row = max(range(length), key=lambda i: len(set(online_softmax(all_scores[i], block)[0])))  # most rises: most to see
+    row = max(range(length), key=lambda i: len(set(online_softmax(all_scores[i], block)[0])))  # the most rises
     scores, lse = all_scores[row], all_lse[row]
     maxima, sums = online_softmax(scores, block)
     running = maxima + np.log(sums)
@@ -139,7 +139,7 @@ def draw_online_softmax(tessera, out):
 # ---- time and memory over length ------------------------------------------------------------------------------------
 
 def draw_compare(tessera, out):
-    # On the CPU, where the program has standard attention to draw beside its own.
+    # On the CPU, where the program can also run standard attention.
     with tempfile.TemporaryDirectory() as name:
         report = pathlib.Path(name) / "compare.json"
         run(tessera, "compare", "--device", "cpu", "--dtype", "bfloat16", "--causal", "-D", 128,
@@ -149,10 +149,15 @@ def draw_compare(tessera, out):
 
 # ---- the GPU's grid -------------------------------------------------------------------------------------------------
 
-# Measured in one run, and what is carried over by a dated ratio.
-SERIES = {"tessera": ("Tessera", TESSERA, "o-", 2.2), "cudnn": ("cuDNN", "#495057", "s-", 1.2),
-          "flash": ("FlashAttention-2", "#adb5bd", "v-", 1.2), "fa2": ("FlashAttention-2*", "#adb5bd", "v--", 1.2), "fa3": ("FlashAttention-3*", STANDARD, "^--", 1.2),
-          "fa4": ("FlashAttention-4*", "#862e9c", "d--", 1.2)}
+# Measured in one run, and converted by a dated ratio.
+SERIES = {
+    "tessera": ("Tessera", TESSERA, "o-", 2.2),
+    "cudnn": ("cuDNN", "#495057", "s-", 1.2),
+    "flash": ("FlashAttention-2", "#adb5bd", "v-", 1.2),
+    "fa2": ("FlashAttention-2*", "#adb5bd", "v--", 1.2),
+    "fa3": ("FlashAttention-3*", STANDARD, "^--", 1.2),
+    "fa4": ("FlashAttention-4*", "#862e9c", "d--", 1.2),
+}
 
 
 def draw_grid(direction, out):
@@ -165,7 +170,9 @@ def draw_grid(direction, out):
     figure, axes = plt.subplots(2, len(head_dims), figsize=(10, 5.6), sharex=True, sharey=True, squeeze=False)
     for row, mask in enumerate(("full", "causal")):
         for axis, head_dim in zip(axes[row], head_dims):
-            chosen = sorted((c for c in cells if (c["head_dim"], c["mask"]) == (head_dim, mask)), key=lambda c: c["length"])
+            chosen = sorted(
+                (c for c in cells if (c["head_dim"], c["mask"]) == (head_dim, mask)), key=lambda c: c["length"]
+            )
             for name, (title, colour, style, width) in SERIES.items():
                 points = [(c["length"], gpu_results.grid_row(c, table).get(name)) for c in chosen]
                 points = [(length, value) for length, value in points if value]
@@ -184,8 +191,12 @@ def draw_grid(direction, out):
     peers = " and ".join(SERIES[name][0] for name in ("cudnn", "flash") if any(name in c["seconds"] for c in cells))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper center", ncol=len(SERIES), frameon=False,
                   bbox_to_anchor=(0.5, 1.0))
-    figure.text(0.5, -0.03, f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; {peers} in the same run. "
-                f"* cuDNN times its ratio of {gpu_results.PEERS_DATE}", ha="center", fontsize=8, color=INK)
+    figure.text(
+        0.5,
+        -0.03,
+        f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; {peers} in the same run. "
+        f"* cuDNN times its ratio of {gpu_results.PEERS_DATE}", ha="center", fontsize=8, color=INK,
+    )  # fmt: skip
     figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(out / f"gpu_{direction}.png")
 
@@ -202,7 +213,9 @@ def main():
     for direction in ("forward", "backward"):
         draw_grid(direction, arguments.out)
         plt.close("all")
-    for draw in (paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2, paper_figures.draw_sparse):
+    for draw in (
+        paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2, paper_figures.draw_sparse,
+    ):  # fmt: skip
         draw(arguments.out)
         plt.close("all")
 

@@ -5,8 +5,8 @@
 
 WHEEL: what `make wheels` wrote, of one architecture, one for each Python. FOLDER/build then has a variant for PyTorch's
 builds for the CPU, CUDA 12 and CUDA 13: its metadata.json, and the Python package with relative imports and operators
-under names of their own, so that it loads beside an installed Tessera. The package has the interface of flash_attn, too,
-by which Transformers calls it.
+under names of their own, so that it loads beside an installed Tessera. The package also has the interface of
+flash_attn, by which Transformers calls it.
 
 The native module is checked by the Hub's rules: no symbols newer than GLIBC 2.28, GLIBCXX 3.4.24, CXXABI 1.3.11 and
 GCC 7, no libraries but the C library's. One rule is not met: it asks for Python's stable ABI of 3.9, and the module has
@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "tessera-attention"
 MODULE = NAME.replace("-", "_")
-# The native module uses nothing of PyTorch, whose arrays cross by DLPack. 2.9 is the oldest release that the variants name.
+# The native module uses nothing of PyTorch: arrays cross by DLPack. 2.9 is the oldest release that variants name.
 TORCH = "torch-stable-abi29"
 BACKENDS = {"cpu": "cpu", "cu120": "cuda", "cu130": "cuda"}  # CUDA's libraries are loaded when they are needed
 # Prebuilt, or compiled when they are needed by the NVRTC that PyTorch for CUDA brings, as PTX would be.
@@ -126,7 +126,7 @@ def package(wheels: list[Path], folder: Path, any_abi: bool) -> None:
     names = [name for exported in EXPORTED.values() for name in exported]
     imports = "".join(f"from .{module} import {', '.join(exported)}\n" for module, exported in EXPORTED.items())
     (folder / "__init__.py").write_text(
-        f'"""Tessera: exact, IO-aware attention, forward and backward, and the interface of flash_attn on it."""\n\n{imports}\n'
+        f'"""Tessera: exact, IO-aware attention, and the interface of flash_attn on it."""\n\n{imports}\n'
         f"__all__ = {json.dumps(names)}\n"
     )
     # For releases of `kernels` that look for a package of the repository's name in the variant.
@@ -190,7 +190,7 @@ def main() -> None:
             write_variant(shared, build / f"{TORCH}-{toolkit}-{platform}-linux", backend, options.version)
     (options.out / "README.md").write_text(
         "---\nlibrary_name: kernels\nlicense: bsd-3-clause\n---\n\n# Tessera\n\n"
-        "Exact, IO-aware attention, forward and backward, for NVIDIA GPUs from compute capability 8.0 on and for CPUs.\n"
+        "Exact, IO-aware attention, forward and backward, for CPUs and NVIDIA GPUs from capability 8.0 on.\n"
     )
     print(f"{options.out}: {', '.join(sorted(path.name for path in build.iterdir()))}")
 

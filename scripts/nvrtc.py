@@ -1,4 +1,4 @@
-"""NVRTC by ctypes: the one that TESSERA_NVRTC names, of the Python environment or of the toolkit."""
+"""NVRTC by ctypes: the library named by TESSERA_NVRTC, or that of the Python environment or of the toolkit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _candidates() -> list[str]:
 @lru_cache
 def library() -> ctypes.CDLL | None:
     for path in filter(os.path.isfile, _candidates()):
-        # Opened by NVRTC by its bare name.
+        # NVRTC opens it by its bare name.
         for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*.*")):
             ctypes.CDLL(builtins)
         return ctypes.CDLL(path)
@@ -45,10 +45,10 @@ def version() -> tuple[int, int]:
 
 
 def compile_program(source: str, options: list[str]) -> tuple[bytes, str, int]:
-    """The cubin, what the compiler says, and 0 where it compiles."""
+    """Returns the cubin, the compiler's log, and 0 if it compiles."""
     nvrtc, program, size = library(), ctypes.c_void_p(), ctypes.c_size_t()
     if version() >= (13, 0):
-        options = [*options, "--no-cache"]  # what it has kept itself it says nothing about
+        options = [*options, "--no-cache"]  # with a kernel from its own cache, NVRTC prints no log
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None) != 0:
         return b"", "error: NVRTC takes no program", 1
     arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

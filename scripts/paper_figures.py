@@ -1,4 +1,5 @@
-"""Pictures of what the papers claim, from the committed bench/results/<date>-<gpu>-papers-<subject>.csv (scripts/gpu_papers.sh)."""
+"""Charts of the papers' claims, from the committed bench/results/<date>-<gpu>-papers-<subject>.csv
+(scripts/gpu_papers.sh)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import pathlib
 
 import matplotlib.pyplot as plt
 
-plt.rcParams["savefig.bbox"] = "tight"  # what stands below the axes is in the picture
+plt.rcParams["savefig.bbox"] = "tight"  # the picture includes the text below the axes
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "bench/results"
 INK, PALE = "#343a40", "#dee2e6"
-WAYS = {  # of computing attention: title, colour, mark
+WAYS = {  # of computing attention: title, colour, marker
     "tessera": ("Tessera", "#0b7285", "o"),
     "fa1": ("first algorithm", "#862e9c", "d"),
     "standard": ("standard attention", "#e8590c", "s"),
@@ -20,7 +21,7 @@ WAYS = {  # of computing attention: title, colour, mark
 
 
 def latest(subject: str) -> tuple[list[dict], str]:
-    """The rows of the last result, and its date and GPU in words; nothing where none is committed."""
+    """The rows of the latest result, and its date and GPU as text; empty if none is committed."""
     files = sorted(FOLDER.glob(f"*-papers-{subject}.csv"))
     if not files:
         return [], ""
@@ -32,7 +33,7 @@ def latest(subject: str) -> tuple[list[dict], str]:
 def _log_lengths(axis, lengths):
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    shown = [n for n in lengths if n // 1024 not in (32, 128)]  # a label each would collide
+    shown = [n for n in lengths if n // 1024 not in (32, 128)]  # labels of all lengths would collide
     axis.set_xticks(shown, [f"{n // 1024}k" for n in shown])
     axis.set_xticks(lengths, minor=True, labels=[])
     axis.set_xlabel("tokens of one sequence")
@@ -40,7 +41,7 @@ def _log_lengths(axis, lengths):
 
 
 def draw_lengths(out: pathlib.Path) -> None:
-    """Time and memory over the length, until nothing but Tessera fits."""
+    """Time and memory over the length, up to where only Tessera fits."""
     rows, where = latest("lengths")
     if not rows:
         return
@@ -58,14 +59,16 @@ def draw_lengths(out: pathlib.Path) -> None:
         axis.set_title(title)
     axes[0].legend(frameon=False, fontsize=8)
     first = rows[0]
-    figure.text(0.5, -0.04, f"one sequence, {first['heads']} heads, D {first['head_dim']}, full, bfloat16, {where}. Extra: beyond inputs and "
-                "outputs. Where a line ends, the next length did not fit or was refused.", ha="center", fontsize=8, color=INK)  # fmt: skip
+    figure.text(0.5, -0.04, f"one sequence, {first['heads']} heads, D {first['head_dim']}, full, bfloat16, {where}. "
+                            "Extra: beyond inputs and "
+                "outputs. Where a line ends, the next length did not fit or was refused.", ha="center", fontsize=8,
+                color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_lengths.png")
 
 
 def draw_traffic(out: pathlib.Path) -> None:
-    """Bytes and time as the hardware counted them, GPT-2 medium's shape; and over the first algorithm's block size."""
+    """Bytes and time counted by the hardware, for GPT-2 medium's shape; and over the first algorithm's block size."""
     rows, where = latest("traffic")
     if not rows:
         return
@@ -81,7 +84,9 @@ def draw_traffic(out: pathlib.Path) -> None:
         for at, direction in enumerate(("forward", "backward")):
             for n, name in enumerate(names):
                 value = of[direction, name, 0]
-                axis.bar(at + (n - 1) * 0.27, value, 0.25, color=WAYS[name][1], label=WAYS[name][0] if at == 0 else None)
+                axis.bar(
+                    at + (n - 1) * 0.27, value, 0.25, color=WAYS[name][1], label=WAYS[name][0] if at == 0 else None
+                )
                 axis.text(at + (n - 1) * 0.27, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8)
         axis.set_xticks((0, 1), ("forward", "backward"))
         axis.set_title(title)
@@ -117,12 +122,17 @@ def draw_gpt2(out: pathlib.Path) -> None:
         for n, name in enumerate(("eager", "sdpa", "tessera")):
             label = WAYS[name][0] if at == 0 else None
             if name not in of:
-                axes[0].text(at + (n - 1) * 0.28, 0, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7, color=INK)
+                axes[0].text(
+                    at + (n - 1) * 0.28, 0, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7, color=INK
+                )
                 continue
             value = float(of[name][0]["tokens_per_s"]) / 1000
             axes[0].bar(at + (n - 1) * 0.28, value, 0.26, color=WAYS[name][1], label=label)
             axes[0].text(at + (n - 1) * 0.28, value, f"{value:.0f}", ha="center", va="bottom", fontsize=7)
-    words = [f"{model}\n{length // 1024}k × {batch}\ndropout {dropout:g}" for _, dropout, length, model, batch in sorted(runs)]
+    words = [
+        f"{model}\n{length // 1024}k × {batch}\ndropout {dropout:g}"
+        for _, dropout, length, model, batch in sorted(runs)
+    ]
     axes[0].set_xticks(range(len(runs)), words, fontsize=7)
     axes[0].set_title("thousand tokens a second, training")
     axes[0].legend(frameon=False, fontsize=8, ncol=3)
@@ -133,14 +143,15 @@ def draw_gpt2(out: pathlib.Path) -> None:
                      label=WAYS[name][0], linestyle="--" if name == "tessera" else "-")  # fmt: skip
     axes[1].set_title(f"loss over steps, {longest[3]}, {longest[2] // 1024}k tokens")
     axes[1].legend(frameon=False, fontsize=8)
-    figure.text(0.5, -0.08, f"GPT-2, Transformers' own model in bfloat16, attention alone exchanged, {where}", ha="center", fontsize=8,
+    figure.text(0.5, -0.08, "GPT-2, Transformers' own model in bfloat16, attention alone exchanged, "
+                            f"{where}", ha="center", fontsize=8,
                 color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_gpt2.png")
 
 
 def draw_sparse(out: pathlib.Path) -> None:
-    """Time over the share of pairs that are visible, beside FlexAttention, for blocks of 128 and of 64."""
+    """Time over the fraction of visible pairs, beside FlexAttention, for blocks of 128 and of 64."""
     rows, where = latest("sparse")
     small, _ = latest("sparse-64")
     if not rows:
@@ -149,12 +160,17 @@ def draw_sparse(out: pathlib.Path) -> None:
     for axis, direction in zip(axes, ("forward", "backward")):
         for table, line in ((rows, "-"), (small, "--")):
             of = sorted((row for row in table if row["direction"] == direction), key=lambda row: float(row["share"]))
-            for column, label, name, mark in (("tessera_ms", "Tessera", "tessera", "o"), ("flex_ms", "FlexAttention", "standard", "s")):
+            for column, label, name, mark in (
+                ("tessera_ms", "Tessera", "tessera", "o"),
+                ("flex_ms", "FlexAttention", "standard", "s"),
+            ):
                 points = [(float(row["share"]), float(row[column])) for row in of if row[column]]
                 if points:
-                    axis.plot(*zip(*points), mark + line, color=WAYS[name][1], label=f"{label}, {of[0]['block']} × {of[0]['block']}",
+                    axis.plot(*zip(*points), mark + line, color=WAYS[name][1], label=f"{label}, {of[0]['block']} × "
+                                                                                     f"{of[0]['block']}",
                               markersize=5 if line == "-" else 3)  # fmt: skip
-        axis.axhline(float(next(row["dense_ms"] for row in rows if row["direction"] == direction)), color=INK, linestyle=":",
+        axis.axhline(float(next(row["dense_ms"] for row in rows if row["direction"] == direction)), color=INK,
+                     linestyle=":",
                      label="Tessera, no mask")  # fmt: skip
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)
@@ -164,7 +180,8 @@ def draw_sparse(out: pathlib.Path) -> None:
         axis.grid(color=PALE)
     axes[0].legend(frameon=False, fontsize=7)
     first = rows[0]
-    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, bfloat16, {where}: random, local + global, butterfly, all",
+    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, bfloat16, {where}: "
+                            "random, local + global, butterfly, all",
                 ha="center", fontsize=8, color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_sparse.png")

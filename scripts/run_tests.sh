@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_tests.sh test: builds the release preset and runs what a change is tried with.
-# run_tests.sh check: the rest of it, which the labels `check` and `cuda_compile` mark, then what carries the label `sanitize` under the address,
-# undefined-behaviour and thread sanitizers. Either ends in one line, "N passed, N failed".
+# run_tests.sh test: builds the release preset and runs the tests for everyday changes.
+# run_tests.sh check: runs the other tests, labelled `check` and `cuda_compile`, then those labelled `sanitize` under
+# the address, undefined-behaviour and thread sanitizers. Both end with one line, "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/.."
 depth=${1:-}
@@ -14,13 +14,14 @@ log=build/test.log
 passed=0
 failed=0
 
-# Ninja's lines on standard input: every ten seconds how far the build is, for the first takes minutes.
+# Reads Ninja's lines from standard input and prints the build's progress every ten seconds, since the first build takes
+# minutes.
 show_progress() {
   local began=$SECONDS said=$SECONDS line steps=
   while true; do
     if IFS= read -r -t 10 line; then
       [[ ! $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || steps="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} steps"
-    elif (($? <= 128)); then  # the end, and not the ten seconds
+    elif (($? <= 128)); then  # the end of the input, not the ten seconds
       return 0
     fi
     if [[ -n $steps ]] && ((SECONDS >= said + 10)); then
@@ -59,7 +60,7 @@ run_suite() {  # PRESET [CTEST_OPTION ...]
 
 mkdir -p build
 rm -f "build/$depth-summary.txt"
-# Frameworks are large, and not to be had everywhere: without one its tests are skipped.
+# Frameworks are large and not available everywhere: if one is missing, its tests are skipped.
 venv_python=build/venv/bin/python
 install_framework() {  # REQUIREMENTS MODULES NAMES
   [[ -x $venv_python ]] && ! "$venv_python" -c "import $2" 2> /dev/null || return 0
@@ -69,8 +70,10 @@ install_framework() {  # REQUIREMENTS MODULES NAMES
 }
 install_framework requirements-torch.txt 'torch, transformers' 'PyTorch and Transformers'
 install_framework requirements-jax.txt 'jax, jaxlib' 'JAX and its library'
-if [[ -x $venv_python ]] && ! "$venv_python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("megatron"))'; then
-  "$venv_python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/python/requirements-megatron.txt ||
+if [[ -x $venv_python ]] &&
+  ! "$venv_python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("megatron"))'; then
+  "$venv_python" -m pip install --quiet --disable-pip-version-check --no-deps \
+    --requirement tests/python/requirements-megatron.txt ||
     echo "== Megatron cannot be installed here: its tests are skipped"
 fi
 if [[ $depth == test ]]; then

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Finds bwd_sm90's tiles for the GPU at hand and writes src/cuda/families/bwd_sm90_tiles.inc, in one run of some five minutes.
-A row is written as soon as it is measured.
+"""Finds bwd_sm90's tiles for the GPU of this machine and writes src/cuda/families/bwd_sm90_tiles.inc, in one run of
+about five minutes. A row is written as soon as it is measured.
 
     scripts/search_bwd_sm90.py [--head-dims 64 96]      on a GPU of compute capability 9.0
-    scripts/search_bwd_sm90.py --dry-run                no GPU: the candidates and ptxas' words
+    scripts/search_bwd_sm90.py --dry-run                no GPU: the candidates and ptxas's report
 
-For each head size, without options and with a bias (as any option): takes every tile that fits shared memory, compiles it by NVRTC and
-drops those whose wgmma ptxas serialises or that spill, then measures the others against each other and cuDNN in the steady state
-(bench/cuda_bench/timing.py), full and causal. A wrong result drops a tile, too. A row gets the tile with the best geometric mean.
+For each head size, without options and with a bias (standing for any option), it enumerates every tile that fits shared
+memory, compiles it by NVRTC and drops those whose wgmma ptxas serialises or that spill, then measures the others
+against each other and cuDNN in the steady state (bench/cuda_bench/timing.py), full and causal. A wrong result also
+drops a tile. A row gets the tile with the best geometric mean.
 
-Wants this tree's tessera_tiles, and the package tessera with its library (PYTHONPATH=$(scripts/gpu_python.sh) builds both),
-PyTorch and NVRTC; the dry run tessera_tiles and NVRTC, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
+Needs this tree's tessera_tiles, the package tessera with its library (PYTHONPATH=$(scripts/gpu_python.sh) builds both),
+PyTorch and NVRTC. The dry run needs tessera_tiles, and uses NVRTC if present (TESSERA_NVRTC, or pip's
+nvidia-cuda-nvrtc).
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ FORCED = "TESSERA_BWD_SM90_TILE"  # src/cuda/families/bwd_sm90_tiles.hpp
 LENGTHS = (512, 2048, 8192)
 TOKENS = 16384
 HIDDEN = 2048  # heads times head size
-FIELDS = ("block_m", "stages", "alternate", "staged_dq")  # in the rows' order
+FIELDS = ("block_m", "stages", "alternate", "staged_dq")  # in the order of a row
 BLOCK_N = 128
-MOST_HEAD_DIM_V = 128  # of V, beside which Q and K may have 192
+MOST_HEAD_DIM_V = 128  # of V, with which Q and K may have 192
 THREADS = 512
 ERROR_BOUND = 1.5  # times cuDNN's
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a row of the table is for."""
+    """The key of a row of the table."""
 
     head_dim: int
     options: bool
@@ -53,7 +55,7 @@ class Row:
 
     @property
     def masks(self) -> tuple[bool, ...]:
-        return (False,) if self.options else (False, True)  # scaled_dot_product_attention takes a bias or is causal
+        return (False,) if self.options else (False, True)  # scaled_dot_product_attention accepts a bias or is causal
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Tile:
 
     @property
     def text(self) -> str:
-        """What FORCED takes."""
+        """The value of FORCED."""
         return ",".join(map(str, self.values))
 
     @property
@@ -97,13 +99,15 @@ def config_text(row: Row, tile: Tile, number: int) -> str:
         "ds_stages": chosen["stages"],
         "score": f"{{.bias = true, .bias_dtype = {dtype}}}" if row.options else "{}",
         **dict.fromkeys(("window", "varlen", "deterministic", "d_bias", "block_mask", "split_group"), "false"),
-        **{name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()},
+        **{
+            name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()
+        },
     }
     return tile_search.config_text("BwdSm90Config", library()["config_fields"], values)
 
 
 def compile_tile(row: Row, tile: Tile) -> tile_search.Report:
-    """In the dtype that ptxas takes worse: a row serves both."""
+    """In the dtype that ptxas handles worse: a row serves both."""
     reports = [
         tile_search.compile_source(
             '#include "tessera/bwd_sm90/kernel.cuh"\n'
@@ -117,7 +121,7 @@ def compile_tile(row: Row, tile: Tile) -> tile_search.Report:
 
 
 def compilable(rows: list[Row]) -> dict[Row, list[Tile]]:
-    """The candidates that ptxas takes well. Prints what it says of each."""
+    """The candidates that ptxas compiles well. Prints its report on each."""
     jobs = [(row, tile) for row in rows for tile in tiles_of("candidates")[row]]
     reports = tile_search.compile_jobs(compile_tile, jobs)
     kept: dict[Row, list[Tile]] = {row: [] for row in rows}
@@ -146,7 +150,7 @@ def make_forced(problem, inputs, tile: Tile, number: int):
 
 
 def warm(job: tuple[Row, Tile]) -> None:
-    """In a process of its own: compiles one tile into the library's cache."""
+    """In a separate process: compiles one tile into the library's cache."""
     import torch
 
     from cuda_bench.problem import Inputs
@@ -158,7 +162,7 @@ def warm(job: tuple[Row, Tile]) -> None:
 
 
 def measure_cell(row: Row, length: int, causal: bool, tiles: list[Tile], steadiness) -> dict:
-    """TFLOP/s of each right tile, and of cuDNN."""
+    """TFLOP/s of each correct tile, and of cuDNN."""
     import torch
 
     from cuda_bench.problem import Inputs
@@ -166,7 +170,8 @@ def measure_cell(row: Row, length: int, causal: bool, tiles: list[Tile], steadin
     problem = make_problem(row, length, causal)
     inputs = Inputs.of(problem, True)
     peer, calls, dropped = tile_search.right_calls(problem, inputs, "backward", ERROR_BOUND,
-                                                   lambda tile, number: make_forced(problem, inputs, tile, number), tiles)  # fmt: skip
+                                                   lambda tile, number: make_forced(problem, inputs, tile, number),
+                                                   tiles)  # fmt: skip
     tile_search.say_dropped(f"{row.name} {length}", dropped)
     rates = tile_search.rates(problem, "backward", peer | calls, steadiness)
     torch.cuda.empty_cache()
@@ -174,7 +179,7 @@ def measure_cell(row: Row, length: int, causal: bool, tiles: list[Tile], steadin
 
 
 def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: float) -> Iterator[tuple[Row, dict]]:
-    """Each row and {(causal, length): rates}, as soon as it is whole."""
+    """Yields each row and {(causal, length): rates} as soon as it is complete."""
     from cuda_bench.timing import Steadiness
 
     steadiness = Steadiness(options.lead_ms, options.measure_ms, options.rounds)
@@ -199,15 +204,21 @@ def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: f
 
 
 def winner(cells: dict) -> Tile:
-    """The best geometric mean of those that are right everywhere."""
+    """The best geometric mean of the tiles that are correct everywhere."""
     right = set.intersection(*({name for name in cell if isinstance(name, Tile)} for cell in cells.values()))
-    return max(sorted(right, key=lambda tile: tile.values), key=lambda tile: sum(math.log(cell[tile]) for cell in cells.values()))
+    return max(
+        sorted(right, key=lambda tile: tile.values),
+        key=lambda tile: sum(math.log(cell[tile]) for cell in cells.values()),
+    )
 
 
 def lines_of(row: Row, cells: dict) -> list[str]:
     tile, texts = winner(cells), []
     for causal in row.masks:
-        rates = [tile_search.length_text(length, cells[causal, length][tile], cells[causal, length].get("cudnn")) for length in LENGTHS]
+        rates = [
+            tile_search.length_text(length, cells[causal, length][tile], cells[causal, length].get("cudnn"))
+            for length in LENGTHS
+        ]
         texts.append(f"{'causal' if causal else 'full'} {', '.join(rates)}")
     return [f"// {'; '.join(texts)}", f"{{{row.head_dim}, {str(row.options).lower()}, {tile.cpp}}},"]
 
@@ -217,7 +228,7 @@ def read_rows(text: str) -> dict[Row, list[str]]:
 
 
 def table_text(before: str, measured: dict[Row, dict], gpu: str) -> str:
-    """The file: rows that were measured anew, the others as they were."""
+    """The file's text: newly measured rows, and the others unchanged."""
     heading = before.partition("\n\n")[0]
     blocks = read_rows(before)
     for row, cells in measured.items():
@@ -234,7 +245,9 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--measure-ms", type=float, default=100)
     parser.add_argument("--rounds", type=int, default=4, help="their median counts: one round may be off by 10 %%")
     parser.add_argument("--seconds", type=float, default=600, help="start no measurement after so many")
-    parser.add_argument("--output", metavar="FILE", type=Path, default=TABLE, help="instead of the table in the sources")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=TABLE, help="instead of the table in the sources"
+    )
     parser.add_argument("--csv", metavar="FILE", default="/dev/null", help="every rate, as it is measured")
     return parser.parse_args(arguments)
 
@@ -242,7 +255,7 @@ def parse(arguments=None) -> argparse.Namespace:
 def search(options: argparse.Namespace) -> int:
     started = time.monotonic()
     rows = [row for row in tiles_of("rows") if row.head_dim in options.head_dims]
-    kept = compilable(rows)  # processes are forked to compile, so before the GPU is touched
+    kept = compilable(rows)  # compiling forks processes, which must happen before the GPU is used
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
     if options.dry_run:
         return 0

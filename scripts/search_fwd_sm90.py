@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Finds fwd_sm90's tiles for the GPU at hand and writes src/cuda/families/fwd_sm90_tiles.inc, in one run of under nine minutes.
+"""Finds fwd_sm90's tiles for the GPU of this machine and writes src/cuda/families/fwd_sm90_tiles.inc, in one run of
+less than nine minutes.
 
     scripts/search_fwd_sm90.py [--head-dims 64 128 192,128] [--areas full]    on a GPU of compute capability 9.0
-    scripts/search_fwd_sm90.py --dry-run                          no GPU: what fits, predictions, ptxas' words
+    scripts/search_fwd_sm90.py --dry-run                          no GPU: tiles that fit, predictions, ptxas's report
 
-For each pair of head sizes, full, causal, under a window (whose tiles packed batches have, too) and with a bias (as any option): enumerates what fits
-shared memory and registers, predicts by a small model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops
-those whose wgmma ptxas serialises or that spill, screens the others on the GPU, then measures the best of each length
-against each other and cuDNN in the steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of
-what is not measured stay. A pair of head sizes takes 75 to 90 seconds.
+For each pair of head sizes, full, causal, with a window (whose tiles also serve packed batches) and with a bias
+(standing for any option), it enumerates the tiles that fit shared memory and registers, predicts their speed by a small
+model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops those whose wgmma ptxas serialises or that
+spill, screens the others on the GPU, then measures the best of each length against each other and cuDNN in the steady
+state (bench/cuda_bench/timing.py). A wrong result also drops a tile. Rows that are not measured are unchanged. A pair
+of head sizes takes 75 to 90 seconds.
 
-Wants this tree's tessera_tiles, and the package tessera with its library (PYTHONPATH=$(scripts/gpu_python.sh) builds both),
-PyTorch and NVRTC; the dry run tessera_tiles and NVRTC, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
+Needs this tree's tessera_tiles, the package tessera with its library (PYTHONPATH=$(scripts/gpu_python.sh) builds both),
+PyTorch and NVRTC. The dry run needs tessera_tiles, and uses NVRTC if present (TESSERA_NVRTC, or pip's
+nvidia-cuda-nvrtc).
 """
 
 from __future__ import annotations
@@ -33,15 +36,15 @@ from fwd_sm90_model import Shape, Tile  # noqa: E402
 
 TABLE = ROOT / "src/cuda/families/fwd_sm90_tiles.inc"
 FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/families/fwd_sm90_tiles.hpp
-HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # in the order of the table
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384)
-# Under a window what a query sees.
+# With a window: the keys that a query sees.
 LENGTHS = {"full": SEQUENCES, "causal": SEQUENCES, "window": (256, 1024, 4096), "options": (512, 1024, 4096)}
 TOKENS = 16384
-MOST_SPILL_BYTES = {"options": 160}  # as cuda_compile_test allows; else none
-COMPILED = 10  # tiles of a shape
-FINALISTS = 2  # of a length
-KEEP_WITHIN = 0.03  # two measurements of one tile differ by as much: a row serves a length where it loses no more
+MOST_SPILL_BYTES = {"options": 160}  # the limit of cuda_compile_test; otherwise none
+COMPILED = 10  # tiles per shape
+FINALISTS = 2  # per length
+KEEP_WITHIN = 0.03  # the difference between two measurements of one tile; a row serves a length if it loses no more
 ERROR_BOUND = 2.0  # times cuDNN's
 
 
@@ -75,7 +78,7 @@ def lengths_of(shape: Shape, quick: bool) -> list[int]:
 
 
 def compilable(shapes: list[Shape], multiprocessors: int, quick: bool) -> dict[Shape, list[Tile]]:
-    """The promising tiles, and those of the table, that ptxas takes well. Prints what it says of each."""
+    """The promising tiles, and those of the table, that ptxas compiles well. Prints its report on each."""
     table = table_tiles()
     predicted = {}
     for shape in shapes:
@@ -121,7 +124,7 @@ def make_forced(problem, inputs, tile: Tile, number: int):
 
 
 def warm(job: tuple[Shape, Tile]) -> None:
-    """In a process of its own: compiles one tile into the library's cache."""
+    """In a separate process: compiles one tile into the library's cache."""
     import torch
 
     from cuda_bench.problem import Inputs
@@ -133,7 +136,7 @@ def warm(job: tuple[Shape, Tile]) -> None:
 
 
 class Cell:
-    """One shape and length: its inputs, and the calls that are timed."""
+    """One shape and length: its inputs, and the timed calls."""
 
     def __init__(self, shape: Shape, length: int, tiles: list[Tile]):
         from cuda_bench.problem import Inputs
@@ -145,7 +148,9 @@ class Cell:
             contestants[tile] = make_forced(self.problem, inputs, tile, number)
             return contestants[tile]
 
-        self.peer, self.calls, self.dropped = tile_search.right_calls(self.problem, inputs, "forward", ERROR_BOUND, forced, tiles)
+        self.peer, self.calls, self.dropped = tile_search.right_calls(
+            self.problem, inputs, "forward", ERROR_BOUND, forced, tiles
+        )
         for tile in list(self.calls):
             block_n = contestants[tile].plan()["block_n"]
             if block_n != tile.block_n:
@@ -159,7 +164,7 @@ class Cell:
 
 
 def measure(kept: dict[Shape, list[Tile]], options: argparse.Namespace, started: float) -> dict:
-    """{shape: {length: rates of the finalists and cuDNN}}; only whole shapes."""
+    """{shape: {length: rates of the finalists and cuDNN}}; only complete shapes."""
     import torch
 
     from cuda_bench.timing import Steadiness
@@ -180,7 +185,7 @@ def measure(kept: dict[Shape, list[Tile]], options: argparse.Namespace, started:
                 break
             rough = cell.rates(tiles, False, screening)
             finalists = sorted(tiles, key=lambda tile: -rough[tile])[:FINALISTS]
-            # The tile of the shorter length before, too: a row may then serve both.
+            # Adds the tile of the next shorter length, so that a row may serve both.
             before = [winner(cells[length_before]) for length_before in list(cells)[-1:]]
             finalists += [tile for tile in before if tile in tiles and tile not in finalists]
             cells[length] = cell.rates(finalists, True, final)
@@ -199,7 +204,8 @@ def winner(rates: dict) -> Tile:
 
 
 def rows_of(shape: Shape, cells: dict[int, dict]) -> list[str]:
-    """Longest first; each row the tile that goes down the furthest within KEEP_WITHIN of the best, or of these the fastest."""
+    """Longest first; each row has the tile that is within KEEP_WITHIN of the best down to the shortest length, or the
+    fastest of these."""
 
     def run_of(tile: Tile, lengths: list[int]) -> list[int]:
         return list(
@@ -235,7 +241,7 @@ def dims_of(shape: Shape) -> tuple[int, int]:
 
 
 def read_rows(text: str) -> dict[Shape, list[str]]:
-    """Of each shape the rows, and the comments above them; the heading ends with an empty line."""
+    """The rows of each shape, and the comments above them; the heading ends with an empty line."""
     areas = {f"Area::{name}": area for area, name in model.AREAS.items()}
 
     def shape_of(fields: list[str]) -> Shape:
@@ -246,7 +252,7 @@ def read_rows(text: str) -> dict[Shape, list[str]]:
 
 
 def table_tiles() -> dict[Shape, list[Tile]]:
-    """The tiles of each shape that the library has, each once."""
+    """The distinct tiles of each shape in the library."""
     areas = {name: area for area, name in model.AREAS.items()}
     tiles: dict[Shape, dict[Tile, None]] = {}
     for row in model.library()["rows"]:
@@ -256,12 +262,13 @@ def table_tiles() -> dict[Shape, list[Tile]]:
 
 
 def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
-    """The file: shapes that were measured anew, the others as they were."""
+    """The file's text: newly measured shapes, and the others unchanged."""
     blocks = read_rows(before) | {shape: [f"// {gpu}", *rows_of(shape, cells)] for shape, cells in measured.items()}
     heading = [
         "// Rows of Sm90Tile, written by scripts/search_fwd_sm90.py: head_dim, head_dim_v, area, least rows;",
         f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length,",
-        "// under a window by the keys that a query sees, of options with a bias (ratio to cuDNN in the same run), bf16.",
+        "// under a window by the keys that a query sees, of options with a bias (ratio to cuDNN in the same run), "
+        "bf16.",
         "// clang-format off",
         "",
     ]
@@ -272,7 +279,8 @@ def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
 def search(options: argparse.Namespace) -> int:
     started = time.monotonic()
     shapes = [Shape(*dims, area) for dims in options.head_dims for area in options.areas]
-    # Processes are forked to compile, so before the GPU is touched; another part has other numbers and other tiles.
+    # Compiling forks processes, which must happen before the GPU is used; another part of the table has other numbers
+    # and tiles.
     kept = compilable(shapes, options.multiprocessors, options.quick)
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
     if options.dry_run:

@@ -1,4 +1,5 @@
-"""What the searches of tiles share: the library's tables, ptxas' words, the library held to one tile, the calls that are right."""
+"""Shared by the searches of tiles: the library's tables, ptxas's report, forcing the library to one tile, checking
+results."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import nvrtc
 ROOT = Path(__file__).resolve().parent.parent
 FLOAT16, BFLOAT16 = 1, 2  # tessera::Dtype
 
-# ---- what the library says ----
+# ---- data from the library ----
 
 
 @lru_cache
@@ -26,18 +27,20 @@ def _program() -> str:
     given = os.environ.get("TESSERA_TILES")
     built = sorted(ROOT.glob("build/*/src/tessera_tiles"), key=lambda path: -path.stat().st_mtime)
     if not given and not built:
-        raise SystemExit("tessera_tiles: not built; cmake --build build/release --target tessera_tiles, or TESSERA_TILES=FILE")
+        raise SystemExit(
+            "tessera_tiles: not built; cmake --build build/release --target tessera_tiles, or TESSERA_TILES=FILE"
+        )
     return given or str(built[0])
 
 
 def ask(*arguments: str, text: str = "") -> str:
-    """tessera_tiles' answer."""
+    """Output of tessera_tiles."""
     return subprocess.run([_program(), *arguments], input=text, check=True, capture_output=True, text=True).stdout
 
 
 @lru_cache
 def tables() -> dict:
-    """What tessera_tiles prints, by kernel family."""
+    """The output of tessera_tiles by kernel family."""
     return json.loads(ask())
 
 
@@ -51,7 +54,7 @@ def config_text(config: str, fields: list[str], values: dict) -> str:
 
 # ---- compile ----
 
-# What ptxas says where products wait for each other, or setmaxnreg is ignored.
+# ptxas's messages if products wait for each other, or if setmaxnreg is ignored.
 LOSSES = ("wgmma.mma_async instructions are serialized", "warpgroup.wait is injected", "'setmaxnreg' ignored")
 
 
@@ -66,7 +69,7 @@ class Report:
         return "" if self.failure else f"{self.registers}, {self.spill_bytes}"
 
     def reason(self, most_spill_bytes: int) -> str:
-        """Why the tile is not worth measuring, "" where it is."""
+        """Why the tile is not worth measuring, or "" if it is."""
         if self.failure:
             return f"does not compile: {self.failure}"
         return self.loss or ("spills" if self.spill_bytes > most_spill_bytes else "")
@@ -83,7 +86,7 @@ def read_log(log: str, status: int) -> Report:
 
 
 def compile_source(source: str) -> Report:
-    """By NVRTC on this tree's headers, for compute capability 9.0. No GPU, no library."""
+    """By NVRTC on this tree's headers, for compute capability 9.0. Needs no GPU and no library."""
     options = ["--gpu-architecture=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v",
                f"--include-path={ROOT / 'kernels'}"]  # fmt: skip
     _, log, status = nvrtc.compile_program(source, options)
@@ -91,7 +94,7 @@ def compile_source(source: str) -> Report:
 
 
 def compile_jobs(compile_tile: Callable, jobs: list[tuple]) -> list[Report | None]:
-    """compile_tile(*job) of each job; None where there is no NVRTC."""
+    """compile_tile(*job) of each job; None if there is no NVRTC."""
     if nvrtc.library() is None:
         print("NVRTC: not found, so nothing is known of registers, spills and serialised wgmma")
         return [None for _ in jobs]
@@ -104,8 +107,8 @@ def compile_jobs(compile_tile: Callable, jobs: list[tuple]) -> list[Report | Non
 
 
 def make_forced(kernel: str, variable: str, direction: str, problem, inputs, tile, number: int):
-    """Tessera with one tile, by its text in the environment's `variable`. The package keeps plans by problem: a scale off in the 40th bit
-    gives each its own."""
+    """Tessera with one tile, given as text in the environment's `variable`. The package keeps plans by problem: a scale
+    that differs in the 40th bit gives each tile its own plan."""
     from cuda_bench.contestants import Tessera
 
     def hold() -> None:
@@ -143,9 +146,11 @@ def contestant_call(contestant) -> tuple[Callable, Callable]:
     return getattr(contestant, contestant.direction)()
 
 
-def right_calls(problem, inputs, direction: str, error_bound: float, forced: Callable, tiles: list) -> tuple[dict, dict, dict]:
-    """cuDNN's call ({} where it has none), those of the tiles that are right, and why the others are dropped. forced(tile, number) makes
-    a tile's contestant; right is an error of at most `error_bound` times cuDNN's."""
+def right_calls(
+    problem, inputs, direction: str, error_bound: float, forced: Callable, tiles: list
+) -> tuple[dict, dict, dict]:
+    """cuDNN's call ({} if there is none), those of the correct tiles, and why the others are dropped. forced(tile,
+    number) makes a tile's contestant; a result is correct if its error is at most `error_bound` times cuDNN's."""
     import torch
 
     from cuda_bench.contestants import Cudnn, NotOffered
@@ -164,7 +169,7 @@ def right_calls(problem, inputs, direction: str, error_bound: float, forced: Cal
         try:
             call, results = contestant_call(forced(tile, number))
             error = exact.error(results(call()))
-        except (RuntimeError, ValueError) as failure:  # what the library says of it
+        except (RuntimeError, ValueError) as failure:  # the library's error
             dropped[tile] = str(failure).splitlines()[0]
             continue
         if error <= bound:
@@ -192,7 +197,7 @@ def say_dropped(where: str, dropped: dict) -> None:
 
 
 def fill_cache(warm: Callable, jobs: list[tuple], processes: int) -> None:
-    """warm(job) of each job, in processes of their own: each compiles a tile into the library's cache."""
+    """warm(job) of each job, in separate processes: each compiles a tile into the library's cache."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(processes, os.cpu_count() or 1), mp_context=spawn) as pool:
         failures = [future.exception() for future in [pool.submit(warm, job) for job in jobs]]
@@ -205,12 +210,13 @@ def fill_cache(warm: Callable, jobs: list[tuple], processes: int) -> None:
 
 
 def length_text(length: int, rate: float, peer: float | None) -> str:
-    """Of a row's comment: "512: 200 (0.50)", the ratio to cuDNN."""
+    """For a row's comment: "512: 200 (0.50)", with the ratio to cuDNN."""
     return f"{length}: {rate:.0f}" + (f" ({rate / peer:.2f})" if peer else "")
 
 
 def read_blocks(text: str, key_of: Callable[[list[str]], Hashable]) -> dict:
-    """Of each key, which is made of a row's fields, the rows, and the comments above them; the heading ends with an empty line."""
+    """The rows of each key, which is made of a row's fields, and the comments above them; the heading ends with an
+    empty line."""
     blocks: dict = {}
     comments: list[str] = []
     for line in text.partition("\n\n")[2].splitlines():
@@ -223,4 +229,6 @@ def read_blocks(text: str, key_of: Callable[[list[str]], Hashable]) -> dict:
 
 
 def provenance(facts: dict) -> str:
-    return f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    return (
+        f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    )

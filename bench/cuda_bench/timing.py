@@ -2,8 +2,8 @@
 
 A power-limited GPU runs up to 15 % faster for its first 50 ms after idle, and takes about 0.4 s to settle after a
 change of kernel: bursts flatter the contestant that runs first. So each contestant is kept running for a lead-in, then
-timed by events over many consecutive calls; contestants alternate, in the opposite order every other round; the median
-counts.
+timed by events over many consecutive calls. Contestants alternate, in the opposite order every other round, and the
+median is reported.
 """
 
 from __future__ import annotations

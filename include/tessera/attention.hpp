@@ -1,6 +1,7 @@
-// Execution: the caller's pointers and workspace in, the caller's outputs written; nothing is allocated.
+// Execution: reads the caller's pointers and workspace, writes the caller's outputs, and allocates nothing.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace tessera {
 
-// One pointer for each tensor that the problem describes, aligned to its element: {.q = q, .k = k, .v = v, .o = o}.
-// Those that the problem does not describe are ignored.
+// One pointer for each tensor that the problem describes, aligned to its element: {.q = q, .k = k, .v = v, .o = o}. The
+// others are ignored.
 struct Buffers {
   std::size_t struct_size = sizeof(tessera_buffers);
   const void* q = nullptr;
@@ -46,19 +47,23 @@ struct Buffers {
   const std::int32_t* prefix_lens = nullptr;
   float* lse_low = nullptr;
   const std::int64_t* dropout_state = nullptr;
+  // Of the problem's program: its tensors, their gradients, its scalars.
+  std::array<const void*, TESSERA_MAX_CAPTURED_TENSORS> captured{};
+  std::array<void*, TESSERA_MAX_CAPTURED_TENSORS> d_captured{};
+  std::array<double, TESSERA_MAX_CAPTURED_SCALARS> scalars{};
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, dropout_state) == offsetof(tessera_buffers, dropout_state),
+                  offsetof(Buffers, scalars) == offsetof(tessera_buffers, scalars),
               "the members of tessera_buffers, in order, each absent by default");
 
-// How to run on your own threads, and how to stop; see tessera_executor. NULL stands for the library's threads.
+// Runs a call on your own threads, or stops it; see tessera_executor. NULL means the library's threads.
 using Executor = tessera_executor;
 
-// An Executor over `run`, called as run(workers, task) with task(w) to be called once for each w in 0 .. workers - 1.
+// An Executor over `run`, which is called as run(workers, task) and calls task(w) once for each w in 0 .. workers - 1.
 // `run` must outlive it.
 template <typename Run>
 Executor make_executor(Run& run) {
@@ -71,8 +76,9 @@ Executor make_executor(Run& run) {
   return executor;
 }
 
-// `executor`, with a call that ends as Code::cancelled once cancelled() is true, its outputs undefined. cancelled() is
-// asked some thousand times a second from every thread that works: an atomic load, say. It must outlive the executor.
+// `executor`, for a call that ends with Code::cancelled, its outputs undefined, once cancelled() is true. cancelled()
+// is called about a thousand times a second by every working thread, so it should be fast (an atomic load). It must
+// outlive the executor.
 //   std::atomic<bool> stop = false;
 //   auto cancelled = [&stop] { return stop.load(); };
 //   const tessera::Executor executor = tessera::cancelled_by(cancelled);
@@ -83,9 +89,9 @@ Executor cancelled_by(Cancelled& cancelled, Executor executor = {}) {
   return executor;
 }
 
-// Computes o (and lse). `workspace` holds at least plan.workspace_bytes bytes. invalid_argument when a pointer is NULL
-// or misaligned, an output shares memory with anything else, the workspace is too small, or cu_seqlens, seqused_k or a
-// page table hold what the layouts do not allow; outputs are untouched then.
+// Computes o (and lse). `workspace` holds at least plan.workspace_bytes bytes. Returns invalid_argument if a pointer is
+// NULL or misaligned, an output shares memory with any other buffer, the workspace is too small, or cu_seqlens,
+// seqused_k or a page table hold values that the layouts do not allow; outputs are then unchanged.
 inline Status try_forward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                           const Executor* executor = nullptr) {
   const tessera_buffers pointers = buffers;
@@ -98,7 +104,7 @@ inline void forward(const tessera_plan& plan, const Buffers& buffers, std::span<
   throw_if_error(try_forward(plan, buffers, workspace, executor));
 }
 
-// Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors as try_forward.
+// Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors are those of try_forward.
 inline Status try_backward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                            const Executor* executor = nullptr) {
   const tessera_buffers pointers = buffers;
@@ -111,10 +117,11 @@ inline void backward(const tessera_plan& plan, const Buffers& buffers, std::span
   throw_if_error(try_backward(plan, buffers, workspace, executor));
 }
 
-// A tensor of a call: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). What is only read may be const.
+// A tensor argument of a call: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). Data of an input may be const.
 inline tessera_tensor tensor(const Layout& layout, const void* data) { return {layout, const_cast<void*>(data)}; }
 
-// Partial results and where they become one: plain data. A fresh one has every tensor absent. See tessera_combine_call.
+// Partial results and the tensors into which they are merged, as plain data. A new one has every tensor absent. See
+// tessera_combine_call.
 struct CombineCall : tessera_combine_call {
   CombineCall() : tessera_combine_call{} {}
   CombineCall(const tessera_combine_call& call) : tessera_combine_call(call) {}  // NOLINT: the same plain data
@@ -122,8 +129,8 @@ struct CombineCall : tessera_combine_call {
 
 // Merges N partial results over disjoint sets of keys exactly: with m = max_n LSE_n,
 //   LSE = m + log sum_n exp(LSE_n - m),   o = sum_n exp(LSE_n - LSE) o_n.
-// `device` NULL: this machine's CPU. On a GPU the pointers to data are that GPU's, and executor->stream is where the kernel
-// goes.
+// `device` NULL: this machine's CPU. On a GPU, the data pointers are device pointers, and the kernel is launched in
+// executor->stream.
 inline Status try_combine(const CombineCall& call, const tessera_device* device = nullptr,
                           const Executor* executor = nullptr) {
   return tessera_combine(&call, device, executor);
@@ -135,14 +142,15 @@ inline void combine(const CombineCall& call, const tessera_device* device = null
   throw_if_error(try_combine(call, device, executor));
 }
 
-// New tokens and the cache that they join: plain data. A fresh one has every tensor absent. See tessera_append_call.
+// New tokens and the cache that they are appended to, as plain data. A new one has every tensor absent. See
+// tessera_append_call.
 struct AppendCall : tessera_append_call {
   AppendCall() : tessera_append_call{} {}
   AppendCall(const tessera_append_call& call) : tessera_append_call(call) {}  // NOLINT: the same plain data
 };
 
-// Rotates q and the new keys (rotary embedding), and writes the new keys and values at each sequence's end. On the CPU nothing is written when
-// anything is out of range; on a GPU such a token writes nothing.
+// Rotates q and the new keys (rotary embedding), and writes the new keys and values at each sequence's end. On the CPU
+// nothing is written if anything is out of range; on a GPU only the tokens out of range are not written.
 inline Status try_append(const AppendCall& call, const tessera_device* device = nullptr,
                          const Executor* executor = nullptr) {
   return tessera_append(&call, device, executor);

@@ -1,27 +1,27 @@
-/* Tessera over many devices: which rank computes what, and what travels between ranks, as plain data.
+/* Tessera on many devices: which rank computes what, and which data travel between ranks, as plain data.
  *
  * One batch of sequences is sharded by rows over N ranks (context parallelism). A plan for the ranks is a pure function
- * of the layout, the number of ranks, the lengths and the masks: no device, no communicator and no process is needed to
- * make, print or check it, and every rank that makes it gets the same one.
+ * of the layout, the number of ranks, the lengths and the masks: it can be made, printed and checked without a device,
+ * a communicator or a process group, and every rank makes the same one.
  *
  *   1. describe    tessera_ranks_problem: lengths, heads, masks, ranks, layout, strategy
- *   2. plan        tessera_make_ranks_plan: every rule is checked here; `auto` becomes the strategy that the model
- *                  predicts to be the fastest, with every other strategy's time or refusal beside it
- *   3. schedule    tessera_ranks_schedule: one rank's list of steps. What executes it only walks the list.
+ *   2. plan        tessera_make_ranks_plan: every rule is checked here; `auto` becomes the strategy with the shortest
+ *                  predicted time, listed beside every other strategy's time or refusal
+ *   3. schedule    tessera_ranks_schedule: one rank's list of steps, which a caller executes one after another
  *
  * A step is a list of pairs {run of queries x run of keys}, each a contiguous range of positions of one sequence,
- * computed from what the rank holds when the step begins, and a list of transfers that happen meanwhile and are
- * complete when the step ends. So the exchange of a step overlaps its computation, and nothing else needs an order.
+ * computed from data that the rank holds when the step begins, and a list of transfers that run meanwhile and are
+ * complete when the step ends. So a step's exchange overlaps its computation, and no other ordering is needed.
  *
  * The names of Liu et al., "Ring Attention" (2023), and Jacobs et al., "DeepSpeed Ulysses" (2023):
- *   ring        K and V travel, queries stay; the key block of step t comes from its owner, t ranks away, and only the
+ *   ring        K and V travel, queries stay; the key block of step t comes from its owner, t ranks away, but only the
  *               chunks that some query of the receiver sees. Backward, partial dK and dV travel back to the owner.
- *   all_to_all  heads are exchanged for rows: each rank has all rows of Hq / N heads, and attends by itself
+ *   all_to_all  heads are exchanged for rows: each rank has all rows of Hq / N heads, and computes their attention
  *   mesh        all_to_all within groups of `head_ranks` consecutive ranks, ring across the groups
- *   all_gather  every rank first receives all the keys and values that its queries see; forward, nothing is merged
+ *   all_gather  every rank first receives all the keys and values that its queries see; forward needs no merge
  *
- * Versions are as tessera.h says: structs that the caller fills in grow at their end, those that the library fills in
- * are of a size that stays. */
+ * Versions follow the rules of tessera.h: structs that the caller fills in grow at their end, structs that the library
+ * fills in have a fixed size. */
 #ifndef TESSERA_DISTRIBUTED_H
 #define TESSERA_DISTRIBUTED_H
 
@@ -41,24 +41,24 @@ typedef enum tessera_strategy {
   TESSERA_STRATEGY_ALL_GATHER = 4
 } tessera_strategy;
 
-/* Which rows a rank has, T / N of each: the layout depends on neither strategy nor masks.
- * contiguous: rank r has chunk r of N. zig_zag: chunks r and 2N - 1 - r of 2N, so that causal areas are equal. planned:
- * long sequences are cut into chunks that are dealt in zig-zag order, short ones stay whole, so that areas and rows are
- * equal. Sequences of a packed batch lie one after another; the first two layouts cut them where a chunk ends. */
+/* The rows of each rank, T / N of them; the layout depends on neither strategy nor masks. contiguous: rank r has chunk
+ * r of N. zig_zag: chunks r and 2N - 1 - r of 2N, so that causal areas are equal. planned: long sequences are cut into
+ * chunks that are distributed in zig-zag order, short sequences stay whole, so that areas and rows are equal. The
+ * sequences of a packed batch are concatenated; the first two layouts cut them where a chunk ends. */
 typedef enum tessera_rank_layout {
   TESSERA_RANKS_CONTIGUOUS = 0,
   TESSERA_RANKS_ZIG_ZAG = 1,
   TESSERA_RANKS_PLANNED = 2
 } tessera_rank_layout;
 
-/* Self-attention: queries and keys have the same lengths. Members whose comment ends in a number have it as their
- * default, which 0 stands for. */
+/* Self-attention: queries and keys have the same lengths. A number in parentheses at the end of a member's comment is
+ * its default, which 0 selects. */
 typedef struct tessera_ranks_problem {
   size_t struct_size; /* sizeof(tessera_ranks_problem), which tessera_ranks_problem_init sets */
   int32_t ranks;      /* 1 .. 1024 */
   int32_t strategy;   /* tessera_strategy */
   int32_t layout;     /* tessera_rank_layout */
-  int32_t head_ranks; /* mesh: ranks of a group, which divide the heads; 0: as the model predicts to be the fastest */
+  int32_t head_ranks; /* mesh: ranks per group, which divide the heads; 0: the fastest number by the model */
   int32_t direction;  /* tessera_direction */
   int32_t dtype;      /* tessera_dtype of q, k, v, o: float32, float16 or bfloat16 */
   int32_t causal;     /* 0 or 1 */
@@ -66,19 +66,19 @@ typedef struct tessera_ranks_problem {
   int64_t window_left, window_right; /* as tessera_problem: keys on each side of the diagonal, -1 = all */
   int64_t num_sequences;             /* 1: dense; more: packed */
   const int64_t* lengths;            /* [num_sequences] rows of each sequence; must outlive the plan */
-  int64_t batch;                     /* dense: sequences of that length, which all have one schedule (1) */
+  int64_t batch;                     /* dense: sequences of that length, all with the same schedule (1) */
   int64_t heads_q, heads_kv, head_dim, head_dim_v;
-  int64_t chunk_rows; /* planned: chunks begin at multiples of so many rows where that is possible (128) */
-  /* The model, measured on H100s. Predictions are no better than these numbers: give those of your machine. */
-  double tflops_forward;  /* of one device on its share alone (765), by 2 (D + Dv) Hq a visible pair */
-  double tflops_backward; /* the same, by 5 (D + Dv) Hq (590) */
-  double link_gbps;       /* 10^9 bytes a second each way between two ranks of one host (237) */
-  double network_gbps;    /* the same between hosts, a rank (45: 400 Gbit/s, not measured) */
+  int64_t chunk_rows; /* planned: chunks begin at multiples of this number of rows where that is possible (128) */
+  /* The model's constants, measured on H100s. Predictions are only as good as they are: set those of your machine. */
+  double tflops_forward;  /* of one device without exchanges (765), counting 2 (D + Dv) Hq per visible pair */
+  double tflops_backward; /* the same, counting 5 (D + Dv) Hq (590) */
+  double link_gbps;       /* 10^9 bytes a second in each direction between two ranks of one host (237) */
+  double network_gbps;    /* the same between hosts, per rank (45: 400 Gbit/s, not measured) */
   double memory_gbps;     /* of device memory, for packing and merging (2600) */
   double step_us;         /* fixed cost of a step that exchanges (25) */
-  double overlap_loss;    /* share of the computing rate that an exchange under it costs while it lasts (0.1) */
+  double overlap_loss;    /* fraction of the computing rate lost while an exchange runs (0.1) */
   int64_t ranks_per_host; /* consecutive ranks (8) */
-  /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
+  /* New members are appended here, 8 bytes at a time, and have no effect while they are zero. */
 } tessera_ranks_problem;
 
 /* An empty problem of `struct_size` bytes: one rank, auto, zig_zag, forward, bfloat16, windows unbounded. */
@@ -96,38 +96,39 @@ static inline void tessera_ranks_problem_init(tessera_ranks_problem* problem) {
 
 /* ---- the plan ----------------------------------------------------------------------------------------------- */
 
-/* What the model predicts for a strategy, or why it is refused. */
+/* A strategy's predicted time, or the reason why it is refused. */
 typedef struct tessera_ranks_answer {
   int32_t strategy;   /* tessera_strategy */
   int32_t head_ranks; /* ranks that divide the heads: 1 for ring and all_gather */
   int32_t accepted;
   int32_t steps;
   double predicted_us; /* of the slowest rank */
-  double compute_us;   /* of it without any exchange: the ideal is the mean of this over ranks */
+  double compute_us;   /* of it without any exchange; the ideal time is the mean of this over ranks */
   double sent_bytes;   /* the most that a rank sends */
-  char reason[104];    /* accepted: how much of the exchange is exposed; else why not */
+  char reason[104];    /* accepted: the exposed part of the exchange; otherwise why it is refused */
 } tessera_ranks_answer;
 
 #define TESSERA_RANKS_MAX_ANSWERS 24
 #define TESSERA_RANKS_PLAN_PROBLEM_BYTES 512
 typedef struct tessera_ranks_plan {
   size_t struct_size; /* sizeof(tessera_ranks_plan) */
-  uint64_t hash; /* of the problem with its lengths, the same on every rank: ranks that disagree have different ones */
-  int32_t version; /* TESSERA_VERSION of the library that made it */
+  uint64_t hash;      /* of the problem and its lengths: equal on all ranks that agree */
+  int32_t version;    /* TESSERA_VERSION of the library that made it */
   int32_t num_answers;
   tessera_ranks_problem problem; /* with every default filled in, `strategy` and `head_ranks` chosen */
   char problem_reserved[TESSERA_RANKS_PLAN_PROBLEM_BYTES - sizeof(tessera_ranks_problem)];
   int64_t rows_per_rank;
   int64_t num_chunks;
   double visible_area;           /* visible (query, key) pairs of one head and one sequence of the batch */
-  double largest_area;           /* the most of them that one rank computes, in units of whole heads */
-  double predicted_us, ideal_us; /* the model's: this plan, and the mean area a rank without any exchange */
+  double largest_area;           /* the most that one rank computes, in units of whole heads */
+  double predicted_us, ideal_us; /* by the model: of this plan, and of the mean area without exchanges */
   tessera_ranks_answer answers[TESSERA_RANKS_MAX_ANSWERS]; /* the chosen one first */
   char reserved[256];                                      /* for later members: 0 */
 } tessera_ranks_plan;
 
-/* Checks every rule and chooses. INVALID_ARGUMENT: a member is wrong, rows do not divide over the ranks. UNSUPPORTED:
- * the strategy does not suit the problem (heads that do not divide). *plan is then untouched. */
+/* Checks every rule and chooses a strategy. INVALID_ARGUMENT: a member is wrong, or the rows do not divide over the
+ * ranks. UNSUPPORTED: the strategy cannot be used for the problem (heads that do not divide). *plan is then
+ * unchanged. */
 TESSERA_API tessera_status tessera_make_ranks_plan(const tessera_ranks_problem* problem, tessera_ranks_plan* plan);
 
 /* ---- a rank's schedule -------------------------------------------------------------------------------------- */
@@ -138,19 +139,19 @@ typedef struct tessera_chunk {
   int32_t rank;
   int32_t sequence;
   int64_t begin, length; /* positions in the sequence */
-  int64_t row;           /* where it begins among the rank's rows */
+  int64_t row;           /* its first row among the rank's rows */
 } tessera_chunk;
 
-/* Attention of a range of queries over a range of keys of one sequence, cut to what is visible: every query sees a key
- * of the range, and every key is seen. Each range lies in a run of chunks that follow each other. Between both, query i
- * of q_length and key j of k_length, i + k_length - q_length - window_left <= j <= i + k_length - q_length +
- * window_right: the window of tessera_problem, bottom-right aligned, -1 = unbounded. Both -1: everything is visible. */
+/* Attention of a range of queries over a range of keys of one sequence, cropped to the visible part: every query sees a
+ * key of the range, and every key is seen. Each range lies in a run of consecutive chunks. Query i of q_length sees key
+ * j of k_length if i + k_length - q_length - window_left <= j <= i + k_length - q_length + window_right: the window of
+ * tessera_problem, bottom-right aligned, with -1 = unbounded. If both are -1, every key is visible. */
 typedef struct tessera_rank_pair {
   int32_t sequence;
   int32_t reserved;
   int64_t q_begin, q_length, k_begin, k_length; /* positions in the sequence */
   int64_t window_left, window_right;
-  int64_t q_chunk, q_chunks, k_chunk, k_chunks; /* first chunk of each run, and how many */
+  int64_t q_chunk, q_chunks, k_chunk, k_chunks; /* first chunk of each run, and its number of chunks */
   int64_t area;                                 /* visible (query, key) pairs */
 } tessera_rank_pair;
 
@@ -167,8 +168,8 @@ typedef struct tessera_rank_transfer {
   int32_t receive; /* 1: from `peer`; 0: to it */
   int32_t peer;
   int32_t travels;    /* tessera_travels */
-  int32_t partial;    /* 1: a partial sum, in float32, which its receiver adds to its own; 0: in the tensor's dtype */
-  int64_t chunk;      /* whose rows */
+  int32_t partial;    /* 1: a partial sum, in float32, that the receiver adds to its own; 0: in the tensor's dtype */
+  int64_t chunk;      /* the chunk whose rows travel */
   int32_t first_head; /* of query heads; K, V, dK and dV: of KV heads */
   int32_t num_heads;
   int64_t bytes;
@@ -181,9 +182,9 @@ typedef struct tessera_rank_step {
   double compute_us, exchange_us; /* the model's */
 } tessera_rank_step;
 
-/* The beginning of a block of plain data without pointers, in which the lists lie at byte offsets from its beginning.
- * All ranks have the same number of steps; a transfer is in the same step of both its ranks' lists, and in the same
- * order among those of that step between the two of what travels the same way. */
+/* The start of a block of plain data without pointers; the lists lie at byte offsets from its start. All ranks have the
+ * same number of steps. A transfer is in the same step of both its ranks' lists, and transfers of one step and
+ * direction between two ranks are in the same order in both lists. */
 typedef struct tessera_rank_schedule {
   size_t struct_size; /* sizeof(tessera_rank_schedule) */
   size_t bytes;       /* of the block */
@@ -196,15 +197,15 @@ typedef struct tessera_rank_schedule {
   char reserved[64];
 } tessera_rank_schedule;
 
-/* Bytes that the schedule of `rank` takes; 0 for what is no plan of this library's, or no rank of it. */
+/* Bytes of the schedule of `rank`; 0 if `plan` was not made by this library or lacks that rank. */
 TESSERA_API size_t tessera_ranks_schedule_bytes(const tessera_ranks_plan* plan, int32_t rank);
 
-/* Writes it to `memory`, which is aligned to 8 bytes. */
+/* Writes the schedule to `memory`, which is aligned to 8 bytes. */
 TESSERA_API tessera_status tessera_ranks_schedule(const tessera_ranks_plan* plan, int32_t rank, void* memory,
                                                   size_t bytes);
 
-/* In words: with `rank` -1 the plan, else that rank's schedule as a table. As JSON: the plan, and from rank 0 on the
- * schedule. Both return lengths as tessera_plan_describe does. */
+/* As text: with `rank` -1 the plan, otherwise that rank's schedule as a table. As JSON: the plan, and with a rank also
+ * its schedule. Both return lengths as tessera_plan_describe does. */
 TESSERA_API size_t tessera_ranks_plan_describe(const tessera_ranks_plan* plan, int32_t rank, char* text, size_t size);
 TESSERA_API size_t tessera_ranks_plan_json(const tessera_ranks_plan* plan, int32_t rank, char* text, size_t size);
 

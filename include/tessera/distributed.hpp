@@ -1,4 +1,4 @@
-// One batch over many ranks: plans and schedules as plain data, see tessera/distributed.h. Header only.
+// Attention over one batch on many ranks: plans and schedules as plain data, see tessera/distributed.h. Header only.
 //
 //   tessera::RanksProblem problem;
 //   problem.ranks = 4;
@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// Which rows, heads and masks, over how many ranks. `lengths` must outlive the plan.
+// The sequence lengths, heads, masks and ranks of a problem. `lengths` must outlive the plan.
 struct RanksProblem : tessera_ranks_problem {
   RanksProblem() : tessera_ranks_problem{} { tessera_ranks_problem_init(this); }
   RanksProblem(const tessera_ranks_problem& problem) : tessera_ranks_problem(problem) {}  // NOLINT: the same plain data
@@ -37,14 +37,14 @@ inline Status try_plan_ranks(const tessera_ranks_problem& problem, RanksPlan& pl
   return tessera_make_ranks_plan(&problem, &plan);
 }
 
-// Throws Error: invalid_argument names the member that breaks a rule, unsupported says why the strategy does not suit.
+// Throws Error: invalid_argument names the member that breaks a rule, unsupported says why the strategy cannot be used.
 inline RanksPlan plan_ranks(const tessera_ranks_problem& problem) {
   RanksPlan plan;
   throw_if_error(try_plan_ranks(problem, plan));
   return plan;
 }
 
-// One rank's list of steps. Throws Error for what is no rank of the plan.
+// One rank's list of steps. Throws Error if `rank` is not a rank of the plan.
 class RankSchedule {
  public:
   RankSchedule(const tessera_ranks_plan& plan, std::int32_t rank)
@@ -85,12 +85,12 @@ inline std::string text_of(const tessera_ranks_plan& plan, std::int32_t rank,
 }
 }  // namespace detail
 
-// In words: the plan, or with a rank its schedule as a table. Several lines.
+// The plan as several lines of text; with a rank, its schedule as a table.
 inline std::string describe(const tessera_ranks_plan& plan, std::int32_t rank = -1) {
   return detail::text_of(plan, rank, tessera_ranks_plan_describe);
 }
 
-// As one JSON object: the plan, and with a rank its schedule too.
+// The plan as one JSON object; with a rank, including its schedule.
 inline std::string json(const tessera_ranks_plan& plan, std::int32_t rank = -1) {
   return detail::text_of(plan, rank, tessera_ranks_plan_json);
 }

@@ -1,4 +1,4 @@
-// What is to be computed: layouts and options, no pointers.
+// What is to be computed: layouts and options, without data pointers.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// Attention over one batch, O = softmax(scale Q K^T + ...) V; every member is described at tessera_problem, which this
-// is. A fresh one has every tensor absent and no option set. At least these must be given:
+// Attention over one batch, O = softmax(scale Q K^T + ...) V. tessera_problem, the base, documents every member. A new
+// problem has every tensor absent and no option set. At least these must be given:
 //   q [B, Sq, Hq, D]   k [B, Sk, Hkv, D]   v [B, Sk, Hkv, Dv]   o [B, Sq, Hq, Dv]
 struct Problem : tessera_problem {
   Problem() { tessera_problem_init(this); }
   Problem(const tessera_problem& problem) : tessera_problem(problem) {}  // NOLINT: the same plain data
 
-  // In place of 1 / sqrt(D). Finite.
+  // Replaces the default 1 / sqrt(D). Must be finite.
   Problem& set_scale(double value) {
     has_scale = 1;
     scale = value;
@@ -29,8 +29,8 @@ struct Problem : tessera_problem {
     return *this;
   }
 
-  // Entries of the softmax are dropped with probability p (0 <= p < 1, in steps of 2^-16), the very same ones for the
-  // same seed and offset on every device.
+  // Drops entries of the softmax with probability p (0 <= p < 1, in steps of 2^-16): the same entries for the same seed
+  // and offset on every device.
   Problem& set_dropout(double p, std::uint64_t seed, std::uint64_t offset = 0) {
     dropout_p = p;
     dropout_seed = seed;
@@ -39,15 +39,15 @@ struct Problem : tessera_problem {
   }
 };
 
-// Contiguous lse for a problem that has its q: float32 [B, Hq, Sq], or [Hq, Tq] when q is packed.
+// Contiguous layout of lse for a problem with its q set: float32 [B, Hq, Sq], or [Hq, Tq] if q is packed.
 inline Layout lse_layout(const tessera_problem& problem) {
   const Layout& q = problem.q;
   if (q.rank == 3) return layout(float32, {q.shape[1], q.shape[0]});
   return layout(float32, {q.shape[0], q.shape[2], q.shape[1]});
 }
 
-// The backward problem of a forward one: d_o, d_q, d_k, d_v laid out as o, q, k, v, and lse (contiguous unless given).
-// d_bias, d_sink and d_lse stay as they are: ask for them by giving their layouts.
+// The backward problem of a forward one: d_o, d_q, d_k, d_v have the layouts of o, q, k, v, and lse is contiguous
+// unless given. d_bias, d_sink and d_lse are copied: set their layouts to request them.
 inline Problem gradient_of(const tessera_problem& forward) {
   Problem problem = forward;
   problem.direction = TESSERA_BACKWARD;

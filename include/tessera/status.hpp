@@ -1,4 +1,4 @@
-// What a call answers: a Status (functions named try_...) or, for everything else, an Error that is thrown.
+// Results of calls: functions named try_... return a Status; all others throw an Error.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ namespace tessera {
 enum class Code : std::int32_t {
   ok = TESSERA_OK,
   invalid_argument = TESSERA_INVALID_ARGUMENT,  // a shape, stride, dtype, option or index is wrong
-  unsupported = TESSERA_UNSUPPORTED,            // valid, but no kernel takes it
+  unsupported = TESSERA_UNSUPPORTED,            // valid, but no kernel supports it
   internal = TESSERA_INTERNAL,                  // a defect of this library
-  cancelled = TESSERA_CANCELLED                 // the executor's cancel said so: outputs are undefined
+  cancelled = TESSERA_CANCELLED                 // the executor's cancel ended the call: outputs are undefined
 };
 
 // A code and, unless it is ok, one line that names the argument, what was given and what is accepted.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(const tessera_status& status) : status_(status) {}  // NOLINT: a Status is what a C call answers
+  Status(const tessera_status& status) : status_(status) {}  // NOLINT: a Status is the result of a C call
 
   Code code() const { return static_cast<Code>(status_.code); }
   bool ok() const { return status_.code == TESSERA_OK; }

@@ -26,10 +26,14 @@ enum class DType : std::int32_t {
   float64 = TESSERA_FLOAT64,
   int32 = TESSERA_INT32,
   boolean = TESSERA_BOOL,  // one byte, 0 or 1
-  int64 = TESSERA_INT64
+  int64 = TESSERA_INT64,
+  int8 = TESSERA_INT8,
+  int16 = TESSERA_INT16,
+  uint8 = TESSERA_UINT8
 };
 inline constexpr DType float32 = DType::float32, float16 = DType::float16, bfloat16 = DType::bfloat16,
-                       float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean;
+                       float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean, int64 = DType::int64,
+                       int8 = DType::int8, int16 = DType::int16, uint8 = DType::uint8;
 
 inline std::string_view name(DType dtype) { return tessera_dtype_name(static_cast<std::int32_t>(dtype)); }
 inline std::size_t size_bytes(DType dtype) { return tessera_dtype_bytes(static_cast<std::int32_t>(dtype)); }
@@ -44,6 +48,14 @@ struct DTypeOf<double> : std::integral_constant<DType, float64> {};
 template <>
 struct DTypeOf<std::int32_t> : std::integral_constant<DType, int32> {};
 template <>
+struct DTypeOf<std::int64_t> : std::integral_constant<DType, int64> {};
+template <>
+struct DTypeOf<std::int8_t> : std::integral_constant<DType, int8> {};
+template <>
+struct DTypeOf<std::int16_t> : std::integral_constant<DType, int16> {};
+template <>
+struct DTypeOf<std::uint8_t> : std::integral_constant<DType, uint8> {};
+template <>
 struct DTypeOf<bool> : std::integral_constant<DType, boolean> {};
 
 template <typename T>
@@ -53,13 +65,13 @@ concept Element = requires {
 
 // ---- layouts --------------------------------------------------------------------------------------------------------
 
-// Shape and strides, both in elements; rank 0 means that a tensor is absent.
+// Shape, and strides in elements; rank 0 means that a tensor is absent.
 using Layout = tessera_layout;
 
 inline constexpr int max_rank = TESSERA_MAX_RANK;
 
-// With strides of your own, any order: [B, S, H, D] over memory that is [B, H, S, D], for instance.
-// Throws Error (invalid_argument) when the ranks differ or exceed max_rank.
+// A layout with explicit strides in any order, for instance [B, S, H, D] over memory that is [B, H, S, D]. Throws Error
+// (invalid_argument) if the ranks differ or exceed max_rank.
 inline Layout layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides) {
   if (shape.size() > std::size_t{max_rank}) {
     throw Error(Code::invalid_argument,
@@ -78,10 +90,10 @@ inline Layout layout(DType dtype, std::span<const std::int64_t> shape, std::span
   return result;
 }
 
-// Contiguous, the last axis fastest.
+// A contiguous layout; the last axis is the fastest.
 inline Layout layout(DType dtype, std::span<const std::int64_t> shape) {
   std::array<std::int64_t, TESSERA_MAX_RANK> strides{};
-  std::uint64_t stride = 1;  // unsigned: absurd shapes wrap here, and are refused when a plan is made
+  std::uint64_t stride = 1;  // unsigned: absurd shapes wrap around, and are refused when a plan is made
   for (std::size_t axis = std::min(shape.size(), strides.size()); axis-- > 0;) {
     strides[axis] = static_cast<std::int64_t>(stride);
     stride *= static_cast<std::uint64_t>(shape[axis]);
@@ -97,8 +109,8 @@ inline Layout layout(DType dtype, std::initializer_list<std::int64_t> shape,
   return layout(dtype, std::span(shape.begin(), shape.size()), std::span(strides.begin(), strides.size()));
 }
 
-// The same memory with its axes in another order: axis a of the result is axis order[a] of `from`. Memory that is
-// [B, H, S, D] becomes the [B, S, H, D] that a Problem takes by permute(from, {0, 2, 1, 3}).
+// The same memory with its axes in another order: axis a of the result is axis order[a] of `from`. Memory that is [B,
+// H, S, D] becomes the [B, S, H, D] that a Problem expects by permute(from, {0, 2, 1, 3}).
 inline Layout permute(const Layout& from, std::initializer_list<int> order) {
   Layout result = from;
   std::array<bool, TESSERA_MAX_RANK> seen{};
@@ -126,7 +138,7 @@ inline std::int64_t elements(const Layout& layout) {
 
 // ---- views ----------------------------------------------------------------------------------------------------------
 
-// Elements of the caller's, and how they lie. A view is cheap to copy and keeps nothing alive.
+// The caller's elements and their layout. A view is cheap to copy and owns nothing.
 template <Element T>
 class TensorView {
  public:
@@ -135,7 +147,7 @@ class TensorView {
   TensorView(T* data, std::initializer_list<std::int64_t> shape, std::initializer_list<std::int64_t> strides)
       : TensorView(data, tessera::layout(DTypeOf<std::remove_const_t<T>>::value, shape, strides)) {}
 
-  // Throws Error (invalid_argument) when the layout's dtype is not T's.
+  // Throws Error (invalid_argument) if the layout's dtype is not T's.
   TensorView(T* data, const Layout& layout) : data_(data), layout_(layout) {
     constexpr DType expected = DTypeOf<std::remove_const_t<T>>::value;
     if (tessera::dtype(layout) != expected) {
@@ -153,7 +165,7 @@ class TensorView {
   const Layout& layout() const { return layout_; }
   operator const Layout&() const { return layout_; }  // NOLINT: problem.q = view
 
-  // The element at these indices, one an axis; unchecked.
+  // The element at these indices, one per axis; unchecked.
   template <std::integral... Index>
   T& operator()(Index... index) const {
     int axis = 0;

@@ -12,15 +12,15 @@
  *
  * One plan serves any number of calls and threads. C++ programs include <tessera/tessera.hpp> instead.
  *
- * What is compatible: a program runs with every library of its minor version (the soname is libtessera.so.MAJOR.MINOR until
- * 1.0, then libtessera.so.MAJOR). Within it structs only grow, and in two ways:
- *   - those that the caller fills in (tessera_problem, tessera_buffers, tessera_executor, tessera_combine_call,
- *     tessera_append_call) at their end. They begin with
- *     `struct_size`, their size in the header that the caller was compiled with. Members that an older header lacks
- *     stand at their defaults; a newer header's are refused unless they are zero.
- *   - those that the library fills in (tessera_device, tessera_plan) within a size that stays: their last bytes are
+ * Compatibility: a program runs with every library of its minor version (the soname is libtessera.so.MAJOR.MINOR until
+ * 1.0, then libtessera.so.MAJOR). Within a minor version, structs only grow, in one of two ways:
+ *   - Structs that the caller fills in (tessera_problem, tessera_buffers, tessera_executor, tessera_combine_call,
+ *     tessera_append_call) grow at their end. They begin with `struct_size`, their size in the header that the caller
+ *     was compiled with. Members that an older header lacks have their defaults; members of a newer header are refused
+ *     unless they are zero.
+ *   - Structs that the library fills in (tessera_device, tessera_plan) have a fixed size: their last bytes are
  *     reserved, and zero.
- * A struct that nothing initialised has a size of 0, and is refused.
+ * An uninitialised struct has size 0, and is refused.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -43,7 +43,7 @@ extern "C" {
 #define TESSERA_VERSION_PATCH 0
 #define TESSERA_VERSION (10000 * TESSERA_VERSION_MAJOR + 100 * TESSERA_VERSION_MINOR + TESSERA_VERSION_PATCH)
 
-/* In C++ these members need not be set: `tessera_executor executor{}` has the right size. */
+/* In C++ these members have defaults: `tessera_executor executor{}` has the right size. */
 #ifdef __cplusplus
 #define TESSERA_CXX_DEFAULT(value) = value
 #else
@@ -55,12 +55,12 @@ extern "C" {
 typedef enum tessera_code {
   TESSERA_OK = 0,
   TESSERA_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, option or index is wrong: the message names it */
-  TESSERA_UNSUPPORTED = 2,      /* valid, but no kernel takes it: the message lists each candidate's refusal */
+  TESSERA_UNSUPPORTED = 2,      /* valid, but no kernel supports it: the message lists each candidate's refusal */
   TESSERA_INTERNAL = 3,         /* a defect of this library */
-  TESSERA_CANCELLED = 4         /* the executor's `cancel` said so: outputs are undefined */
+  TESSERA_CANCELLED = 4         /* the executor's `cancel` ended the call: outputs are undefined */
 } tessera_code;
 
-/* What a call answers, by value. `message` is one line: what was wrong, what was given, what is accepted. */
+/* The result of a call, by value. `message` is one line: what was wrong, what was given, what is accepted. */
 typedef struct tessera_status {
   int32_t code; /* tessera_code */
   char message[508];
@@ -75,14 +75,17 @@ typedef enum tessera_dtype {
   TESSERA_FLOAT64 = 3, /* served by the reference kernel, for checks */
   TESSERA_INT32 = 4,
   TESSERA_BOOL = 5, /* one byte, 0 or 1 */
-  TESSERA_INT64 = 6
+  TESSERA_INT64 = 6,
+  TESSERA_INT8 = 7, /* with INT16 and UINT8: of tensors that a score program names */
+  TESSERA_INT16 = 8,
+  TESSERA_UINT8 = 9
 } tessera_dtype;
 
 #define TESSERA_MAX_RANK 5
 
-/* Shape and strides of a tensor in caller-owned memory. rank 0 means: this tensor is absent.
- * Strides are in elements and may be anything (0 and negative included, for inputs) as long as the last dimension of
- * q, k, v, o and their gradients is contiguous. */
+/* Shape and strides of a tensor in caller-owned memory; rank 0 means that the tensor is absent. Strides are in elements
+ * and may have any value (including 0 and negative ones, for inputs) as long as the last dimension of q, k, v, o and
+ * their gradients is contiguous. */
 typedef struct tessera_layout {
   int32_t dtype; /* tessera_dtype */
   int32_t rank;
@@ -90,12 +93,69 @@ typedef struct tessera_layout {
   int64_t strides[TESSERA_MAX_RANK];
 } tessera_layout;
 
+/* ---- score programs ------------------------------------------------------------------------------------------ */
+
+/* A function of one (query, key) pair that the caller writes, as text: `score` makes a new score from the score so far,
+ * `mask` says whether the key is visible. docs/guide/score-programs.md describes the language.
+ *   score  "50 * tanh(s / 50) + bias[h, i - j + 512]"
+ *   mask   "j <= q_pos && doc[b, i] == doc[b, j]"
+ * Names: s, the score so far; b the sequence, h the query head, h_kv its KV head; i and j, the query's and the key's number
+ * in its sequence, from 0; q_pos = i + len_k - len_q; len_q, len_k; and what the caller declares: tensors that are indexed by
+ * integers, and scalars. */
+
+typedef enum tessera_value_type {
+  TESSERA_VALUE_FLOAT = 0, /* of a tensor: float32, float16, bfloat16, or float64 on the CPU */
+  TESSERA_VALUE_INT = 1,   /* 32 bits; of a tensor: int8, int16, int32, int64 (whose values fit 32 bits), uint8 */
+  TESSERA_VALUE_BOOL = 2
+} tessera_value_type;
+
+#define TESSERA_MAX_CAPTURED_TENSORS 8
+#define TESSERA_MAX_CAPTURED_SCALARS 16
+#define TESSERA_SCALAR_RANK (-1)
+
+/* A name that a program's text may use: a letter, then up to 30 letters, digits and underscores. */
+typedef struct tessera_program_name {
+  const char* name;
+  int32_t type; /* tessera_value_type */
+  int32_t rank; /* 0 .. 4: a tensor that takes so many indices; TESSERA_SCALAR_RANK: a scalar */
+} tessera_program_name;
+
+/* A checked program: immutable, reference-counted, for any number of problems and threads. */
+typedef struct tessera_program tessera_program;
+
+/* A program with one reference. score or mask may be NULL or "": the score stays, every key is visible. The n-th tensor among
+ * `names` is bound by captured[n] of problem and buffers, the n-th scalar by scalars[n] of the buffers. INVALID_ARGUMENT
+ * says which text, which column (from 1), what was found and what is accepted; or which limit is exceeded: 128 operations,
+ * 8 tensors and 16 scalars, 16 KiB of text, expressions nested 64 deep. *program is then untouched. */
+TESSERA_API tessera_status tessera_program_create(const char* score, const char* mask,
+                                                  const tessera_program_name* names, int32_t num_names,
+                                                  tessera_program** program);
+
+/* One reference more, and one less: the last one frees it. NULL: nothing. A plan keeps what it needs of a program. */
+TESSERA_API void tessera_program_retain(tessera_program* program);
+TESSERA_API void tessera_program_release(tessera_program* program);
+
+typedef enum tessera_program_text {
+  TESSERA_PROGRAM_SCORE = 0, /* canonical: equal for programs that mean the same operations; "" where there is none */
+  TESSERA_PROGRAM_MASK = 1,
+  /* A line for each result, of g, the gradient of the new score: "d_s = ...", and for each element that is read of a
+   * floating-point tensor "d_bias[h, i - j + 512] += ..." */
+  TESSERA_PROGRAM_GRADIENT = 2
+} tessera_program_text;
+
+/* Writes at most `size` bytes with the closing zero, returns the length that is needed without it, as snprintf does; 0 for
+ * a NULL program or an unknown `which`. */
+TESSERA_API size_t tessera_program_describe(const tessera_program* program, int32_t which, char* text, size_t size);
+
+/* Of the canonical texts and the types and ranks of what they name: equal in all processes and on all machines. 0: NULL. */
+TESSERA_API uint64_t tessera_program_hash(const tessera_program* program);
+
 /* ---- the problem -------------------------------------------------------------------------------------------- */
 
 typedef enum tessera_direction { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 } tessera_direction;
 
-/* Where the diagonal lies that `causal` and the window are measured from: query i stands over key i + Sk - Sq
- * (bottom-right, the default) or over key i (top-left). */
+/* The diagonal from which `causal` and the window are measured: query i is aligned with key i + Sk - Sq (bottom-right,
+ * the default) or with key i (top-left). */
 typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 } tessera_alignment;
 
 /* Attention over one batch: plain data, no pointers to tensors.
@@ -112,8 +172,9 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *
  * For query i and key j of one sequence, with Sq and Sk that sequence's own lengths, in this order:
  *   1. s = scale * (q_i . k_j)            2. softcap c > 0: s = c * tanh(s / c)      3. s += bias[b, h, i, j]
- *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. s = -inf where j is not visible.
- * Visible: causal, window, key length, mask, block_mask and tree_mask all allow it. A sink adds exp(sink[h]) to the denominator
+ *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. the program's score
+ *   6. s = -inf where j is not visible.
+ * Visible: causal, window, key length, mask, block_mask, tree_mask and the program's mask all allow it. A sink adds exp(sink[h]) to the denominator
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
  * A finite score is a score, whatever its size: a score of -inf alone is hidden beside what is not visible.
  * A query that sees nothing: o = 0, lse = -inf, gradients 0, whatever its hidden keys hold.
@@ -189,13 +250,20 @@ typedef struct tessera_problem {
    * when they run. On CUDA it is device memory: a captured graph's replay draws by what it holds then. It may be given
    * with dropout_p = 0, as seed and offset may, and is not read then. */
   tessera_layout dropout_state;
+  /* A score program and what it names, NULL: none. The handle must live until the plan is made. captured[n] is its n-th
+   * tensor, any strides; one of rank 0 is given with the shape [1]. A name that the program does not use may be absent.
+   * Not with prefix_groups where it uses i, j or q_pos. */
+  tessera_program* program;
+  tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS];
+  /* backward, optional: the gradient of a floating-point captured[n], float32 or its dtype, its shape, written whole */
+  tessera_layout d_captured[TESSERA_MAX_CAPTURED_TENSORS];
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
 /* An empty problem of `struct_size` bytes: every tensor absent, no option set, windows unbounded. */
 TESSERA_API void tessera_problem_init_sized(tessera_problem* problem, size_t struct_size);
 
-/* The same for the header that it is called with. */
+/* The same for the version of this header. */
 #ifdef __cplusplus
 inline void tessera_problem_init(tessera_problem* problem) { tessera_problem_init_sized(problem, sizeof *problem); }
 #else
@@ -211,31 +279,33 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
   TESSERA_ISA_AVX512_BF16 = 3,
-  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles; the rest by tessera_device.vector_isa, or by AVX512_BF16 */
+  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles; other types by tessera_device.vector_isa, or by AVX512_BF16 */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
 
+/* Numbers of the first families (tessera_family), as aliases of their names. Later families have a name alone. */
 typedef enum tessera_kernel {
   TESSERA_KERNEL_AUTO = 0,
-  TESSERA_KERNEL_REFERENCE = 1, /* CPU: float64, O(S^2) time: the oracle */
+  TESSERA_KERNEL_REFERENCE = 1, /* CPU: float64, O(S^2) time; the reference of all tests */
   TESSERA_KERNEL_DECODE = 2,    /* CPU: few query rows, split over keys */
   TESSERA_KERNEL_TILED = 3,     /* CPU: FlashAttention's tiles, forward and backward */
   TESSERA_KERNEL_FWD_SM80 = 4,  /* CUDA: forward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_BWD_SM80 = 5,  /* CUDA: backward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_FWD_SM90 = 6,  /* CUDA: forward by TMA and wgmma, on Hopper */
   TESSERA_KERNEL_BWD_SM90 = 7,  /* CUDA: backward by TMA and wgmma, on Hopper */
-  /* For comparison, on request alone: the first FlashAttention's schedule, and standard attention, which stores its scores. */
+  /* For comparison, on request only: the first FlashAttention's schedule, and standard attention, which stores its
+   * scores. */
   TESSERA_KERNEL_FWD_FA1 = 8,
   TESSERA_KERNEL_BWD_FA1 = 9,
   TESSERA_KERNEL_FWD_STANDARD = 10,
   TESSERA_KERNEL_BWD_STANDARD = 11,
-  TESSERA_KERNEL_DECODE_SM90 = 12, /* CUDA: few query rows against long keys, one launch, on Hopper */
-  /* CUDA: packed queries against a cache, on Hopper: decode_sm90 for the sequences of few query rows, fwd_sm90 or fwd_sm80 for
-   * the others, two launches. */
+  TESSERA_KERNEL_DECODE_SM90 = 12, /* CUDA: few query rows with many keys, one launch, on Hopper */
+  /* CUDA: packed queries with a KV cache, on Hopper, in two launches: decode_sm90 for the sequences with few query
+   * rows, fwd_sm90 or fwd_sm80 for the others. */
   TESSERA_KERNEL_MIXED_SM90 = 13,
-  /* Shared prefixes: every group's queries against its prefix and every sequence's against its other keys, each by another
-   * kernel, and their merge. */
+  /* Shared prefixes: every group's queries with its prefix and every sequence's queries with its other keys, each by
+   * another kernel, and a merge of the results. */
   TESSERA_KERNEL_SHARED_PREFIX = 14
 } tessera_kernel;
 
@@ -246,7 +316,7 @@ typedef struct tessera_device {
   int32_t backend;                                                /* tessera_backend */
   int32_t isa;       /* tessera_isa: the fastest on this CPU, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
-  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
+  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered; `family` names it as well */
   int32_t cores;     /* this process may use (CUDA: multiprocessors). How work is split, and so a result's last bits */
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
   int32_t ordinal;   /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
@@ -260,20 +330,36 @@ typedef struct tessera_device {
   int64_t l1_bytes, l2_bytes;
   int64_t smem_bytes; /* CUDA: the most shared memory that a block may have */
   char name[64];
-  char reserved[TESSERA_DEVICE_BYTES - 128 - sizeof(size_t)]; /* for later members: 0 */
+  char family[32]; /* "", or the name of the only candidate to be considered (tessera_family) */
+  char reserved[TESSERA_DEVICE_BYTES - 160 - sizeof(size_t)]; /* for later members: 0 */
 } tessera_device;
 
-/* This machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and TESSERA_NUM_THREADS
- * from the environment; INVALID_ARGUMENT if one of them says what this machine cannot do. */
+/* A kernel family: a kernel, or several for one purpose, that plans choose from. */
+typedef struct tessera_family {
+  char name[32];           /* as tessera_device.family, tessera_plan.family and tessera_candidate.kernel have it */
+  int32_t kernel;          /* its tessera_kernel; TESSERA_KERNEL_AUTO if it has none */
+  int32_t on_cpu, on_cuda; /* 1: it has kernels there */
+  int32_t for_comparison;  /* 1: chosen only if requested by name */
+} tessera_family;
+
+/* Number of kernel families that the library has. */
+TESSERA_API int32_t tessera_num_families(void);
+
+/* Family number `index`. INVALID_ARGUMENT if `index` is out of range. */
+TESSERA_API tessera_status tessera_family_at(int32_t index, tessera_family* family);
+
+/* Describes this machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and
+ * TESSERA_NUM_THREADS from the environment. INVALID_ARGUMENT if one of them asks for more than this machine
+ * supports. */
 TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
 
-/* GPU number `ordinal`. UNSUPPORTED when there is no driver, no such GPU, or one older than compute capability 8.0: the
- * message says which. Opens the driver on first use, and nothing else of CUDA. */
+/* Describes GPU number `ordinal`. UNSUPPORTED if there is no driver, no such GPU, or its compute capability is below
+ * 8.0; the message says which. Opens the CUDA driver on first use, and no other part of CUDA. */
 TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device);
 
-/* A GPU that need not be here: the usual one of compute capability `arch` (90: an H100), whose multiprocessors, shared
- * memory and name may then be edited. Opens nothing. Plans can be made for it and tessera_prepare compiles their kernels; execution
- * refuses them. INVALID_ARGUMENT lists the architectures that are known. */
+/* Describes a typical GPU of compute capability `arch` (90: an H100), which need not be in this machine; its
+ * multiprocessors, shared memory and name may be edited. Opens nothing. Plans can be made for it, and tessera_prepare
+ * compiles their kernels; execution refuses them. INVALID_ARGUMENT lists the known architectures. */
 TESSERA_API tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device);
 
 /* How shared_prefix does one of its two parts, which is attention by itself: members as a plan has them. */
@@ -284,14 +370,28 @@ typedef struct tessera_plan_part {
   int32_t decode_queries, decode_heads_kv;
   int32_t reserved; /* 0 */
   int64_t decode_parts, num_items, scratch_bytes, shared_bytes;
+  char family[32];
 } tessera_plan_part;
+
+#define TESSERA_PLAN_BYTES 15360
+#define TESSERA_PLAN_PROBLEM_BYTES 8192
+#define TESSERA_PLAN_PROGRAM_BYTES 4096
+#define TESSERA_PLAN_CONFIG_BYTES 768
+
+/* What a plan keeps of its problem's score program, so that the program may be released. */
+typedef struct tessera_plan_program {
+  uint64_t hash;      /* tessera_program_hash; 0 and all else, too: no program */
+  int32_t text_bytes; /* without the closing zero */
+  int32_t num_tensors, num_scalars;
+  /* Of the tensors and scalars that the program uses, in the order of their first use: their places in captured, scalars */
+  uint8_t tensors[TESSERA_MAX_CAPTURED_TENSORS], scalars[TESSERA_MAX_CAPTURED_SCALARS];
+  int32_t reserved;                           /* 0 */
+  char text[TESSERA_PLAN_PROGRAM_BYTES - 48]; /* canonical: a version, score, mask and names, a line each */
+} tessera_plan_program;
 
 /* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
  * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
  * for an instruction set that this machine lacks. */
-#define TESSERA_PLAN_BYTES 7168
-#define TESSERA_PLAN_PROBLEM_BYTES 4096
-#define TESSERA_PLAN_CONFIG_BYTES 768
 typedef struct tessera_plan {
   size_t struct_size; /* TESSERA_PLAN_BYTES */
   uint64_t seal;      /* of every member below: tells a plan that was changed */
@@ -325,7 +425,7 @@ typedef struct tessera_plan {
   double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
   int32_t lengths_are_data;    /* 1: how many keys are in use only seqused_k says; flops and bytes are at most those */
 
-  int32_t reserved_flag;                          /* for a later member: 0 */
+  int32_t after_another;                          /* of a part: 1: other parts of the call come before it */
   uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
   /* A call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel (CUDA:
    * decode_sm90), the others by the tiled one (fwd_sm90, fwd_sm80); 0: none goes by it. */
@@ -336,61 +436,65 @@ typedef struct tessera_plan {
   /* shared_prefix: the groups against their prefixes, of which `config` is, and the sequences against their other keys. */
   tessera_plan_part parts[2];
   uint64_t suffix_config[TESSERA_PLAN_CONFIG_BYTES / 8];
-  char reserved[920]; /* for later members: 0 */
+  tessera_plan_program program;
+  char family[32];    /* name of the kernel family that serves it, of which `kernel` is the number */
+  char reserved[824]; /* for later members: 0 */
 } tessera_plan;
 
-/* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.
- * `device` NULL: this machine's CPU, as tessera_device_cpu found it at the first call that asks so. */
+/* Checks every rule of `problem` and chooses a kernel. On INVALID_ARGUMENT or UNSUPPORTED, *plan is unchanged. `device`
+ * NULL: this machine's CPU, as tessera_device_cpu described it at the first such call. */
 TESSERA_API tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device,
                                              tessera_plan* plan);
 
-/* Bytes of workspace that forward or backward needs, of any alignment and content; 0 for what is no plan of this
- * library's. */
+/* Bytes of workspace that forward or backward needs, with any alignment and content; 0 if `plan` was not made by this
+ * library. */
 TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
 
 /* ---- what a plan means --------------------------------------------------------------------------------------- */
 
 /* A kernel's answer to a plan's problem. */
 typedef struct tessera_candidate {
-  char kernel[32]; /* tessera_kernel_name */
+  char kernel[32];    /* the family's name */
+  double estimate_us; /* time of a call in microseconds, by the kernel's own table of measurements; 0 if it refuses */
   int32_t accepted;
-  char reason[156];
+  char reason[148];
 } tessera_candidate;
 
-/* How many kernels the plan's back end has; 0 for what is no plan of this library's. */
+/* Number of kernels that the plan's back end has; 0 if `plan` was not made by this library. */
 TESSERA_API int32_t tessera_plan_num_candidates(const tessera_plan* plan);
 
-/* The answer of number `index`, in order of preference. INVALID_ARGUMENT: there is none. */
+/* The answer of kernel number `index`. Of those that accept, the plan has the one with the least estimate, the first of equal ones.
+ * INVALID_ARGUMENT if `index` is out of range. */
 TESSERA_API tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index,
                                                   tessera_candidate* candidate);
 
 /* A launch of a CUDA kernel. */
 typedef struct tessera_launch {
   char kernel[64];
-  char config[936]; /* what it is compiled for, as an initialiser in C++ */
+  char config[936]; /* the config that it is compiled for, as a C++ initialiser */
   int64_t blocks, smem_bytes;
-  int32_t threads, cluster; /* of a block; blocks */
+  int32_t threads, cluster; /* threads of a block; blocks of a cluster */
 } tessera_launch;
 
-/* What a call launches, in order: on the CPU nothing. aligned 1: where every row of the data starts at a multiple of 16 bytes
- * in memory wherever its strides allow that, 0: elsewhere. 0 for what is no plan of this library's. */
+/* Number of kernel launches of a call, in order; 0 on the CPU, or if `plan` was not made by this library. aligned 1:
+ * for data whose rows start at multiples of 16 bytes in memory wherever their strides allow it; 0: for other data. */
 TESSERA_API int32_t tessera_plan_num_launches(const tessera_plan* plan, int32_t aligned);
 
-/* Launch number `index` of these. INVALID_ARGUMENT: there is none. */
+/* Launch number `index` of these. INVALID_ARGUMENT if `index` is out of range. */
 TESSERA_API tessera_status tessera_plan_launch(const tessera_plan* plan, int32_t aligned, int32_t index,
                                                tessera_launch* launch);
 
 /* ---- execution ---------------------------------------------------------------------------------------------- */
 
-/* CUDA: compiles or loads every kernel that the plan needs, which its first call would otherwise do. The device need not
- * be this machine's: its kernels are then compiled into the cache on disk. UNSUPPORTED when NVRTC is wanted and not there.
- * CPU: nothing. */
+/* CUDA: compiles or loads every kernel that the plan needs; otherwise its first call does so. The device need not be in
+ * this machine: its kernels are then compiled into the cache on disk. UNSUPPORTED if NVRTC is needed and missing. CPU:
+ * does nothing. */
 TESSERA_API tessera_status tessera_prepare(const tessera_plan* plan);
 
 /* Data pointers, one for each tensor that the problem describes; the others are ignored. In C:
  *   tessera_buffers buffers = {.struct_size = sizeof buffers, .q = q, .k = k, .v = v, .o = o};
- * Inputs may share memory with each other. What is written shares no element with anything else: not with an input, not
- * with another output, not with the workspace. */
+ * Inputs may share memory with each other. An output shares no element with an input, another output or the
+ * workspace. */
 typedef struct tessera_buffers {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_buffers));
   const void *q, *k, *v;
@@ -409,17 +513,21 @@ typedef struct tessera_buffers {
   const int32_t *prefix_groups, *prefix_lens;
   float* lse_low; /* forward: written; backward: read */
   const int64_t* dropout_state;
+  const void* captured[TESSERA_MAX_CAPTURED_TENSORS];
+  void* d_captured[TESSERA_MAX_CAPTURED_TENSORS];
+  double scalars[TESSERA_MAX_CAPTURED_SCALARS]; /* of the program, on the host: an int or bool (0 or 1) exactly */
 } tessera_buffers;
 
-/* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be
- * NULL. In C: tessera_executor executor = {.struct_size = sizeof executor, .run = run}.
+/* Where a call runs. NULL means the library's threads, or on CUDA the default stream; every member may be NULL. In C:
+ * tessera_executor executor = {.struct_size = sizeof executor, .run = run}.
  * CPU: `run` runs task(argument, w) once for each w in 0 .. workers - 1, in any order, concurrently or not, and returns
- * when all are done; NULL: the library's threads. Give one to run on your own threads. What it throws is caught, and the
- * call answers INVALID_ARGUMENT with undefined outputs.
- * `cancel` is asked between work items and within long ones, some thousand times a second, from every thread that works.
- * Other than 0: no further work is begun, and the call answers CANCELLED, its outputs undefined. It should be quick (an
- * atomic load), and throw nothing. CUDA never asks: there a call returns at once.
- * CUDA: the stream (a CUstream or cudaStream_t) that the kernels are put into; the call returns at once. */
+ * when all are done. NULL: the library's threads. Set it to use your own threads. Exceptions that it throws are caught,
+ * and the call returns INVALID_ARGUMENT with undefined outputs.
+ * `cancel` is called between and within work items, about a thousand times a second, by every working thread. If it
+ * returns a value other than 0, no further work begins, and the call returns CANCELLED with undefined outputs. It
+ * should be fast (an atomic load), and must not throw. CUDA never calls it, since calls return at once there.
+ * CUDA: `stream` (a CUstream or cudaStream_t) is the stream in which the kernels are launched; the call returns at
+ * once. */
 typedef struct tessera_executor {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_executor));
   void (*run)(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument)
@@ -430,26 +538,26 @@ typedef struct tessera_executor {
   void* cancel_context TESSERA_CXX_DEFAULT(NULL);
 } tessera_executor;
 
-/* Computes o (and lse). INVALID_ARGUMENT when the plan is none of this library's, a required pointer is NULL, misaligned or of
- * another device's memory, an output shares memory with anything else, the workspace is too small, or cu_seqlens,
- * seqused_k or a page table hold what the layouts do not allow (CUDA: where tessera_device asks for that check); outputs
- * are untouched then. On CUDA all pointers but `plan` and `buffers` are
- * the device's, nothing waits for the stream, and a call can be captured into a graph. */
+/* Computes o (and lse). INVALID_ARGUMENT if the plan was not made by this library, a required pointer is NULL,
+ * misaligned or in another device's memory, an output shares memory with any other buffer, the workspace is too small,
+ * or cu_seqlens, seqused_k or a page table hold values that the layouts do not allow (CUDA: if tessera_device enables
+ * that check); outputs are then unchanged. On CUDA all pointers except `plan` and `buffers` are device pointers, the
+ * call does not wait for the stream, and it can be captured into a graph. */
 TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                            size_t workspace_bytes, const tessera_executor* executor);
 
-/* Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors as forward. Paged keys and
- * values are a cache, for inference: their plan is refused. */
+/* Computes d_q, d_k, d_v (and d_bias, d_sink, d_captured) from q, k, v, o, lse, d_o (and d_lse). Errors are those of
+ * tessera_forward. Paged keys and values are a cache for inference: no plan for their backward pass is made. */
 TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                             size_t workspace_bytes, const tessera_executor* executor);
 
-/* A tensor with its data. rank 0: absent. */
+/* A tensor with its data. rank 0: the tensor is absent. */
 typedef struct tessera_tensor {
   tessera_layout layout;
   void* data;
 } tessera_tensor;
 
-/* Partial results over disjoint sets of keys, and where they become one.
+/* Partial results over disjoint sets of keys, and the tensors into which they are merged.
  *
  *   o_parts                 [N, B, S, H, Dv]   float32, float16 or bfloat16
  *   lse_parts               [N, B, H, S]       float32
@@ -465,35 +573,36 @@ typedef struct tessera_combine_call {
 
 /* Merges N partial results exactly: with m = max_n LSE_n,
  *   w_n = exp(LSE_n - m) / sum_n exp(LSE_n - m),   LSE = m + log sum_n exp(LSE_n - m),   o = sum_n w_n o_n.
- * Weights come from differences of what the parts know, never from the rounded LSE, so that they add up to 1 whatever
- * large number all parts share; but a part knows its own sum only as well as its LSE has digits: without lse_low_parts a weight
- * is off by up to |LSE_n| 2^-24, relatively. Parts that saw nothing (lse = -inf) do not count, whatever their o holds.
- * The gradient takes the same weights: d_o_n = w_n d_o, d_LSE_n = w_n (d_o . (o_n - o) + d_LSE), and has no other use for LSE;
- * that of lse_low_parts is that of lse_parts.
- * `device` says where, NULL: on this machine's CPU. There the calling thread does the work and only `cancel` of
- * `executor` is asked; CUDA: all pointers to data are the device's, and the kernel is put into executor->stream, NULL: the default stream.
- * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, or an output shares
- * memory with anything else: outputs are untouched then. */
+ * Weights are computed from differences of the parts' LSEs, never from the rounded merged LSE, so they sum to 1 however
+ * large a number all parts share. A part's own sum is only as accurate as its LSE: without lse_low_parts, a weight has
+ * a relative error of up to |LSE_n| 2^-24. Parts that saw no key (lse = -inf) are skipped, whatever their o holds. The
+ * gradient uses the same weights: d_o_n = w_n d_o, d_LSE_n = w_n (d_o . (o_n - o) + d_LSE), and needs the LSE for
+ * nothing else; the gradient of lse_low_parts equals that of lse_parts.
+ * `device` NULL: this machine's CPU, where the calling thread does the work and only `cancel` of `executor` is used.
+ * CUDA: all data pointers are device pointers, and the kernel is launched in executor->stream (NULL: the default
+ * stream).
+ * INVALID_ARGUMENT if a layout is wrong, a pointer is NULL, misaligned or in another device's memory, or an output
+ * shares memory with any other buffer; outputs are then unchanged. */
 TESSERA_API tessera_status tessera_combine(const tessera_combine_call* call, const tessera_device* device,
                                            const tessera_executor* executor);
 
-/* New tokens of a step, and the cache that they join.
+/* New tokens of a step, and the cache that they are appended to.
  *
  *   symbol                dense               packed (cu_seqlens present)
- *   k                     [B, S, Hkv, D]      [T, Hkv, D]          new keys, as they are before rotation
+ *   k                     [B, S, Hkv, D]      [T, Hkv, D]          new keys, before rotation
  *   v                     [B, S, Hkv, Dv]     [T, Hkv, Dv]
  *   q, q_out              [B, Sq, Hq, D]      [T, Hq, D]           optional; q_out absent: q is rotated in place
- *   positions_k  int32    [B, S]              [T]                  optional: the rows of cos and sin that a token takes
+ *   positions_k  int32    [B, S]              [T]                  optional: the token's row of cos and sin
  *   positions_q  int32    [B, Sq]             [T]
  *   k_cache, v_cache      [B, Smax, Hkv, D], [B, Smax, Hkv, Dv]; with page_table [pages, page_size, Hkv, D | Dv]
- *   seqused_k    int32    [B]                                      keys of each sequence, the new ones included
+ *   seqused_k    int32    [B]                                      keys of each sequence, including the new ones
  *   page_table   int32    [B, max_pages]
  *   cos, sin              [R, rotary_dim / 2], float32 or k's dtype: absent, nothing is rotated
  *
- * New key i of n of sequence b is key seqused_k[b] - n + i of it: a forward call with the same seqused_k sees it. Without
- * positions this is its position, too, and query i stands at seqused_k[b] - n + i.
- * Rotation (Su et al., "RoFormer", 2021), in float32: columns (x, y) of a pair become (x cos - y sin, x sin + y cos), pair j
- * by column j of cos and sin; columns from rotary_dim on stay. */
+ * The i-th of n new keys of sequence b becomes its key seqused_k[b] - n + i: a forward call with the same seqused_k
+ * sees it. Without positions, this is also its position, and query i has position seqused_k[b] - n + i.
+ * Rotation (Su et al., "RoFormer", 2021) is computed in float32: columns (x, y) of a pair become (x cos - y sin, x
+ * sin + y cos); pair j uses column j of cos and sin; columns from rotary_dim on are unchanged. */
 typedef struct tessera_append_call {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_append_call));
   /* 0: pair j is columns j and j + rotary_dim / 2 (GPT-NeoX); 1: columns 2j and 2j + 1 (GPT-J) */
@@ -502,29 +611,30 @@ typedef struct tessera_append_call {
   tessera_tensor k, v, k_cache, v_cache, seqused_k;
   tessera_tensor cu_seqlens, page_table;
   tessera_tensor q, q_out, cos, sin, positions_q, positions_k;
-  tessera_tensor dropped; /* optional int32 [1]: how many tokens of k and q wrote nothing is added to it; CPU: 0 */
+  tessera_tensor dropped; /* optional int32 [1]: the number of tokens of k and q not written is added to it; CPU: 0 */
 } tessera_append_call;
 
-/* Rotates q and the new keys, and writes the new keys and values at each sequence's end in the cache, in one pass. k and v stay
- * as they are; tokens of no sequence are passed over. Two tokens that go to one place of the cache are the caller's mistake,
- * which is not looked for: either may stand there.
- * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, what is written shares
- * memory with anything else, or (CPU) cu_seqlens, seqused_k, page_table or a position is out of range: nothing is written
- * then. CUDA: all pointers to data are the device's, the kernel is put into executor->stream, and what is out of range is found
- * there: such a token writes nothing, and counts in `dropped`. `device` NULL: this machine's CPU. */
+/* Rotates q and the new keys, and writes the new keys and values at each sequence's end in the cache, in one pass. k
+ * and v are unchanged; tokens that belong to no sequence are skipped. Two tokens for the same place of the cache are a
+ * mistake of the caller that is not detected: either may be written.
+ * INVALID_ARGUMENT if a layout is wrong, a pointer is NULL, misaligned or in another device's memory, an output shares
+ * memory with any other buffer, or (CPU) cu_seqlens, seqused_k, page_table or a position is out of range; nothing is
+ * then written. CUDA: all data pointers are device pointers, the kernel is launched in executor->stream, and values out
+ * of range are detected there: such a token is not written, and is counted in `dropped`. `device` NULL: this machine's
+ * CPU. */
 TESSERA_API tessera_status tessera_append(const tessera_append_call* call, const tessera_device* device,
                                           const tessera_executor* executor);
 
-/* ---- words -------------------------------------------------------------------------------------------------- */
+/* ---- text --------------------------------------------------------------------------------------------------- */
 
-/* The plan in words, and as JSON. Writes at most `size` bytes with the closing zero, returns the length that is needed
- * without it (as snprintf does); 0 for what is no plan of this library's. */
+/* The plan as text, and as JSON. Writes at most `size` bytes including the terminating zero, and returns the length
+ * without it of the whole text (like snprintf); 0 if `plan` was not made by this library. */
 TESSERA_API size_t tessera_plan_describe(const tessera_plan* plan, char* text, size_t size);
 TESSERA_API size_t tessera_plan_json(const tessera_plan* plan, char* text, size_t size);
 
 TESSERA_API const char* tessera_dtype_name(int32_t dtype); /* "float32" ..., "unknown" */
-TESSERA_API size_t tessera_dtype_bytes(int32_t dtype);     /* 0 when unknown */
-TESSERA_API const char* tessera_isa_name(int32_t isa);     /* "avx512_bf16" ..., as TESSERA_ISA takes them */
+TESSERA_API size_t tessera_dtype_bytes(int32_t dtype);     /* 0 if unknown */
+TESSERA_API const char* tessera_isa_name(int32_t isa);     /* "avx512_bf16" ..., the values of TESSERA_ISA */
 TESSERA_API const char* tessera_kernel_name(int32_t kernel);
 TESSERA_API const char* tessera_version(void); /* "0.1.0" */
 

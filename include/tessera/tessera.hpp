@@ -8,7 +8,7 @@
 //   std::vector<std::byte> workspace(plan.workspace_bytes);
 //   tessera::forward(plan, {.q = q, .k = k, .v = v, .o = o}, workspace);
 //
-// Functions named try_... answer a Status, all others throw Error.
+// Functions named try_... return a Status; all others throw Error.
 #pragma once
 
 #include "tessera/attention.hpp"

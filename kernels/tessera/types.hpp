@@ -7,9 +7,9 @@
 #define TESSERA_HOST_DEVICE
 #endif
 
-// A kernel's config and its fields, side by side: on the host visit_fields calls visit("a, b", config.a, config.b), by which a
-// config is written as the source's template argument and looked up. A field that only one of the two has does not compile. An enum
-// among the fields is written by its name.
+// A kernel's config and its fields, side by side: on the host visit_fields calls visit("a, b", config.a, config.b), by
+// which a config is written as the source's template argument and looked up. A field that only one of the two has does
+// not compile. An enum among the fields is written by its name.
 #if defined(__CUDACC__)
 #define TESSERA_CONFIG_FIELDS(Config, ...)
 #define TESSERA_ENUM_NAME(Enum)

@@ -272,8 +272,8 @@ nb::dict device_as_dict(const std::string& name) {
   return dict;
 }
 
-// Two copies of this module in one process, as of an installed package and of a kernel from a hub, each have their own types:
-// nanobind shares them among the modules of a domain, which is this copy's address.
+// Two copies of this module in one process, such as an installed package and a kernel from a hub, each have their own
+// types: nanobind shares types among the modules of a domain, and the domain is this copy's address.
 const char* domain_of_this_copy() {
   static const std::string domain = "tessera " + std::to_string(reinterpret_cast<uintptr_t>(&domain_of_this_copy));
   return domain.c_str();

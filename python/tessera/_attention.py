@@ -1,4 +1,4 @@
-"""Attention on arrays of any framework: outputs are made here, in the framework of q; the library writes them."""
+"""Attention on arrays of any framework. Outputs are created here, in the framework of q; the library writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Gradients(NamedTuple):
-    """What `attention_backward` returns: each has its twin's shape; `d_bias` and `d_sink` are float32, None unasked."""
+    """The result of `attention_backward`. Each gradient has the shape of its input; `d_bias` and `d_sink` are float32,
+    or None if not requested."""
 
     d_q: Any
     d_k: Any
@@ -51,65 +52,69 @@ def attention(
         o    [B, Sq, Hq, Dv]             [Tq, Hq, Dv]
         lse  [B, Hq, Sq] float32         [Hq, Tq] float32
 
-    ``layout="bhsd"`` reads q, k, v and writes o as PyTorch's SDPA has them: [B, H, S, D], packed [H, T, D], pages
+    ``layout="bhsd"`` reads q, k, v and writes o in the layout of PyTorch's SDPA: [B, H, S, D], packed [H, T, D], pages
     [pages, Hkv, page_size, D].
 
-    q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); D and Dv are
-    1 .. 576 and 1 .. 512. Any strides, as long as the last dimension is contiguous; read-only arrays too; nothing is copied.
-    They may be arrays of NumPy (bfloat16 as ml_dtypes has it), PyTorch, JAX (on the CPU), CuPy, or anything else with
-    ``__dlpack__``, all on one device: the CPU, or a GPU, in whose framework's stream the work is then put.
+    q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks). D is 1 .. 576
+    and Dv is 1 .. 512. Strides are arbitrary as long as the last dimension is contiguous. Arrays may be read-only;
+    nothing is copied. They may be arrays of NumPy (bfloat16 by ml_dtypes), PyTorch, JAX (on the CPU), CuPy, or any
+    other library with ``__dlpack__``, all on one device: the CPU, or a GPU, where the kernels run in the current stream
+    of the framework.
 
     For query i and key j of one sequence, in this order::
 
-        s = scale * (q_i . k_j);   s = softcap * tanh(s / softcap) where softcap > 0;   s += bias[b, h, i, j]
+        s = scale * (q_i . k_j);   s = softcap * tanh(s / softcap) if softcap > 0;   s += bias[b, h, i, j]
         s -= alibi_slopes[h] * |i + Sk - Sq - j|;   s = -inf where j is not visible
         lse_i = log sum_j exp(s_ij);   o_i = sum_j exp(s_ij - lse_i) v_j
 
-    The sink joins the sum of lse only; dropout zeroes entries of the softmax after it. A query that sees nothing has
-    o = 0 and lse = -inf, and so have rows of packed q that belong to no sequence.
+    The sink joins only the sum of lse; dropout zeroes entries of the softmax after it. A query that sees no key has
+    o = 0 and lse = -inf, as have rows of packed q that belong to no sequence.
 
-    Options, all by name:
-        return_lse: return (o, lse) in place of o. The lse is a natural logarithm.
-        return_lse_low: return (o, lse, lse_low): float32, what the rounding of lse leaves out, so that lse + lse_low
-            has twice the digits, for `attention_backward` and `combine`.
-        layout: "bshd", or "bhsd" where heads stand before rows in q, k, v and o (and in their gradients).
+    Options, by keyword only:
+        return_lse: return (o, lse) instead of o. The lse is a natural logarithm.
+        return_lse_low: return (o, lse, lse_low). lse_low, float32, is the rounding error of lse: lse + lse_low has
+            twice the digits, for `attention_backward` and `combine`.
+        layout: "bshd", or "bhsd" if heads precede rows in q, k, v and o (and in their gradients).
         scale: 0, or 1e-18 .. 1e18 of either sign; None means 1 / sqrt(D).
         causal: key j is visible to query i if j <= i + Sk - Sq (the last query sees the last key).
-        top_left: causal and window are measured from key i in place of key i + Sk - Sq.
+        top_left: causal and window are measured from key i instead of key i + Sk - Sq.
         window: (left, right), keys visible on each side of the diagonal; -1 means all.
         softcap: 0 means none, or 1e-18 .. 1e18.
         bias: float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1] or its last axes, broadcast as NumPy does.
-        mask: bool, shaped as bias, True = visible.
+        mask: bool, with the shape rules of bias; True = visible.
         block_mask, mask_block: bool, [B|1, Hq|1, ceil(Sq / bq), ceil(Sk / bk)], and (bq, bk) in queries and keys.
         alibi_slopes: float32 [Hq] or [B, Hq].
         sink: float32 [Hq], a logit.
-        dropout_p, dropout_seed, dropout_offset: probability 0 <= p < 1, and the key of Philox4x32-10. The same three
+        dropout_p, dropout_seed, dropout_offset: probability 0 <= p < 1, and the key of Philox4x32-10. The same values
             drop the same entries in `attention_backward`, on any machine.
-        dropout_state: int64 [2], seed and offset in one array in place of the two numbers, read when the kernels run.
+        dropout_state: int64 [2], seed and offset in one array instead of two numbers; read when the kernels run.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], sequence b is rows cu[b] .. cu[b + 1] of packed q, and of k and v.
         seqused_k: int32 [B], each sequence's number of keys.
-        page_table: int32 [B, max_pages]; needs seqused_k. Or CSR, as
-        page_indptr, page_indices: int32 [B + 1] and [N], sequence b has pages page_indices[page_indptr[b]] up to
-            page_indices[page_indptr[b + 1] - 1]; max_seqlen_k is then the longest sequence's, or all N pages are one's.
-        causal_seqs: bool [B], which sequences are causal, in place of causal.
-        tree_mask: int32 [B, Sq, W] or packed [Tq, W], for drafted tokens: bit t % 32 of word t / 32 of a query says whether it
-            sees key Sk - Sq + t, t < 32 W. No gradient.
-        prefix_groups, prefix_lens: int32 [G + 1] and [G], the sequences prefix_groups[g] .. prefix_groups[g + 1] begin with the
-            same prefix_lens[g] keys, in the same pages or in copies: they are read once. Changes no result. No gradient, no
-            window, alibi_slopes, bias, mask, block_mask, top_left, dropout_p or batch_invariant.
-        max_prefix_k, max_suffix_k: the most keys of a prefix that are read once, and bounds of a sequence's others. 0: unknown.
-        max_seqlen_q, max_seqlen_k: bounds of a packed sequence, in rows, required with bias or mask. 0: unknown.
-        batch_invariant: a sequence's bits do not depend on the batch that it stands in.
-        deterministic: kept for `attention_backward`.
-        kernel: "auto", or the only one to be considered, by the name that `tessera.plan` gives it: on the CPU "tiled",
-            "decode", "reference", on a GPU "fwd_sm90", say. `tessera --help` and an unknown name list all.
-        threads: 0 means all that this process may use. Never changes a bit of the result.
-        openmp: compute on the OpenMP threads of this process, where another library has started them, in place of
-            Tessera's own. PyTorch's tensors always do.
+        page_table: int32 [B, max_pages]; needs seqused_k. Alternatively, as CSR:
+        page_indptr, page_indices: int32 [B + 1] and [N]; sequence b has pages page_indices[page_indptr[b]] up to
+            page_indices[page_indptr[b + 1] - 1]. max_seqlen_k is the length of the longest sequence; without it, one
+            sequence may have all N pages.
+        causal_seqs: bool [B], True for causal sequences; replaces causal.
+        tree_mask: int32 [B, Sq, W] or packed [Tq, W], for drafted tokens: bit t % 32 of word t / 32 of a query is set
+            if it sees key Sk - Sq + t, t < 32 W. No gradient.
+        prefix_groups, prefix_lens: int32 [G + 1] and [G]; the sequences prefix_groups[g] .. prefix_groups[g + 1] begin
+            with the same prefix_lens[g] keys, in the same pages or in copies, which are read once. The result is the
+            same. No gradient, and not with window, alibi_slopes, bias, mask, block_mask, top_left, dropout_p or
+            batch_invariant.
+        max_prefix_k, max_suffix_k: upper bounds of the keys of a prefix that are read once, and of a sequence's other
+            keys. 0: unknown.
+        max_seqlen_q, max_seqlen_k: upper bounds of a packed sequence's rows, required with bias or mask. 0: unknown.
+        batch_invariant: a sequence's bits do not depend on the other sequences of the batch.
+        deterministic: affects only `attention_backward`.
+        kernel: "auto", or the only kernel to consider, by its name in `tessera.plan`: on the CPU "tiled", "decode" or
+            "reference", on a GPU for instance "fwd_sm90". `tessera --help` and the error for an unknown name list all.
+        threads: 0 means all that this process may use. The number of threads never changes the result's bits.
+        openmp: compute on the OpenMP threads that another library has started in this process, instead of Tessera's
+            own. PyTorch tensors always do.
 
     Raises:
         tessera.Error: (a ValueError) a wrong shape, stride, dtype, device, option or index, in one line.
-        TypeError: an option of another name; a name of another library's (SDPA's is_causal) is told what it is here.
+        TypeError: an unknown option; for another library's name (SDPA's is_causal), the message gives the name here.
     """
     like = framework_of(q)
     if like.attention is not None:
@@ -126,7 +131,7 @@ def attention(
             for wanted in (return_lse or return_lse_low, return_lse_low)
         )
     except (AttributeError, IndexError, TypeError):
-        o = lse = low = None  # the library says what is wrong
+        o = lse = low = None  # the library reports the error
     if low is not None:
         options["lse_low"] = low
     if like.workspace is not None:
@@ -153,22 +158,22 @@ def attention_backward(
 ) -> Gradients:
     """The gradients of `attention`, from its inputs, its o and lse, and the cotangent d_o of o (and d_lse of lse).
 
-    With P = exp(S - lse), each tile of which is computed again::
+    With P = exp(S - lse), recomputed tile by tile::
 
         dV = P^T dO,   dS = P * (dO V^T - rowsum(dO * O) + d_lse),   dQ = scale * dS K,   dK = scale * dS^T Q
 
-    The options must be those of the forward call. Paged keys and values are for inference: they have no gradients.
+    The options must be those of the forward call. Paged keys and values are for inference and have no gradients.
 
     Args:
         o, lse: what ``attention(..., return_lse=True)`` returned.
-        lse_low: what ``return_lse_low=True`` returned, or None. Without it the weights of a row add up to 1 within
-            |lse| 2^-24.
-        d_o: the shape and dtype of o. d_lse: float32, the shape of lse, or None.
-        grad_bias, grad_sink: also compute d_bias (float32, bias's own shape) and d_sink (float32 [Hq]).
-        deterministic: the same bits every time (the CPU's kernels always are).
+        lse_low: what ``return_lse_low=True`` returned, or None. Without it the weights of a row sum to 1 within |lse|
+            2^-24.
+        d_o: with the shape and dtype of o. d_lse: float32, with the shape of lse, or None.
+        grad_bias, grad_sink: also compute d_bias (float32, with the shape of bias) and d_sink (float32 [Hq]).
+        deterministic: the same bits every time (the CPU's kernels are always deterministic).
 
     Raises:
-        tessera.Error: as `attention`.
+        tessera.Error: as for `attention`.
     """
     like = framework_of(q)
     own = {"k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "d_lse": d_lse, "lse_low": lse_low}
@@ -195,11 +200,14 @@ def attention_backward(
 
 
 @with_options
-def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]) -> Any:
-    """What `attention` (or, with direction "backward", `attention_backward`) would do with these arrays, in words: the
-    kernel and why, each other candidate and why not, tiles, workspace, FLOPs, bytes moved. ``as_dict=True``: as a dict.
+def plan(
+    q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]
+) -> Any:
+    """Describes what `attention` (or, with direction "backward", `attention_backward`) would do with these arrays: the
+    kernel and why, why each other candidate was refused, tiles, workspace, FLOPs, bytes moved. ``as_dict=True`` returns
+    a dict.
 
-    Only layouts matter: nothing is computed, and what the arrays hold is not read.
+    Only layouts matter: nothing is computed, and the arrays' data are not read.
     """
     check_arrays("q", q, {"k": k, "v": v, **options})
     if is_torch(q):
@@ -233,9 +241,9 @@ def combine(
 
     Args:
         o_parts: [N, B, S, H, Dv], float32, float16 or bfloat16.
-        lse_parts: [N, B, H, S], float32, on the same device. Parts that saw nothing (-inf) do not count, whatever their
-            o holds.
-        lse_low_parts: what the rounding of lse_parts leaves out, in their shape, or None.
+        lse_parts: [N, B, H, S], float32, on the same device. Parts that saw no key (-inf) are skipped, whatever their o
+            holds.
+        lse_low_parts: the rounding error of lse_parts, with the same shape, or None.
 
     Returns:
         o [B, S, H, Dv]; (o, lse [B, H, S]) with return_lse, (o, lse, lse_low) with return_lse_low.
@@ -273,25 +281,26 @@ def append(
     dropped: Any = None,
     interleaved: bool = False,
 ) -> None:
-    """Writes new keys and values at each sequence's end in a cache, and rotates q and the new keys on the way (rotary position
-    embedding), in one pass and in place. No gradients.
+    """Writes new keys and values at each sequence's end in a cache and rotates q and the new keys (rotary position
+    embedding), in one pass. No gradients.
 
     Args:
-        k, v: [B, S, Hkv, D], [B, S, Hkv, Dv], or packed [T, Hkv, D], [T, Hkv, Dv]; they stay as they are.
-        k_cache, v_cache: [B, Smax, Hkv, D | Dv], or with page_table [pages, page_size, Hkv, D | Dv], of any strides whose
-            last axis is contiguous. Written.
-        seqused_k: int32 [B], keys of each sequence, the new ones included, as `attention` takes it afterwards.
-        cu_seqlens: int32 [B + 1]: k, v and q are packed, sequence b's tokens are cu_seqlens[b] .. cu_seqlens[b + 1].
+        k, v: [B, S, Hkv, D], [B, S, Hkv, Dv], or packed [T, Hkv, D], [T, Hkv, Dv]; unchanged.
+        k_cache, v_cache: [B, Smax, Hkv, D | Dv], or with page_table [pages, page_size, Hkv, D | Dv], with any strides
+            and a contiguous last axis. Written.
+        seqused_k: int32 [B], keys of each sequence including the new ones, as `attention` expects it afterwards.
+        cu_seqlens: int32 [B + 1]: k, v and q are packed; sequence b has tokens cu_seqlens[b] .. cu_seqlens[b + 1].
         page_table: int32 [B, max_pages].
         q, q_out: [B, Sq, Hq, D] or [T, Hq, D]. q is rotated into q_out, or in place.
-        cos, sin: [R, rotary_dim / 2], float32 or k's dtype; columns of q and k from rotary_dim on stay.
-        positions_q, positions_k: int32 [B, S] or [T], the rows of cos and sin; by default a new key's place among its
-            sequence's keys, and for query i that of new key i.
-        dropped: int32 [1], to which a GPU adds the number of tokens that were out of range and wrote nothing.
-        interleaved: pairs are neighbouring columns (GPT-J), not those rotary_dim / 2 apart (GPT-NeoX).
+        cos, sin: [R, rotary_dim / 2], float32 or k's dtype; columns of q and k from rotary_dim on are unchanged.
+        positions_q, positions_k: int32 [B, S] or [T], the rows of cos and sin; by default a new key's position among
+            its sequence's keys, and for query i that of new key i.
+        dropped: int32 [1]; a GPU adds the number of tokens that were out of range and not written.
+        interleaved: a pair is two neighbouring columns (GPT-J); otherwise its columns are rotary_dim / 2 apart
+            (GPT-NeoX).
 
     Raises:
-        tessera.Error: an argument is wrong, or on the CPU out of range: nothing is written then.
+        tessera.Error: an argument is wrong or, on the CPU, out of range; nothing is then written.
     """
     tensors = dict(
         cu_seqlens=cu_seqlens, page_table=page_table, q=q, q_out=q_out, cos=cos, sin=sin, positions_q=positions_q,

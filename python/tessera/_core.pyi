@@ -1,4 +1,4 @@
-"""The C interface for Python: outputs are the caller's arrays. `tessera.attention` explains shapes and options."""
+"""The C interface for Python: the caller passes the outputs. `tessera.attention` documents shapes and options."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ class Error(ValueError):
     """A wrong argument, in one line: its name, what was given, what is accepted."""
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None, **options: Unpack[Options]) -> None:
-    """Writes o, and lse where it is given."""
+    """Writes o, and lse if it is given."""
 
 def forward_by_heads(q: Any, k: Any, v: Any, o: Any, lse: Any = None, **options: Unpack[Options]) -> None:
-    """forward of q, k, v [B, H, S, D]; o is [B, Sq, Hq, Dv]."""
+    """forward with q, k, v [B, H, S, D]; o is [B, Sq, Hq, Dv]."""
 
 def backward(
     q: Any,
@@ -30,7 +30,7 @@ def backward(
     d_v: Any,
     **options: Unpack[BackwardOptions],
 ) -> None:
-    """Writes d_q, d_k, d_v, and d_bias and d_sink where they are given."""
+    """Writes d_q, d_k, d_v, and d_bias and d_sink if they are given."""
 
 def backward_by_heads(
     q: Any,
@@ -44,12 +44,12 @@ def backward_by_heads(
     d_v: Any,
     **options: Unpack[BackwardOptions],
 ) -> None:
-    """backward of q, k, v and their gradients [B, H, S, D]; o and d_o are [B, Sq, Hq, Dv]."""
+    """backward with q, k, v and their gradients [B, H, S, D]; o and d_o are [B, Sq, Hq, Dv]."""
 
 def plan(
     direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
 ) -> str:
-    """The plan in words. Outputs that are not given are planned as contiguous."""
+    """The plan as text. Outputs that are not given are planned as contiguous."""
 
 def plan_json(
     direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
@@ -57,9 +57,9 @@ def plan_json(
     """The plan as JSON."""
 
 class ArrayWithoutData:
-    """An array that has a layout and no data: check, plan, combine and append take it, and compute nothing.
+    """An array with a layout and no data. check, plan, combine and append accept it, and compute nothing.
 
-    device_type: DLPack's, 0 for none; device_id -1: a GPU where this machine has none."""
+    device_type: DLPack's, 0 for none; device_id -1: a GPU that this machine lacks."""
 
     def __init__(
         self, dtype: str, shape: Sequence[int], strides: Sequence[int], device_type: int, device_id: int = 0
@@ -69,66 +69,70 @@ def check(
     direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, d_o: Any = None,
     **options: Unpack[BackwardOptions],
 ) -> None:
-    """Error where the call would be refused for what is known before data is read."""
+    """Raises Error if the call would be refused by what is known before data are read."""
 
 def combine(
     o_parts: Any, lse_parts: Any, o: Any, lse: Any = None, lse_low_parts: Any = None, lse_low: Any = None
 ) -> None:
-    """Writes o, and lse where it is given."""
+    """Writes o, and lse if it is given."""
 
 def append(
     k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_k: Any, *, cu_seqlens: Any = None, page_table: Any = None,
     q: Any = None, q_out: Any = None, cos: Any = None, sin: Any = None, positions_q: Any = None,
     positions_k: Any = None, dropped: Any = None, interleaved: bool = False,
 ) -> None:
-    """Writes k_cache, v_cache, and q_out, or q where q_out is not given."""
+    """Writes k_cache, v_cache, and q_out, or q if q_out is not given."""
 
 def kernel_names() -> list[str]:
-    """What `kernel` may name, "auto" first."""
+    """The names that `kernel` accepts, "auto" first."""
 
 def option_fields() -> list[dict[str, Any]]:
-    """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or "execution"."""
+    """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or
+    "execution"."""
 
 def device(name: str = "cpu") -> dict[str, Any]:
-    """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and
-    TESSERA_NUM_THREADS count as they stood at the first call.
+    """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and TESSERA_NUM_THREADS
+    are read at the first call.
 
     "cuda" or "cuda:<number>": that GPU: name, ordinal, arch (10 * major + minor), cores (multiprocessors), l2_bytes,
-    smem_bytes. Error where Tessera cannot compute on it: the message says why."""
+    smem_bytes. Error if Tessera cannot compute on it; the message says why."""
 
 def jax_handlers() -> dict[str, Any]:
-    """Capsules of what XLA calls, by platform."""
+    """Capsules of the functions that XLA calls, by platform."""
 
 def check_layouts(backward: bool, tensors: list[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]) -> None:
-    """Error where a problem of these tensors (name, dtype, shape) and options would be refused on any device."""
+    """Raises Error if a problem of these tensors (name, dtype, shape) and options would be refused on any device."""
 
 def busy_text(threads: int) -> str:
-    """A sentence where other work leaves fewer than so many processors idle, else nothing. Takes a fifth of a second."""
+    """A sentence if other processes leave fewer than this number of processors idle, otherwise "". Takes a fifth of a
+    second."""
 def info(as_json: bool) -> str:
-    """What was found on this machine, in the program's words, or as JSON."""
+    """The program's `info` about this machine, as text or JSON."""
 
 def support(form: str) -> str:
-    """What each back end takes, in the program's words: as "text", "markdown" or "json"."""
+    """The program's `support` of each back end: as "text", "markdown" or "json"."""
 
 def plan_of_sizes(
     sizes: list[int], dtype: str, backward: bool, tensors: list[str], arch: int | None, ordinal: int | None,
     as_json: bool, **options: Unpack[Options],
 ) -> str:
-    """The plan of contiguous tensors of sizes [B, Sq, Sk, Hq, Hkv, D, Dv], on the GPU of a number, on one of an
-    architecture that need not be here, or on the CPU."""
+    """The plan for contiguous tensors of sizes [B, Sq, Sk, Hq, Hkv, D, Dv], for the GPU with a number, for an
+    architecture without a GPU, or for the CPU."""
 
 def ranks_plan(lengths: list[int], rank: int, **members: Any) -> str:
-    """A plan for many ranks in words (rank -1), or a rank's schedule. `members` are those of tessera_ranks_problem, by name."""
+    """A plan for many ranks as text (rank -1), or a rank's schedule. `members` are members of tessera_ranks_problem, by
+    name."""
 
 def ranks_plan_json(lengths: list[int], rank: int, **members: Any) -> str:
-    """The same as JSON: the plan, and from rank 0 on the schedule."""
+    """The same as JSON: the plan and, with a rank, its schedule."""
 
 class ComparisonTable:
-    """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""
+    """The table of a comparison. sides: (title, name, whether it has a column for its kernel), Tessera first."""
 
     def __init__(self, sides: list[tuple[str, str, bool]], teraflops: bool, width: int | None) -> None: ...
     def header(self) -> str: ...
     def row(self, direction: str, length: int, sides: list[dict[str, Any]]) -> str:
-        """Of each side seconds, gflops, extra_bytes, max_error and rms_error, None where it has none, needs_bytes and kernel."""
+        """For each side seconds, gflops, extra_bytes, max_error and rms_error, None if unknown, needs_bytes and
+        kernel."""
     def legend(self, queries_alone: bool, notes: str) -> str:
-        """What stands below the table."""
+        """The text below the table."""

@@ -1,4 +1,4 @@
-"""How each framework makes an output. None of them is imported here but NumPy, and that only where it is installed."""
+"""How each framework creates an output. Only NumPy is imported here, and only if it is installed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tessera import _core
 
 try:
     import numpy
-except ImportError:  # PyTorch does without it
+except ImportError:  # not needed with PyTorch
     numpy = None
 
 
 class Framework(NamedTuple):
     empty: Callable[..., Any]  # (shape, dtype) -> an array that the library writes
     float32: Any
-    finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
-    attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
+    finish: Callable[[Any], Any] | None = None  # converts the written array to the framework's own
+    attention: Callable[..., Any] | None = None  # the framework's own function, which supports its gradients
     attention_backward: Callable[..., Any] | None = None  # likewise
     combine: Callable[..., Any] | None = None  # likewise
-    workspace: Callable[[int], Any] | None = None  # that many elements of float32, for what is not on the CPU
+    workspace: Callable[[int], Any] | None = None  # allocates float32 elements, for devices other than the CPU
 
 
 def framework_of(q: Any, name: str = "q") -> Framework:
@@ -44,7 +44,9 @@ def framework_of(q: Any, name: str = "q") -> Framework:
     if family is not None:
         return _array_api(q.__array_namespace__(), q.device)
     if numpy is None:
-        raise _core.Error(f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
+        raise _core.Error(
+            f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed"
+        )
     return _ANY_ARRAY
 
 
@@ -56,15 +58,17 @@ _ARRAYS = frozenset(
 
 
 def check_arrays(name: str, first: Any, others: dict[str, Any]) -> None:
-    """All arrays of a call are of one framework, and none holds what its memory does not tell."""
+    """Checks that all arrays of a call belong to one framework, and that none has state beside its memory."""
     family = _family(name, first)
     for other_name, other in others.items():
         if other is None or other_name not in _ARRAYS:
             continue
         other_family = _family(other_name, other)
-        # What is known by DLPack alone goes with any framework.
+        # Arrays known only by DLPack are accepted with any framework.
         if other_family != family and other_family is not None and family is not None:
-            raise _core.Error(f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all")
+            raise _core.Error(
+                f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all"
+            )
 
 
 def is_torch(array: Any) -> bool:
@@ -73,7 +77,7 @@ def is_torch(array: Any) -> bool:
 
 
 def _family(name: str, array: Any) -> str | None:
-    """The framework's name; None: one that is not known here, whose arrays have __dlpack__."""
+    """The framework's name; None for an unknown framework whose arrays have __dlpack__."""
     if numpy is not None and isinstance(array, numpy.ndarray):
         masked = sys.modules.get("numpy.ma")
         if masked is not None and isinstance(array, masked.MaskedArray):
@@ -88,7 +92,8 @@ def _family(name: str, array: Any) -> str | None:
     if jax is not None and isinstance(array, jax.Array):
         if isinstance(array, jax.core.Tracer):
             raise _core.Error(
-                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced ones)"
+                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced "
+                "ones)"
             )
         return "JAX"
     namespace = getattr(array, "__array_namespace__", None)
@@ -126,7 +131,7 @@ def _jax(device: Any) -> Framework:
 
 
 def _array_api(namespace: Any, device: Any) -> Framework:
-    """Frameworks that follow the array API standard, CuPy among them: outputs are theirs, and where q is."""
+    """Frameworks that follow the array API standard, such as CuPy: they create the outputs, on q's device."""
 
     def empty(shape: Any, dtype: Any) -> Any:
         return namespace.empty(tuple(shape), dtype=dtype, device=device)
@@ -135,7 +140,7 @@ def _array_api(namespace: Any, device: Any) -> Framework:
 
 
 def _empty_like_any(shape: Any, dtype: Any) -> Any:
-    """For arrays of frameworks unknown here, whose dtypes are named as NumPy's are: "float32" or "library.float32"."""
+    """For arrays of unknown frameworks whose dtypes have NumPy's names: "float32" or "library.float32"."""
     name = str(dtype).rpartition(".")[2]
     if name == "bfloat16":
         import ml_dtypes

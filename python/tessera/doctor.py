@@ -1,4 +1,4 @@
-"""What will run on this machine, why the rest will not, and the one command that mends each: ``tessera doctor``."""
+"""What runs on this machine, why the rest does not, and a command that fixes each: ``tessera doctor``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Row(NamedTuple):
     subject: str
     works: bool
     finding: str
-    mend: str = ""  # one command; "": nothing is to be mended, or no command does
+    mend: str = ""  # one command; "": nothing to fix, or no command does
 
 
 def _module(name: str) -> dict[str, Any]:
-    """Of a framework: its version, or why it cannot be imported."""
+    """Information about a framework: its version, or why it cannot be imported."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as missing:
@@ -37,7 +37,7 @@ def _module(name: str) -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """What is found here: the program's info, the files of the prebuilt set, the frameworks."""
+    """Information about this machine: the program's info, the files of the prebuilt set, the frameworks."""
     found: dict[str, Any] = json.loads(_core.info(True))
     folder = found["cuda"]["prebuilt_folder"]
     found["cuda"]["prebuilt_kernels"] = len(os.listdir(folder)) if folder else 0

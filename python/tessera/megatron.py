@@ -1,10 +1,11 @@
-"""Tessera in Megatron: the attention of megatron-core's layers, by a ModuleSpec.
+"""Tessera in Megatron: attention for megatron-core's layers, by a ModuleSpec.
 
     import tessera.megatron
-    spec = tessera.megatron.with_attention(get_gpt_layer_local_spec())       # or any other spec: a copy, its core attention exchanged
+    spec = tessera.megatron.with_attention(get_gpt_layer_local_spec())       # a copy of a spec, with this attention
     model = GPTModel(config, transformer_layer_spec=spec, ...)
 
-What megatron-core imports from flash_attn for decoding and for dynamic batching comes from the drop-in where that is installed.
+The functions that megatron-core imports from flash_attn for decoding and dynamic batching come from the drop-in, if it
+is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tessera._core import Error
 
 __all__ = ["TesseraAttention", "with_attention"]
 
-# Of Megatron's cp_comm_type.
+# Megatron's cp_comm_type.
 _STRATEGIES = {None: "auto", "p2p": "ring", "a2a": "all_to_all", "all_gather": "all_gather", "a2a+p2p": "mesh"}
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.causal_bottom_right, AttnMaskType.padding_causal)
@@ -34,15 +35,15 @@ _CAUSAL = (AttnMaskType.causal, AttnMaskType.causal_bottom_right, AttnMaskType.p
 class TesseraAttention(DotProductAttention):
     """megatron-core's DotProductAttention, its parameters and its checkpoints, without the matrix of scores.
 
-    Beyond it: packed sequences (`packed_seq_params` in the thd format), a bias, query groups without copies of their
-    keys, and context parallelism (dense, without masks, bias and dropout). As there a mask that is given hides what is
-    True in it; a causal layer is causal beside it, the last query over the last key. A mask that says no more than
-    causal costs time: Megatron's --no-create-attention-mask-in-dataloader leaves it out.
+    It also supports packed sequences (`packed_seq_params` in the thd format), a bias, query groups without copies of
+    their keys, and context parallelism (dense, without masks, bias and dropout). As in Megatron, a mask hides where it
+    is True; a causal layer is causal in addition, with the last query aligned with the last key. A mask that is only
+    causal costs time; Megatron's --no-create-attention-mask-in-dataloader avoids it.
     """
 
     def __init__(self, config: Any, *args: Any, cp_comm_type: Optional[str] = None, **options: Any):
         alone = config
-        if config.context_parallel_size > 1:  # which the parent refuses
+        if config.context_parallel_size > 1:  # the parent refuses it
             alone = copy.copy(config)
             alone.context_parallel_size = 1
         super().__init__(alone, *args, **options)
@@ -54,7 +55,7 @@ class TesseraAttention(DotProductAttention):
             if strategy is None:
                 accepted = ", ".join(map(repr, _STRATEGIES))
                 raise Error(f"cp_comm_type: {cp_comm_type!r}, accepted {accepted}")
-            # Megatron gives rank r chunks r and 2N - 1 - r of 2N.
+            # Megatron assigns chunks r and 2N - 1 - r of 2N to rank r.
             self.parallel = tessera.torch.context_parallel(group, layout="zig_zag", strategy=strategy)
 
     def forward(
@@ -93,11 +94,11 @@ class TesseraAttention(DotProductAttention):
     def _options(self, mask_type: Optional[AttnMaskType], mask: Optional[Tensor], bias: Optional[Tensor]) -> dict:
         scale = self.softmax_scale
         if self.config.apply_query_key_layer_scaling:
-            scale *= self.layer_number  # which the parent divides by, and its softmax multiplies with
+            scale *= self.layer_number  # the parent divides by it, and its softmax multiplies by it
         if getattr(self.config, "qk_clip", False):
             raise Error("config.qk_clip: True, accepted False: the largest scores are not returned")
         options: dict = {"scale": scale}
-        # Past the prompt Megatron says no_mask, of one query that sees all keys: a causal layer sees them as well.
+        # After the prompt, Megatron passes no_mask for one query that sees all keys; a causal layer sees them as well.
         if self.attn_mask_type in _CAUSAL or mask_type in _CAUSAL:
             options["causal"] = True
         window = self.scale_mask_softmax.window_size
@@ -114,7 +115,8 @@ class TesseraAttention(DotProductAttention):
         return options
 
     def _random(self, query: Tensor, options: dict) -> contextlib.AbstractContextManager:
-        """The generator of this rank, which dropout takes its seed from: ranks that share a sequence's heads drop apart."""
+        """The generator of this rank for dropout's seed: ranks that share a sequence's heads must drop
+        independently."""
         if "dropout_p" in options and query.is_cuda and not self.config.sequence_parallel:
             return tensor_parallel.get_cuda_rng_tracker().fork()
         return contextlib.nullcontext()

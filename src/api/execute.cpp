@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 #include "api/device_here.hpp"
 #include "core/buffers.hpp"
@@ -12,6 +13,7 @@
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/own_memory.hpp"
+#include "core/score/bound.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -27,13 +29,26 @@ namespace {
 
 constexpr tessera_layout bytes_layout(int64_t bytes) { return {TESSERA_BOOL, 1, {bytes}, {1}}; }
 
-tessera_status check_sharing(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace) {
+// Of what a program names: memory that is there, as its layouts say.
+tessera_status check_captured(const std::vector<score::CapturedBuffer>& captured) {
+  for (const score::CapturedBuffer& buffer : captured) {
+    TESSERA_RETURN_IF_ERROR(check_pointer(buffer.name.c_str(), *buffer.layout, buffer.pointer));
+  }
+  return ok();
+}
+
+tessera_status check_sharing(const tessera_plan& plan, const tessera_buffers& buffers,
+                             const std::vector<score::CapturedBuffer>& captured, const void* workspace) {
   OwnMemory memory;
   const bool backward = plan.problem.direction == TESSERA_BACKWARD;
   for (const TensorField& field : kTensorFields) {
     const tessera_layout& layout = plan.problem.*field.layout;
     if (!takes_part(field, backward) || !present(layout) || elements(layout) == 0) continue;
     memory.add(field.name, layout, field.pointer(buffers), written(field, backward));
+  }
+  for (const score::CapturedBuffer& buffer : captured) {
+    if (elements(*buffer.layout) == 0) continue;
+    memory.add(buffer.name.c_str(), *buffer.layout, buffer.pointer, buffer.is_written);
   }
   const tessera_layout workspace_layout = bytes_layout(plan.workspace_bytes);
   if (plan.workspace_bytes > 0) memory.add("workspace", workspace_layout, workspace, true);
@@ -184,7 +199,10 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   if (!workspace && plan->workspace_bytes > 0)
     return invalid("workspace: NULL, must hold %" PRId64 " bytes", plan->workspace_bytes);
   TESSERA_RETURN_IF_ERROR(for_each_buffer(plan->problem, buffers, check_pointer));
-  TESSERA_RETURN_IF_ERROR(check_sharing(*plan, buffers, workspace));
+  const std::vector<score::CapturedBuffer> captured = score::captured_buffers(*plan, buffers);
+  TESSERA_RETURN_IF_ERROR(check_captured(captured));
+  TESSERA_RETURN_IF_ERROR(check_sharing(*plan, buffers, captured, workspace));
+  TESSERA_RETURN_IF_ERROR(score::check_scalars(*plan, buffers));
   // The plan's bytes leave room for this.
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
   void* aligned = static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0);

@@ -1,4 +1,4 @@
-// tessera_append: its rules, and what its index tensors may hold.
+// tessera_append: its rules, and the checks of its index tensors' values.
 #include "core/append.hpp"
 
 #include <cinttypes>
@@ -19,7 +19,7 @@ namespace {
 
 // ---- layouts --------------------------------------------------------------------------------------------------------
 
-// An axis has one extent, or any, which a name then stands for.
+// An axis has a fixed extent, or any extent, to which `name` then refers.
 struct ExpectedAxis {
   const char* name;
   int64_t extent = -1;
@@ -186,7 +186,7 @@ tessera_status validate_append(const tessera_append_call& call) {
 
 namespace {
 
-// ---- what index tensors hold ----------------------------------------------------------------------------------------
+// ---- values of index tensors ----------------------------------------------------------------------------------------
 
 tessera_status check_position(const char* name, const tessera_tensor& positions, const AppendedTokens& tokens,
                               int64_t count, const AppendSizes& size, int64_t b) {

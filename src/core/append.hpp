@@ -1,4 +1,4 @@
-// A checked tessera_append, as the back ends see it.
+// A validated tessera_append, for the back ends.
 #pragma once
 
 #include "core/geometry.hpp"
@@ -7,13 +7,13 @@
 namespace tessera::core {
 
 struct AppendSizes {
-  int64_t batch, tokens, tokens_q;  // dense: S and Sq, of a sequence; packed: T, of all
+  int64_t batch, tokens, tokens_q;  // dense: S and Sq, of one sequence; packed: T, of the batch
   int64_t heads_q, heads_kv, head_dim, head_dim_v;
-  int64_t pages, page_size;    // dense: a sequence's row of the cache is its one page
-  int64_t room;                // keys of a sequence
-  int64_t rotary_dim, angles;  // 0: nothing is rotated; rows of cos and sin
+  int64_t pages, page_size;    // dense: sequence b has one page, row b of the cache
+  int64_t room;                // the number of keys that a sequence can hold
+  int64_t rotary_dim, angles;  // rotary_dim 0: nothing is rotated; angles: rows of cos and sin
 };
-// Every rule that needs no data.
+// Checks every rule that needs no data.
 tessera_status validate_append(const tessera_append_call& call);
 
 inline bool present(const tessera_tensor& tensor) { return present(tensor.layout); }
@@ -32,7 +32,7 @@ inline AppendSizes sizes(const tessera_append_call& call) {
   return s;
 }
 
-// One int32 of an index tensor in memory that the host can read.
+// One int32 of an index tensor in host memory.
 inline int64_t index_at(const tessera_tensor& tensor, int64_t i, int64_t j = 0) {
   const tessera_layout& layout = tensor.layout;
   return static_cast<const int32_t*>(
@@ -41,8 +41,8 @@ inline int64_t index_at(const tessera_tensor& tensor, int64_t i, int64_t j = 0) 
 
 // The new tokens of one sequence.
 struct AppendedTokens {
-  int64_t begin, count, count_q;  // dense: from 0
-  int64_t first;                  // its first new key among its keys
+  int64_t begin, count, count_q;  // offsets in the tensors; dense: begin is 0
+  int64_t first;                  // the position of its first new key among its keys
 };
 inline AppendedTokens tokens_of(const tessera_append_call& call, const AppendSizes& size, int64_t b) {
   AppendedTokens tokens{0, size.tokens, size.tokens_q, 0};
@@ -55,13 +55,13 @@ inline AppendedTokens tokens_of(const tessera_append_call& call, const AppendSiz
   return tokens;
 }
 
-// The row of cos and sin that token i takes, of the sequence's queries or new keys.
+// The row of cos and sin for token i of the sequence's queries or new keys.
 inline int64_t position_of(const tessera_tensor& positions, const AppendedTokens& tokens, int64_t b, int64_t i) {
   if (!present(positions)) return tokens.first + i;
   return positions.layout.rank == 1 ? index_at(positions, tokens.begin + i) : index_at(positions, b, i);
 }
 
-// Every tensor of the call with its name and whether it is written.
+// Visits every tensor of the call with its name and whether it is written.
 template <class Visit>
 void for_each_tensor(const tessera_append_call& call, const Visit& visit) {
   const bool in_place = present(call.q) && !present(call.q_out);
@@ -88,10 +88,11 @@ void for_each_tensor(const tessera_append_call& call, const Visit& visit) {
   for (const auto& row : rows) visit(row.name, row.tensor, row.written);
 }
 
-// The caller's struct, whatever its size.
+// Reads the caller's struct, of any size.
 tessera_status read_append_call(const tessera_append_call* given, tessera_append_call& known);
 
-// Of a validated call: every tensor has memory of its own; index tensors that the host can read hold what is accepted.
+// For a validated call: checks that every tensor has its own memory, and that index tensors in host memory hold
+// accepted values.
 tessera_status check_append_pointers(const tessera_append_call& call);
 tessera_status check_append_indices(const tessera_append_call& call);
 

@@ -1,4 +1,4 @@
-// Which pointer of a call belongs to which layout of its problem.
+// Pairs each pointer of a call with its layout in the problem.
 #pragma once
 
 #include <initializer_list>
@@ -17,7 +17,7 @@ struct NamedBuffer {
   const void* pointer;
 };
 
-// check(name, layout, pointer) for each that has elements, until one answers with an error.
+// Calls check(name, layout, pointer) for each buffer that has elements, until one returns an error.
 template <class Check>
 tessera_status for_each_buffer(std::initializer_list<NamedBuffer> buffers, const Check& check) {
   for (const NamedBuffer& buffer : buffers) {
@@ -27,7 +27,7 @@ tessera_status for_each_buffer(std::initializer_list<NamedBuffer> buffers, const
   return ok();
 }
 
-// The same for what the problem's direction reads or writes.
+// The same for the buffers that the problem's direction reads or writes.
 template <class Check>
 tessera_status for_each_buffer(const tessera_problem& p, const tessera_buffers& buffers, const Check& check) {
   const bool backward = p.direction == TESSERA_BACKWARD;
@@ -38,7 +38,7 @@ tessera_status for_each_buffer(const tessera_problem& p, const tessera_buffers& 
   return ok();
 }
 
-// The same for what a validated tessera_combine reads or writes.
+// The same for the buffers that a validated tessera_combine reads or writes.
 template <class Check>
 tessera_status for_each_buffer(const tessera_combine_call& call, const Check& check) {
   const auto buffer = [](const char* name, const tessera_tensor& tensor) -> NamedBuffer {

@@ -3,16 +3,18 @@
 namespace tessera::core {
 namespace {
 
-// Neither may have bytes that belong to no member: what lies in an older caller's would be read as a newer member.
-static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, dropout_state) + sizeof(tessera_layout));
-static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, dropout_state) + sizeof(int64_t*));
+// Neither struct may have tail padding: an older caller's padding bytes would be read as a newer member.
+static_assert(sizeof(tessera_problem) ==
+              offsetof(tessera_problem, d_captured) + TESSERA_MAX_CAPTURED_TENSORS * sizeof(tessera_layout));
+static_assert(sizeof(tessera_buffers) ==
+              offsetof(tessera_buffers, scalars) + TESSERA_MAX_CAPTURED_SCALARS * sizeof(double));
 static_assert(sizeof(tessera_combine_call) == offsetof(tessera_combine_call, lse_low) + sizeof(tessera_tensor));
 static_assert(sizeof(tessera_executor) == offsetof(tessera_executor, cancel_context) + sizeof(void*));
 
 }  // namespace
 
-// The oldest are those of 0.1.0, less what has a default: a problem's options, the pointers of the backward pass, the lower
-// digits of a merge's LSEs, and how a call is cancelled.
+// The oldest accepted sizes are those of 0.1.0 without the members that have defaults: a problem's options, the
+// pointers of the backward pass, the low floats of a merge's LSEs, and cancellation.
 tessera_status read_problem(const tessera_problem* given, tessera_problem& known) {
   if (!given) return invalid("problem: NULL, must point to a tessera_problem");
   tessera_problem_init(&known);

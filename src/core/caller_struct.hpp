@@ -1,5 +1,6 @@
-// Structs that the caller fills in grow at their end from version to version and begin with their own size: read from older
-// headers, whose missing members stand at their defaults, and from newer ones as far as this library knows them.
+// Structs that the caller fills in begin with their own size and grow at their end from version to version. They are
+// read from older headers, whose missing members have their defaults, and from newer ones up to the last member that
+// this library knows.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +12,12 @@
 
 namespace tessera::core {
 
-// Beyond this no version goes: a larger `struct_size` is memory that nothing initialised.
+// Every version's structs are smaller: a larger `struct_size` is uninitialised memory.
 inline constexpr size_t kLargestStruct_bytes = 16384;
 
-// `known` comes with its defaults, and keeps the smaller of both sizes: as much as the caller and this library know.
-// `oldest_bytes`: what every version has. `initialised_by` ends the refusal of a struct that nothing initialised.
+// `known` is initialised with defaults. It receives the common prefix of both structs, and the smaller of their sizes.
+// `oldest_bytes`: the size that every version has. `initialised_by` ends the message that refuses an uninitialised
+// struct.
 template <class T>
 tessera_status read_struct(const char* name, const T& given, size_t oldest_bytes, const char* initialised_by,
                            T& known) {
@@ -43,7 +45,7 @@ tessera_status read_struct(const char* name, const T& given, size_t oldest_bytes
 tessera_status read_problem(const tessera_problem* given, tessera_problem& known);
 tessera_status read_buffers(const tessera_buffers* given, tessera_buffers& known);
 tessera_status read_combine_call(const tessera_combine_call* given, tessera_combine_call& known);
-// NULL: an executor that has no member.
+// NULL: an executor with no member set.
 tessera_status read_executor(const tessera_executor* given, tessera_executor& known);
 
 }  // namespace tessera::core

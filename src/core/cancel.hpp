@@ -1,4 +1,4 @@
-// Whether the caller wants a call to end: its executor's `cancel`, asked by all threads that work.
+// Cancellation of a call: calls the executor's `cancel` from all working threads.
 #pragma once
 
 #include <atomic>
@@ -14,20 +14,20 @@ class Cancel {
 
   bool can_be_asked() const { return ask_ != nullptr; }
 
-  // Once true, always true.
+  // Once true, it stays true.
   bool asked() noexcept {
     if (!ask_) return false;
     if (was_asked_.load(std::memory_order_relaxed)) return true;
     bool now = true;
     try {
       now = ask_(context_) != 0;
-    } catch (...) {  // on any thread, where nothing could catch it further up
+    } catch (...) {  // on any thread: no caller could catch it
     }
     if (now) was_asked_.store(true, std::memory_order_relaxed);
     return now;
   }
 
-  // The same by pointer, for kernels that are compiled for other instruction sets.
+  // The same by pointer, for kernels compiled for other instruction sets.
   static int32_t ask(void* cancel) noexcept { return static_cast<Cancel*>(cancel)->asked() ? 1 : 0; }
 
  private:

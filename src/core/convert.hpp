@@ -1,4 +1,4 @@
-// Elements of every type to float64 and back: exact one way, rounded to nearest, ties to even, the other (half.hpp).
+// Conversion of elements of every type to float64, exactly, and back, rounded to nearest, ties to even (half.hpp).
 #pragma once
 
 #include <bit>
@@ -10,12 +10,13 @@
 
 namespace tessera::core {
 
-// To float32 rounding to odd: rounding that once more to a shorter format is the same as rounding the double itself.
+// Converts to float32, rounding to odd: rounding the result again to a shorter format equals rounding the double
+// directly.
 inline float double_to_float_odd(double value) {
   const float nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
   uint32_t bits = std::bit_cast<uint32_t>(nearest);
-  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;  // towards zero, from infinity too
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;  // towards zero, also from infinity
   return std::bit_cast<float>(bits | 1u);
 }
 

@@ -191,7 +191,7 @@ inline constexpr TensorField kTensorFields[] = {
 // clang-format on
 
 inline constexpr int kNumTensors = std::size(kTensorFields);
-static_assert(kNumTensors * sizeof(void*) + offsetof(tessera_buffers, q) == sizeof(tessera_buffers),
+static_assert(kNumTensors * sizeof(void*) + offsetof(tessera_buffers, q) == offsetof(tessera_buffers, captured),
               "a row for each pointer of tessera_buffers");
 
 constexpr int tensor_index(std::string_view name) {

@@ -1,4 +1,4 @@
-// The sizes of a validated problem and where its elements lie, whatever their form: dense, packed or paged.
+// The sizes of a validated problem and the places of its elements, for dense, packed and paged tensors.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr bool present(const tessera_layout& layout) { return layout.rank != 0; }
 constexpr bool packed_q(const tessera_problem& problem) { return present(problem.cu_seqlens_q); }
 constexpr bool packed_k(const tessera_problem& problem) { return present(problem.cu_seqlens_k); }
-// By a table of a row for each sequence, or of one row that page_indptr cuts (CSR).
+// Pages are listed in a table with one row per sequence, or in one row indexed by page_indptr (CSR).
 constexpr bool csr_pages(const tessera_problem& problem) { return present(problem.page_indices); }
 constexpr bool paged(const tessera_problem& problem) { return present(problem.page_table) || csr_pages(problem); }
 
@@ -21,10 +21,10 @@ struct Sizes {
   int64_t heads_q, heads_kv;
   int64_t head_dim, head_dim_v;
   int64_t rows_q;        // dense: Sq, packed: Tq
-  int64_t rows_k;        // dense: Sk, packed: Tk, paged: keys that all pages of a table's row hold
-  int64_t max_seqlen_q;  // the most that a sequence can have, by the layouts and the problem's own word
+  int64_t rows_k;        // dense: Sk, packed: Tk, paged: keys that the pages of one table row hold
+  int64_t max_seqlen_q;  // the maximum by the layouts and the problem's max_seqlen_q
   int64_t max_seqlen_k;
-  int64_t pages, page_size;  // 0 when not paged
+  int64_t pages, page_size;  // 0 if not paged
 };
 
 constexpr Sizes sizes(const tessera_problem& problem) {
@@ -57,8 +57,8 @@ constexpr Sizes sizes(const tessera_problem& problem) {
 
 // ---- strides by role, in elements ----------------------------------------------------------------------------------
 
-// Of q, k, v, o and their gradients. Row r of sequence b lies at batch * b + row * (begin + r) + head * h; packed has
-// batch = 0. Paged: row j lies in page p = page_of(b, j) at batch * p + row * (j % page_size) + head * h.
+// Strides of q, k, v, o and their gradients. Row r of sequence b is at batch * b + row * (begin + r) + head * h; packed
+// tensors have batch = 0. Paged: row j is in page p = page_of(b, j) at batch * p + row * (j % page_size) + head * h.
 struct RowStrides {
   int64_t batch, row, head;
 };
@@ -67,7 +67,7 @@ constexpr RowStrides row_strides(const tessera_layout& layout) {
                           : RowStrides{layout.strides[0], layout.strides[1], layout.strides[2]};
 }
 
-// Of lse and d_lse: [B, Hq, Sq], or packed [Hq, Tq] with batch = 0.
+// Strides of lse and d_lse: [B, Hq, Sq], or packed [Hq, Tq] with batch = 0.
 struct LseStrides {
   int64_t batch, head, row;
 };
@@ -76,7 +76,7 @@ constexpr LseStrides lse_strides(const tessera_layout& layout) {
                           : LseStrides{layout.strides[0], layout.strides[1], layout.strides[2]};
 }
 
-// Of bias, d_bias, mask and block_mask, [B|1, Hq|1, Sq|1, Sk]: what is broadcast has stride 0.
+// Strides of bias, d_bias, mask and block_mask, [B|1, Hq|1, Sq|1, Sk]: a broadcast axis has stride 0.
 struct ScoreStrides {
   int64_t batch, head, row, col;
 };
@@ -85,7 +85,7 @@ constexpr ScoreStrides score_strides(const tessera_layout& layout) {
   return {stride(0), stride(1), stride(2), stride(3)};
 }
 
-// Of tree_mask, [B, Sq, W], or packed [Tq, W] with batch = 0.
+// Strides of tree_mask: [B, Sq, W], or packed [Tq, W] with batch = 0.
 struct TreeStrides {
   int64_t batch, row, word;
 };
@@ -95,7 +95,7 @@ constexpr TreeStrides tree_strides(const tessera_layout& layout) {
 }
 constexpr int64_t tree_words(const tessera_layout& layout) { return layout.shape[layout.rank - 1]; }
 
-// Of alibi_slopes, [Hq] or [B, Hq].
+// Strides of alibi_slopes: [Hq] or [B, Hq].
 struct SlopeStrides {
   int64_t batch, head;
 };
@@ -106,9 +106,9 @@ constexpr SlopeStrides slope_strides(const tessera_layout& layout) {
 // ---- one sequence --------------------------------------------------------------------------------------------------
 
 struct SequenceView {
-  int64_t q_begin, sq;  // its queries are rows q_begin .. q_begin + sq of its q
-  int64_t k_begin, sk;  // its keys that are in use
-  int64_t k_rows;       // its keys with those past seqused_k (dense and packed; paged: sk)
+  int64_t q_begin, sq;  // its queries are rows q_begin .. q_begin + sq of q
+  int64_t k_begin, sk;  // its keys in use
+  int64_t k_rows;       // including those past seqused_k (dense and packed; paged: sk)
   bool causal;
 };
 
@@ -136,7 +136,7 @@ inline SequenceView sequence(const tessera_problem& problem, const tessera_buffe
   return view;
 }
 
-// The page that holds key j of sequence b.
+// The page of key j of sequence b.
 inline int64_t page_of(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b, int64_t j) {
   if (csr_pages(problem)) {
     const int64_t begin = buffers.page_indptr[b * problem.page_indptr.strides[0]];
@@ -146,7 +146,7 @@ inline int64_t page_of(const tessera_problem& problem, const tessera_buffers& bu
   return buffers.page_table[b * table.strides[0] + j / problem.k.shape[1] * table.strides[1]];
 }
 
-// Query i stands over key i + diagonal(...): causal and the window are measured from there.
+// Query i is aligned with key i + diagonal(...), from which causal and the window are measured.
 constexpr int64_t diagonal(const tessera_problem& problem, int64_t sq, int64_t sk) {
   return problem.alignment == TESSERA_TOP_LEFT ? 0 : sk - sq;
 }

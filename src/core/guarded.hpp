@@ -1,4 +1,4 @@
-// Nothing is thrown through the C interface.
+// No exception leaves the C interface.
 #pragma once
 
 #include <exception>
@@ -12,12 +12,12 @@
 
 namespace tessera::core {
 
-// The caller's executor threw, or did not do what was asked of it.
+// Thrown if the caller's executor throws, or does not run every task.
 struct ExecutorError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What body() answers, or what its exception stands for.
+// Returns the result of body(), or the status that its exception maps to.
 template <class Body>
 tessera_status guarded(const char* function, const Body& body) {
   try {
@@ -28,7 +28,7 @@ tessera_status guarded(const char* function, const Body& body) {
     return internal("%s: %s", function, error.what());
   }
 #if defined(__GLIBCXX__)
-  catch (const abi::__forced_unwind&) {  // pthread_cancel, which may not be stopped
+  catch (const abi::__forced_unwind&) {  // pthread_cancel, which must not be intercepted
     throw;
   }
 #endif

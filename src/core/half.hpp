@@ -1,5 +1,5 @@
-// float16 and bfloat16 to float32 and back: exact one way, rounded to nearest, ties to even, the other. Subnormals, infinities and
-// NaN (always quiet) are kept.
+// Conversion of float16 and bfloat16 to float32, exactly, and back, rounded to nearest, ties to even. Subnormals,
+// infinities and NaN (always quiet) are preserved.
 #pragma once
 
 #include <bit>
@@ -33,11 +33,11 @@ constexpr uint16_t float_to_float16(float value) {
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x1FFu));
-  constexpr uint32_t kOverflow = 0x477FF000u;        // 65520, halfway between the largest float16 and what would follow
+  constexpr uint32_t kOverflow = 0x477FF000u;        // 65520, halfway from the largest float16 to the next step
   constexpr uint32_t kSmallestNormal = 0x38800000u;  // 2^-14
   if (magnitude >= kOverflow) return static_cast<uint16_t>(sign | 0x7C00u);
   if (magnitude < kSmallestNormal) {
-    // Adding 0.5 makes the hardware round to the subnormals' step: 0.5 has 2^-24 as its last place.
+    // Adding 0.5 makes the hardware round to the step of subnormals: the last place of 0.5 is 2^-24.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000u));
   }

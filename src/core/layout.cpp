@@ -13,7 +13,7 @@
 namespace tessera::core {
 namespace {
 
-// Bytes from the lowest to the highest element, and the count of elements, both within 63 bits.
+// True if the number of elements and the bytes from the lowest to the highest element both fit in 63 bits.
 bool addressable(const tessera_layout& layout) {
   int64_t count = 1, span_elems = 1, bytes = 0;
   for (int axis = 0; axis < layout.rank; ++axis) {
@@ -32,7 +32,7 @@ bool addressable(const tessera_layout& layout) {
   return !__builtin_mul_overflow(std::max(span_elems, count), element_bytes, &bytes);
 }
 
-// Each axis, from the smallest stride up, must step over all that the axes below it reach.
+// Each axis, in ascending order of stride, must step over the whole range of the axes before it.
 bool may_overlap(const tessera_layout& layout) {
   struct Axis {
     int64_t stride, extent;
@@ -50,7 +50,7 @@ bool may_overlap(const tessera_layout& layout) {
   }
   int64_t reach = 0;
   for (int axis = 0; axis < used; ++axis) {
-    if (axes[axis].stride <= reach) return true;  // negative strides too
+    if (axes[axis].stride <= reach) return true;  // includes negative strides
     reach += (axes[axis].extent - 1) * axes[axis].stride;
   }
   return false;

@@ -1,4 +1,4 @@
-// The rules of one tensor's layout, apart from every other tensor: ranks, sizes that can be addressed, overlap.
+// The rules for a single tensor's layout: rank, addressable size, overlap of its own elements.
 #pragma once
 
 #include "core/fields.hpp"
@@ -8,8 +8,8 @@ namespace tessera::core {
 
 enum class Access { kRead, kWritten };
 
-// rank >= 1. Refuses negative extents, sizes beyond what 63 bits can address, a last axis that must be contiguous and
-// is not, and written tensors whose strides could make two elements share memory.
+// Needs rank >= 1. Refuses negative extents, sizes that 63 bits cannot address, a last axis that must be contiguous but
+// is not, and output tensors whose strides could make two elements share memory.
 tessera_status check_layout(const char* name, const tessera_layout& layout, Access access, LastAxis last_axis);
 
 }  // namespace tessera::core

@@ -1,4 +1,4 @@
-// The kernels' names, one row for each tessera_kernel: what the program and Python accept and list, and what validation takes.
+// The names that tessera_kernel's numbers are aliases of. All families' names: tessera_family_at.
 #pragma once
 
 #include <iterator>
@@ -10,25 +10,24 @@ namespace tessera::core {
 struct KernelName {
   tessera_kernel kernel;
   const char* name;
-  const char* place;  // where it runs, as help texts say it
 };
 
 inline constexpr KernelName kKernelNames[] = {
-    {TESSERA_KERNEL_AUTO, "auto", "anywhere"},
-    {TESSERA_KERNEL_REFERENCE, "reference", "on the CPU"},
-    {TESSERA_KERNEL_DECODE, "decode", "on the CPU"},
-    {TESSERA_KERNEL_TILED, "tiled", "on the CPU"},
-    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80", "on a GPU"},
-    {TESSERA_KERNEL_BWD_SM80, "bwd_sm80", "on a GPU"},
-    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90", "on a GPU"},
-    {TESSERA_KERNEL_BWD_SM90, "bwd_sm90", "on a GPU"},
-    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1", "for comparison"},
-    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1", "for comparison"},
-    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard", "for comparison"},
-    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "for comparison"},
-    {TESSERA_KERNEL_DECODE_SM90, "decode_sm90", "on a GPU"},
-    {TESSERA_KERNEL_MIXED_SM90, "mixed_sm90", "on a GPU"},
-    {TESSERA_KERNEL_SHARED_PREFIX, "shared_prefix", "anywhere"},
+    {TESSERA_KERNEL_AUTO, "auto"},
+    {TESSERA_KERNEL_REFERENCE, "reference"},
+    {TESSERA_KERNEL_DECODE, "decode"},
+    {TESSERA_KERNEL_TILED, "tiled"},
+    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80"},
+    {TESSERA_KERNEL_BWD_SM80, "bwd_sm80"},
+    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90"},
+    {TESSERA_KERNEL_BWD_SM90, "bwd_sm90"},
+    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1"},
+    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1"},
+    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard"},
+    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard"},
+    {TESSERA_KERNEL_DECODE_SM90, "decode_sm90"},
+    {TESSERA_KERNEL_MIXED_SM90, "mixed_sm90"},
+    {TESSERA_KERNEL_SHARED_PREFIX, "shared_prefix"},
 };
 inline constexpr int32_t kNumKernels = std::size(kKernelNames);
 
@@ -41,7 +40,7 @@ static_assert(
     }(),
     "a row stands at its kernel's number");
 
-// What a refusal calls a value of the C interface: its name, and of one that has none its number: "unknown (99)".
+// The name of a value of the C interface in an error message, or its number if it has no name: "unknown (99)".
 struct NameText {
   char text[24];
 };

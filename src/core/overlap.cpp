@@ -9,8 +9,9 @@ namespace {
 
 int64_t element_bytes(const tessera_layout& layout) { return static_cast<int64_t>(tessera_dtype_bytes(layout.dtype)); }
 
-// sum of stride * x with 0 <= x <= most. Both tensors' axes are terms of one such sum, those of the second turned round
-// (x becomes most - x), so that all strides are positive: they share a byte where the sum can be what separates them.
+// One term of sum of stride * x with 0 <= x <= most. The axes of both tensors are terms of one such sum. The second
+// tensor's axes are reversed (x becomes most - x), so that all strides are positive: the tensors share a byte if the
+// sum can equal the distance between them.
 struct Term {
   int64_t stride, most;
 };
@@ -38,7 +39,8 @@ class Sum {
   }
 
  private:
-  // Largest stride first: what the smaller ones can still add leaves few choices of x, one or two where strides nest.
+  // Tries the largest stride first: the remaining range of the smaller ones leaves few choices of x, one or two if
+  // strides nest.
   bool search(int term, int64_t target) {
     if (target < 0 || target > rest_[term]) return false;
     if (target == 0) return true;
@@ -64,7 +66,7 @@ class Sum {
 }  // namespace
 
 Extent extent_of(const tessera_layout& layout, const void* data) {
-  int64_t below = 0, above = 1;  // elements
+  int64_t below = 0, above = 1;  // in elements
   for (int axis = 0; axis < layout.rank; ++axis) {
     const int64_t reach = (layout.shape[axis] - 1) * layout.strides[axis];
     (reach < 0 ? below : above) += reach;
@@ -77,7 +79,7 @@ Extent extent_of(const tessera_layout& layout, const void* data) {
 bool overlap(const tessera_layout& a, const void* a_data, const tessera_layout& b, const void* b_data) {
   const Extent a_bytes = extent_of(a, a_data), b_bytes = extent_of(b, b_data);
   if (a_bytes.end <= b_bytes.begin || b_bytes.end <= a_bytes.begin) return false;
-  // A byte of a is at a_bytes.begin + (its terms); one of b at b_bytes.end - 1 - (its terms, turned round).
+  // A byte of a is at a_bytes.begin + (its terms); a byte of b is at b_bytes.end - 1 - (its reversed terms).
   Sum sum;
   for (const tessera_layout* layout : {&a, &b}) {
     sum.add(1, element_bytes(*layout) - 1);

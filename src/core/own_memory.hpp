@@ -1,4 +1,4 @@
-// What every call checks of the memory that it is given, before anything is written.
+// Checks of the memory passed to a call, made by every call before anything is written.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ inline tessera_status check_is_here(const tessera_device& device) {
                  device.ordinal);
 }
 
-// Memory of a call, to be held against the rest of its memory.
+// A buffer of a call, to be compared with the call's other buffers.
 struct Occupied {
   const char* name;
   const tessera_layout* layout;
@@ -38,8 +38,8 @@ struct Occupied {
   Extent extent;
 };
 
-// What is written shares nothing with anything else: kernels read inputs until their last tile is done, and write
-// outputs from many threads.
+// An output shares memory with no other buffer: kernels read inputs until their last tile is done, and write outputs
+// from many threads.
 class OwnMemory {
  public:
   void add(const char* name, const tessera_layout& layout, const void* pointer, bool is_written) {
@@ -58,7 +58,8 @@ class OwnMemory {
   }
 
  private:
-  std::array<Occupied, kNumTensors + 1> tensors_;  // of a problem, and the workspace: no call has more
+  // The maximum: a problem's tensors, what its program names and their gradients, and the workspace.
+  std::array<Occupied, kNumTensors + 2 * TESSERA_MAX_CAPTURED_TENSORS + 1> tensors_;
   int count_ = 0;
 };
 

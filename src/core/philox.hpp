@@ -1,5 +1,5 @@
-// Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011), and the dropout that is defined by it.
+// Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1,
+// 2, 3" (SC 2011), and the definition of dropout by it.
 //
 // Entry (b, h, i, j), with i and j counted within sequence b and h a query head, is decided by one 16-bit value:
 //   g = j / 32, r = j % 32
@@ -7,9 +7,9 @@
 //   key     = (low 32 bits of seed,  high 32 bits of seed xor high 32 bits of offset)
 //   n       = 2 (r / 8) + r % 2       of the 8 values in the 4 output words, value n being half n % 2 of word n / 2,
 //                                     the low half first
-// The entry is dropped iff value < round(p * 65536); what is kept is scaled by 1 / (1 - p).
-// So one call's eight values are columns {2 c, 2 c + 1} + {0, 8, 16, 24} of a group of 32: those that one thread of a
-// GPU's mma fragment owns in a row, and on a CPU a vector of calls covers whole groups.
+// The entry is dropped iff value < round(p * 65536); a kept entry is scaled by 1 / (1 - p). The eight values of a call
+// are thus for columns {2 c, 2 c + 1} + {0, 8, 16, 24} of a group of 32: the columns that one thread of a GPU's mma
+// fragment holds in a row. On a CPU, a vector of calls covers whole groups.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ using PhiloxKey = std::array<uint32_t, 2>;
 
 inline constexpr int kPhiloxRounds = 10;
 
-// The key of the round after.
+// The key of the next round.
 constexpr PhiloxKey next_key(PhiloxKey key) {
   constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;  // golden ratio, sqrt(3) - 1
   return {key[0] + kWeyl0, key[1] + kWeyl1};
@@ -41,7 +41,7 @@ constexpr PhiloxCounter philox4x32_10(PhiloxCounter counter, PhiloxKey key) {
   return counter;
 }
 
-// p in steps of 2^-16: an entry is dropped iff its 16-bit value is below this.
+// p in units of 2^-16: an entry is dropped iff its 16-bit value is below this.
 inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(std::lround(p * 65536.0)); }
 
 constexpr PhiloxKey dropout_key(uint64_t seed, uint64_t offset) {

@@ -9,7 +9,7 @@
 namespace tessera::core {
 namespace {
 
-constexpr int64_t kUnitKeys = 128;  // the most that a tile has, so that only a prefix's last chunk ends within one
+constexpr int64_t kUnitKeys = 128;  // the largest tile, so that only a prefix's last chunk ends inside one
 
 }  // namespace
 

@@ -1,15 +1,18 @@
 #include "core/reference.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/philox.hpp"
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "core/validate.hpp"
 
 namespace tessera::core {
@@ -45,6 +48,9 @@ struct Workspace {
   std::span<double> d_s, tanh_s_c;  // [Sk]: gradient of the biased score; tanh of the soft-capped one
   std::span<double> d_bias;         // [Sk]: one row
   std::span<double> d_sink;         // [Hq]
+  // of a score program
+  std::span<double> s_before;  // [Sk]: what its score is made from
+  std::array<std::span<double>, score::kMaxTensors> d_captured;
 
   Workspace(const tessera_plan& plan, Arena& arena) {
     const int64_t sk = plan.max_seqlen_k, head_dim = plan.head_dim, head_dim_v = plan.head_dim_v;
@@ -57,6 +63,7 @@ struct Workspace {
     p = arena.take(sk);
     keep = arena.take(sk);
     k_norm = arena.take(sk);
+    if (score::has_program(plan)) s_before = arena.take(sk);
     if (plan.problem.direction != TESSERA_BACKWARD) return;
     d_k = arena.take(sk * head_dim);
     d_v = arena.take(sk * head_dim_v);
@@ -66,6 +73,11 @@ struct Workspace {
     tanh_s_c = arena.take(sk);
     d_bias = arena.take(sk);
     d_sink = arena.take(plan.heads_q);
+    if (!score::has_program(plan)) return;
+    const score::Bound bound = score::bind(plan);
+    for (size_t n = 0; n < score::kMaxTensors; ++n) {
+      if (bound.gradients[n].wanted) d_captured[n] = arena.take(bound.tensors[n].elements());
+    }
   }
 };
 
@@ -144,13 +156,73 @@ void clear_packed(const tessera_layout& layout, void* data) {
   }
 }
 
+// The score program of a call, evaluated for one pair after another.
+class ProgramStep {
+ public:
+  ProgramStep(const tessera_plan& plan, const tessera_buffers& buffers)
+      : bound_(score::bind(plan, &buffers)),
+        bindings_(score::bindings_of(bound_)),
+        program_(bound_.program(), bindings_),
+        gradient_(bound_.gradient().program, bindings_) {}
+  ProgramStep(const ProgramStep&) = delete;
+
+  // The new score, which is -infinity where the mask hides the key.
+  Twofold score(const score::Inputs& pair, Twofold s) {
+    const score::Program& program = bound_.program();
+    program_.begin(pair);
+    if (program.mask >= 0 && program_.value(program.mask) == 0) return {kMinusInfinity, 0};
+    return program.score < 0 ? s : Twofold{program_.value(program.score), 0};
+  }
+
+  // The gradient of s, of pair.g, that of the new score; those of captured tensors are added to `d_captured` (where it is
+  // given).
+  double gradient(const score::Inputs& pair, const Workspace* d_captured) {
+    const score::Gradient& gradient = bound_.gradient();
+    gradient_.begin(pair);
+    for (const score::LoadGradient& load : gradient.loads) {
+      const size_t tensor = static_cast<size_t>(load.tensor);
+      if (!d_captured || !bound_.gradients[tensor].wanted) continue;
+      int64_t index[score::kMaxRank] = {}, at = 0;
+      for (size_t axis = 0; axis < load.indices.size(); ++axis) {
+        index[axis] = static_cast<int64_t>(gradient_.value(load.indices[axis]));
+        at = at * bound_.tensors[tensor].shape[axis] + index[axis];
+      }
+      if (!bound_.tensors[tensor].holds(index)) continue;
+      d_captured->d_captured[tensor][at] += gradient_.value(load.adjoint);
+    }
+    return gradient.d_s < 0 ? 0 : gradient_.value(gradient.d_s);
+  }
+
+  void clear_gradients(const Workspace& w) const {
+    for (const std::span<double> sums : w.d_captured) std::ranges::fill(sums, 0.0);
+  }
+  void store_gradients(const Workspace& w) const {
+    for (size_t n = 0; n < score::kMaxTensors; ++n) {
+      const score::BoundGradient& to = bound_.gradients[n];
+      if (!to.wanted) continue;
+      score::for_each_element(bound_.tensors[n], [&](const int64_t* index, int64_t at) {
+        int64_t offset_bytes = 0;
+        for (int axis = 0; axis < bound_.tensors[n].rank; ++axis) offset_bytes += to.stride_bytes[axis] * index[axis];
+        store(to.dtype, static_cast<char*>(to.data) + offset_bytes, 0, w.d_captured[n][at]);
+      });
+    }
+  }
+
+ private:
+  const score::Bound bound_;
+  const score::Bindings bindings_;
+  score::Evaluator program_, gradient_;
+};
+
 // One (sequence, query head): the formulas for its rows.
 class HeadAttention {
  public:
-  HeadAttention(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, int64_t b, int64_t h)
+  HeadAttention(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, ProgramStep* program,
+                int64_t b, int64_t h)
       : problem_(plan.problem),
         buffers_(buffers),
         w_(w),
+        program_(program),
         b_(b),
         h_(h),
         view_(sequence(plan.problem, buffers, b)),
@@ -224,7 +296,11 @@ class HeadAttention {
     };
     bool undefined = false;  // a NaN score, which a maximum would overlook
     for (int64_t j = 0; j < view_.sk; ++j) {
-      const Twofold s = visible(i, j) ? score(i, j, q_norm) : Twofold{kMinusInfinity, 0};
+      Twofold s = visible(i, j) ? score(i, j, q_norm) : Twofold{kMinusInfinity, 0};
+      if (program_ && s.high != kMinusInfinity) {
+        w_.s_before[j] = s.high;
+        s = program_->score(pair(i, j), s);
+      }
       w_.s[j] = s.high, w_.s_low[j] = s.low;
       raise(s.high, s.low);
       undefined = undefined || std::isnan(s.high);
@@ -266,9 +342,23 @@ class HeadAttention {
     }
   }
 
+  // What a program knows of query i and key j.
+  score::Inputs pair(int64_t i, int64_t j) const {
+    return {.s = w_.s_before[j],
+            .b = b_,
+            .h = h_,
+            .h_kv = kv_head(),
+            .i = i,
+            .j = j,
+            .q_pos = i + view_.sk - view_.sq,
+            .len_q = view_.sq,
+            .len_k = view_.sk};
+  }
+
   // dS_ij = P_ij (dP_ij - delta_i + dLSE_i) with dP_ij = keep_ij dO_i . V_j and delta_i = sum_j P_ij dP_ij, after
-  // softmax_row; returns the same factor of the sink's probability. False: the row sees nothing.
-  bool gradient_row(int64_t i, double& d_sink) const {
+  // softmax_row; returns the same factor of the sink's probability. Of a program's score it is passed on to what that is made
+  // from, and to captured tensors where `d_captured` is given. False: the row sees nothing.
+  bool gradient_row(int64_t i, double& d_sink, const Workspace* d_captured = nullptr) const {
     const RowSums sums = softmax_row(i);
     if (sums.sees_nothing()) return false;
     queries(problem_.d_o).load_row(buffers_.d_o, i, w_.d_o);
@@ -280,6 +370,12 @@ class HeadAttention {
     }
     const double d_lse = present(problem_.d_lse) ? double{buffers_.d_lse[lse_offset(problem_.d_lse, i)]} : 0.0;
     for (int64_t j = 0; j < view_.sk; ++j) w_.d_s[j] = hidden(j) ? 0 : w_.p[j] * (w_.d_s[j] - delta + d_lse);
+    for (int64_t j = 0; program_ && j < view_.sk; ++j) {
+      if (hidden(j)) continue;
+      score::Inputs at = pair(i, j);
+      at.g = w_.d_s[j];
+      w_.d_s[j] = program_->gradient(at, d_captured);
+    }
     d_sink = present(problem_.sink) ? exp_below(sums.largest, {sink(), 0}) / sums.sum * (d_lse - delta) : 0;
     return true;
   }
@@ -353,32 +449,35 @@ class HeadAttention {
   const tessera_problem& problem_;
   const tessera_buffers& buffers_;
   const Workspace& w_;
+  ProgramStep* const program_;  // NULL: none
   const int64_t b_, h_;
   const SequenceView view_;
   const int64_t heads_q_, head_dim_, head_dim_v_;
 };
 
 // dQ, dK, dV (and dSink): dK and dV of a KV head gather from all of its query heads.
-void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, Cancel& cancel) {
+void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w,
+                         ProgramStep* program, Cancel& cancel) {
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
   clear_packed(problem.d_q, buffers.d_q);
   clear_packed(problem.d_k, buffers.d_k);
   clear_packed(problem.d_v, buffers.d_v);
   std::ranges::fill(w.d_sink, 0.0);
+  if (program) program->clear_gradients(w);
   for (int64_t b = 0; b < plan.batch; ++b) {
     for (int64_t h_kv = 0; h_kv < plan.heads_kv; ++h_kv) {
-      const HeadAttention first(plan, buffers, w, b, h_kv * group);
+      const HeadAttention first(plan, buffers, w, program, b, h_kv * group);
       const int64_t sk = first.view().sk;
       first.load_keys();
       std::ranges::fill(w.d_k, 0.0);
       std::ranges::fill(w.d_v, 0.0);
       for (int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        const HeadAttention head(plan, buffers, w, b, h);
+        const HeadAttention head(plan, buffers, w, program, b, h);
         for (int64_t i = 0; i < head.view().sq; ++i) {
           if (cancel.asked()) return;
           double d_sink = 0;
-          if (head.gradient_row(i, d_sink)) {
+          if (head.gradient_row(i, d_sink, &w)) {
             head.propagate_row();
           } else {
             std::ranges::fill(w.d_q, 0.0);
@@ -398,13 +497,15 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
       }
     }
   }
+  if (program) program->store_gradients(w);
   for (int64_t h = 0; present(problem.d_sink) && h < plan.heads_q; ++h) {
     buffers.d_sink[h * problem.d_sink.strides[0]] = static_cast<float>(w.d_sink[h]);
   }
 }
 
 // dBias = dS, summed over what the bias is broadcast over. One row of it at a time gathers all that it serves.
-void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, Cancel& cancel) {
+void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w,
+                      ProgramStep* program, Cancel& cancel) {
   const tessera_layout& layout = plan.problem.d_bias;
   const auto [batches, heads, rows, cols, unused] = layout.shape;
   struct Range {
@@ -419,7 +520,7 @@ void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, 
     const Range bs = served(bias_b, batches, plan.batch), hs = served(bias_h, heads, plan.heads_q);
     for (int64_t b = bs.begin; b < bs.end; ++b) {
       for (int64_t h = hs.begin; h < hs.end; ++h) {
-        const HeadAttention head(plan, buffers, w, b, h);
+        const HeadAttention head(plan, buffers, w, program, b, h);
         const Range is = served(bias_i, rows, head.view().sq);
         if (is.begin < is.end) head.load_keys();
         for (int64_t i = is.begin; i < is.end; ++i) {
@@ -464,6 +565,8 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   const Workspace w(plan, arena);
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
+  std::optional<ProgramStep> program;
+  if (score::has_program(plan)) program.emplace(plan, buffers);
   clear_packed(problem.o, buffers.o);
   if (packed_q(problem) && present(problem.lse)) {
     const LseStrides stride = lse_strides(problem.lse), low = lse_strides(problem.lse_low);
@@ -476,7 +579,7 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   }
   for (int64_t b = 0; b < plan.batch; ++b) {
     for (int64_t h = 0; h < plan.heads_q; ++h) {
-      const HeadAttention head(plan, buffers, w, b, h);
+      const HeadAttention head(plan, buffers, w, program ? &*program : nullptr, b, h);
       if (h % group == 0) head.load_keys();
       for (int64_t i = 0; i < head.view().sq; ++i) {
         if (cancel.asked()) return;
@@ -496,8 +599,11 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
 void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {
   Arena arena(workspace);
   const Workspace w(plan, arena);
-  gradients_of_inputs(plan, buffers, w, cancel);
-  if (elements(plan.problem.d_bias) > 0) gradient_of_bias(plan, buffers, w, cancel);
+  std::optional<ProgramStep> program;
+  if (score::has_program(plan)) program.emplace(plan, buffers);
+  ProgramStep* const step = program ? &*program : nullptr;
+  gradients_of_inputs(plan, buffers, w, step, cancel);
+  if (elements(plan.problem.d_bias) > 0) gradient_of_bias(plan, buffers, w, step, cancel);
 }
 
 }  // namespace tessera::core

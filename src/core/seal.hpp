@@ -1,4 +1,5 @@
-// A plan is the caller's memory, and everything after it relies on what it says: tile sizes, offsets, bytes of workspace.
+// Detects changed plans. A plan is in the caller's memory, and execution relies on its tile sizes, offsets and
+// workspace size.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,8 @@ namespace tessera::core {
 // A hash of every member but the first two.
 uint64_t seal_of(const tessera_plan& plan);
 
-// Whether `plan` is what tessera_make_plan of this very version filled in, unchanged; INVALID_ARGUMENT says what it is
-// instead. This finds accidents (stale files, other versions, edited members); who forges a seal too could as well
-// write the memory.
+// OK if `plan` was filled in by tessera_make_plan of this version and is unchanged; otherwise INVALID_ARGUMENT says
+// what is wrong. This detects accidents (stale files, other versions, edited members), not a deliberately forged seal.
 tessera_status check_plan(const tessera_plan* plan);
 
 }  // namespace tessera::core

@@ -10,8 +10,8 @@
 namespace tessera::core {
 namespace {
 
-// Rows [batch, count] of a tensor as those of one: `stride` apart, of which a sequence's begin `a_sequence` after those of the
-// one before.
+// Rows [batch, count] of a tensor as the rows of one sequence: rows are `stride` apart, and sequences `a_sequence`
+// apart.
 struct JoinedRows {
   bool exists;
   int64_t stride, a_sequence;
@@ -35,7 +35,7 @@ tessera_layout joined(const tessera_layout& layout, int64_t rows) {
 
 tessera_layout indices(int64_t count) { return {TESSERA_INT32, 1, {count}, {1}}; }
 
-// The parts' o and lse lie as those of packed queries would.
+// The layouts of a part's o and lse are those of packed queries.
 tessera_layout part_o(const tessera_problem& problem, bool packed, int64_t rows) {
   const Sizes size = sizes(problem);
   const int64_t dv = size.head_dim_v, row = size.heads_q * dv;
@@ -53,7 +53,7 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   const bool shared = part == kPrefix, packed = shared || packed_q(whole);
   const int64_t rows = rows_total(whole), sequences = shared ? prefix_groups(whole) : size.batch;
   tessera_problem p = whole;
-  p.prefix_groups = p.prefix_lens = p.sink = {};  // the sink joins where the parts are merged
+  p.prefix_groups = p.prefix_lens = p.sink = {};  // the sink is added by the merge
   p.max_prefix_k = p.max_suffix_k = 0;
   p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows);
   p.lse_low = {};
@@ -81,16 +81,16 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   return p;
 }
 
-// ---- one group -------------------------------------------------------------------------------------------------------
+// ---- one group ------------------------------------------------------------------------------------------------------
 
 int64_t at(const tessera_layout& layout, const int32_t* indices, int64_t index) {
   return indices[index * layout.strides[0]];
 }
 
 struct Group {
-  int64_t begin, end;  // its sequences
-  int64_t reader;      // the one whose keys are read: the first that has queries
-  int64_t keys;        // that are read once
+  int64_t begin, end;  // its range of sequences
+  int64_t reader;      // the sequence whose keys are read: the first with queries
+  int64_t keys;        // the number of keys that are read once
 };
 
 Group group_of(const tessera_plan& plan, const tessera_buffers& buffers, int64_t g) {
@@ -112,7 +112,7 @@ Group group_of(const tessera_plan& plan, const tessera_buffers& buffers, int64_t
   return group;
 }
 
-// The entry of a sequence's first key; of b = B: the end of all.
+// The entry of a sequence's first key; for b = B, the end of all entries.
 int64_t first_entry(const tessera_problem& p, const tessera_buffers& buffers, const KeyPlaces& places, int64_t b) {
   if (csr_pages(p)) return at(p.page_indptr, buffers.page_indptr, b);
   if (packed_k(p)) return at(p.cu_seqlens_k, buffers.cu_seqlens_k, b);
@@ -167,14 +167,15 @@ tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
   if (const int64_t chunks = prefix_chunks(plan); part == kPrefix && chunks > 1) {
     of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
   }
-  of.problem.lse_low = of.problem.lse;  // the merge weighs parts by both floats
+  of.problem.lse_low = of.problem.lse;  // the merge weights parts by both floats
   const Sizes size = sizes(of.problem);
   of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
-  of.device.kernel = TESSERA_KERNEL_AUTO;
+  of.device.kernel = TESSERA_KERNEL_AUTO, of.device.family[0] = '\0';
   const tessera_plan_part& own = plan.parts[part];
   of.kernel = own.kernel;
-  if (own.kernel != TESSERA_KERNEL_AUTO) of.device.isa = own.isa;
+  std::memcpy(of.family, own.family, sizeof of.family);
+  if (own.family[0] != '\0') of.device.isa = own.isa;
   of.block_m = own.block_m, of.block_n = own.block_n, of.tiles_per_item = own.tiles_per_item;
   of.num_splits = own.num_splits, of.use_dot = own.use_dot;
   of.decode_queries = own.decode_queries, of.decode_heads_kv = own.decode_heads_kv;
@@ -188,7 +189,8 @@ void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided)
   plan.parts[part] = {
       decided.kernel,       decided.device.isa, decided.block_m,        decided.block_n,         decided.tiles_per_item,
       decided.num_splits,   decided.use_dot,    decided.decode_queries, decided.decode_heads_kv, 0,
-      decided.decode_parts, decided.num_items,  decided.scratch_bytes,  decided.shared_bytes};
+      decided.decode_parts, decided.num_items,  decided.scratch_bytes,  decided.shared_bytes,    {}};
+  std::memcpy(plan.parts[part].family, decided.family, sizeof decided.family);
   std::memcpy(part == kPrefix ? plan.config : plan.suffix_config, decided.config, sizeof decided.config);
 }
 
@@ -271,7 +273,7 @@ tessera_combine_call merge_of(const tessera_plan& plan, const tessera_buffers& b
 
 tessera_status check_prefixes(const tessera_plan& plan, const tessera_buffers& buffers) {
   const tessera_problem& p = plan.problem;
-  std::string shared;  // for the words of a refusal
+  std::string shared;  // for the text of a refusal
   for (int64_t g = 0; g < prefix_groups(p); ++g) {
     const int64_t given = at(p.prefix_lens, buffers.prefix_lens, g);
     if (given < 0) return invalid("prefix_lens[%" PRId64 "]: %" PRId64 ", accepted from 0 on", g, given);
@@ -286,7 +288,7 @@ tessera_status check_prefixes(const tessera_plan& plan, const tessera_buffers& b
   }
   if (p.max_suffix_k == 0) return ok();
   int64_t g = -1;
-  Group group{};  // that sequence b is of, or comes after
+  Group group{};  // the group of sequence b, or the last one before it
   for (int64_t b = 0; b < plan.batch; ++b) {
     while (b >= group.end && g + 1 < prefix_groups(p)) group = group_of(plan, buffers, ++g);
     const SequenceView view = sequence(p, buffers, b);

@@ -1,4 +1,4 @@
-// What every call answers, made printf-style: one line that names the argument, what was given and what is accepted.
+// Results of calls, formatted like printf: one line that names the argument, what was given and what is accepted.
 #pragma once
 
 #include "tessera/tessera.h"
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Without zeroing the text past its end: a call asks dozens of times.
+// Does not zero the text past its end, since a call creates dozens of these.
 inline tessera_status ok() {
   tessera_status status;
   status.code = TESSERA_OK;
@@ -25,7 +25,7 @@ tessera_status cancelled();
 
 }  // namespace tessera
 
-// Leaves the calling function with the first status that is not OK.
+// Returns from the calling function with the first status that is not OK.
 #define TESSERA_RETURN_IF_ERROR(expression)                                                \
   do {                                                                                     \
     if (tessera_status status_ = (expression); status_.code != TESSERA_OK) return status_; \

@@ -1,4 +1,4 @@
-// What printers share: text made printf-style, numbers with units, JSON, and the end of a function that writes text.
+// Helpers of printers: printf-style text, numbers with units, JSON, and copying text to a caller's buffer.
 #pragma once
 
 #include <algorithm>
@@ -97,7 +97,8 @@ class JsonWriter {
   bool first_ = true;
 };
 
-// As snprintf: at most `size` bytes with the closing zero; the length that is needed without it.
+// Like snprintf: writes at most `size` bytes including the terminating zero, and returns the length without it of the
+// whole text.
 inline size_t copy_out(const std::string& from, char* text, size_t size) {
   if (text && size > 0) {
     const size_t length = std::min(from.size(), size - 1);

@@ -8,12 +8,16 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <string>
+#include <utility>
 
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/philox.hpp"
+#include "core/score/handle.hpp"
+#include "core/score/operations.hpp"
 #include "core/status.hpp"
 
 namespace tessera::core {
@@ -300,6 +304,106 @@ tessera_status check_same_shape(const char* name, const tessera_layout& layout, 
                  shape_text(twin).text);
 }
 
+// ---- score programs -------------------------------------------------------------------------------------------------
+
+bool is_of_type(int32_t dtype, score::Type type) {
+  switch (type) {
+    case score::Type::kFloat:
+      return floating(dtype);
+    case score::Type::kInt:
+      return dtype == TESSERA_INT32 || dtype == TESSERA_INT64 || dtype == TESSERA_INT8 || dtype == TESSERA_INT16 ||
+             dtype == TESSERA_UINT8;
+    case score::Type::kBool:
+      break;
+  }
+  return dtype == TESSERA_BOOL;
+}
+
+// "captured[2] (bias)"
+std::string captured_name(const char* member, int slot, const score::Name& name) {
+  return std::string(member) + "[" + std::to_string(slot) + "] (" + name.text + ")";
+}
+
+tessera_status check_captured(const std::string& name, const score::Name& declared, const tessera_layout& layout,
+                              Access access) {
+  if (layout.rank < 0 || layout.rank > TESSERA_MAX_RANK) {
+    return invalid("%s: rank %d, accepted 0 (absent) .. %d", name.c_str(), layout.rank, TESSERA_MAX_RANK);
+  }
+  const int rank = std::max(declared.rank, 1);
+  const bool is_one = declared.rank > 0 || (layout.rank == 1 && layout.shape[0] == 1);
+  if (layout.rank != rank || !is_one) {
+    return declared.rank > 0 ? invalid("%s: shape %s, accepted rank %d, as the program declares", name.c_str(),
+                                       shape_text(layout).text, rank)
+                             : invalid("%s: shape %s, accepted [1]: the program declares rank 0", name.c_str(),
+                                       shape_text(layout).text);
+  }
+  constexpr const char* kAccepted[] = {"float32, float16, bfloat16 and float64", "int8, int16, int32, int64 and uint8",
+                                       "bool"};
+  if (!is_of_type(layout.dtype, declared.type)) {
+    return invalid("%s: dtype %s, accepted %s: the program declares %s", name.c_str(), dtype_text(layout.dtype).text,
+                   kAccepted[static_cast<int>(declared.type)], score::kTypeNames[static_cast<int>(declared.type)]);
+  }
+  TESSERA_RETURN_IF_ERROR(check_layout(name.c_str(), layout, access, LastAxis::kAnyStride));
+  for (int axis = 0; axis < layout.rank; ++axis) {
+    if (layout.shape[axis] > kMaxLength) {
+      return invalid("%s: shape %s, accepted extents up to %" PRId64, name.c_str(), shape_text(layout).text,
+                     kMaxLength);
+    }
+  }
+  return ok();
+}
+
+tessera_status check_gradient_of_captured(const tessera_problem& p, const score::Name& declared, int slot) {
+  const std::string name = captured_name("d_captured", slot, declared);
+  const tessera_layout &layout = p.d_captured[slot], &primal = p.captured[slot];
+  if (declared.type != score::Type::kFloat) {
+    return invalid("%s: given, but the program declares %s, which has no gradient", name.c_str(),
+                   score::kTypeNames[static_cast<int>(declared.type)]);
+  }
+  TESSERA_RETURN_IF_ERROR(check_captured(name, declared, layout, Access::kWritten));
+  if (!present(primal)) return ok();
+  if (layout.dtype != TESSERA_FLOAT32 && layout.dtype != primal.dtype) {
+    return invalid("%s: dtype %s, accepted float32 and that of captured[%d], %s", name.c_str(),
+                   dtype_text(layout.dtype).text, slot, tessera_dtype_name(primal.dtype));
+  }
+  return check_same_shape(name.c_str(), layout, captured_name("captured", slot, declared).c_str(), primal);
+}
+
+// A prefix that is read once is read for queries of many places.
+tessera_status check_program_of_prefixes(const score::Program& program) {
+  for (const score::Value& value : program.values) {
+    if (value.op != score::Op::kI && value.op != score::Op::kJ && value.op != score::Op::kQPos) continue;
+    return unsupported("prefix_groups: given with a program that uses %s, accepted without i, j and q_pos",
+                       score::operation(value.op).text);
+  }
+  return ok();
+}
+
+tessera_status check_program(const tessera_problem& p) {
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  const size_t declared = p.program ? p.program->tensors.size() : 0;
+  for (int slot = static_cast<int>(declared); slot < TESSERA_MAX_CAPTURED_TENSORS; ++slot) {
+    for (const auto& [member, layouts] : {std::pair{"captured", p.captured}, std::pair{"d_captured", p.d_captured}}) {
+      if (layouts[slot].rank == 0 || (layouts == p.d_captured && !backward)) continue;
+      return p.program
+                 ? invalid("%s[%d]: given, accepted what the program declares, %zu tensors", member, slot, declared)
+                 : invalid("%s[%d]: given without a program", member, slot);
+    }
+  }
+  if (!p.program) return ok();
+  const score::Program& program = p.program->checked->program;
+  for (int slot = 0; slot < static_cast<int>(declared); ++slot) {
+    const score::Name& name = p.program->tensors[static_cast<size_t>(slot)];
+    const bool used = std::ranges::count(program.tensors, name.text, &score::Name::text) > 0;
+    if (p.captured[slot].rank != 0 || used) {
+      TESSERA_RETURN_IF_ERROR(
+          check_captured(captured_name("captured", slot, name), name, p.captured[slot], Access::kRead));
+    }
+    if (backward && p.d_captured[slot].rank != 0) TESSERA_RETURN_IF_ERROR(check_gradient_of_captured(p, name, slot));
+  }
+  return present(p.prefix_groups) ? check_program_of_prefixes(program) : ok();
+}
+
 }  // namespace
 
 tessera_status validate(const tessera_problem& problem) {
@@ -308,6 +412,7 @@ tessera_status validate(const tessera_problem& problem) {
   }
   TESSERA_RETURN_IF_ERROR(check_options(problem));
   TESSERA_RETURN_IF_ERROR(check_dependencies(problem));
+  TESSERA_RETURN_IF_ERROR(check_program(problem));
   Shapes shapes;
   for (const TensorField& tensor : kTensorFields) {
     // Bias and masks come after everything that their shape is measured by.
@@ -351,6 +456,14 @@ tessera_status validate(const tessera_device& device) {
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.vector_isa", device.vector_isa, 0, device.isa_limit));
   TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, kNumKernels - 1));
+  if (!std::memchr(device.family, '\0', sizeof device.family)) {
+    return invalid("device.family: longer than %zu characters", sizeof device.family - 1);
+  }
+  if (device.kernel != TESSERA_KERNEL_AUTO && device.family[0] != '\0' &&
+      std::strcmp(device.family, tessera_kernel_name(device.kernel)) != 0) {
+    return invalid("device.family: %s beside device.kernel %s, accepted one of the two, or both alike", device.family,
+                   tessera_kernel_name(device.kernel));
+  }
   constexpr int64_t kMaxThreads = 4096;
   TESSERA_RETURN_IF_ERROR(check_range("device.cores", device.cores, 1, kMaxThreads));
   TESSERA_RETURN_IF_ERROR(check_range("device.threads", device.threads, 1, kMaxThreads));

@@ -1,11 +1,11 @@
-// Every rule of shapes, strides, dtypes and options, checked in this one place; what comes after relies on it.
+// Checks every rule of shapes, strides, dtypes and options, in this one place; all later code relies on it.
 #pragma once
 
 #include "tessera/tessera.h"
 
 namespace tessera::core {
 
-// INVALID_ARGUMENT, or UNSUPPORTED for what is well formed but has no meaning (gradients of a paged cache).
+// Returns INVALID_ARGUMENT, or UNSUPPORTED for a well-formed problem without a meaning (gradients of a paged cache).
 tessera_status validate(const tessera_problem& problem);
 
 // The layouts of tessera_combine.
@@ -13,7 +13,7 @@ tessera_status validate(const tessera_combine_call& call);
 
 tessera_status validate(const tessera_device& device);
 
-// Elements of a validated layout.
+// The number of elements of a validated layout.
 constexpr int64_t elements(const tessera_layout& layout) {
   int64_t count = layout.rank > 0 ? 1 : 0;
   for (int axis = 0; axis < layout.rank; ++axis) count *= layout.shape[axis];

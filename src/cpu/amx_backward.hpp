@@ -83,7 +83,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     }
   }
   if (count == 0) return;
-  for (int64_t n = 0; f.p.block_mask.data && n < stages; ++n) {
+  for (int64_t n = 0; BlockMask::asked(f.p) && n < stages; ++n) {
     for (int64_t t = 0; t < f.tile_count; ++t) {
       const bool within = (t >= tile_begin[n] && t < tile_end[n]) || (n >= stage_begin[t] && n < stage_end[t]);
       if (listed[n][t] || !within) continue;
@@ -199,7 +199,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
       }
     }
     // dV has been summed of what dropout keeps, unscaled.
-    for (int64_t i = 0; p.dropout_threshold && i < f.v_steps * p.block_n; ++i) {
+    for (int64_t i = 0; Dropout::asked(p) && i < f.v_steps * p.block_n; ++i) {
       if (!f.keys_started[i % p.block_n / kStageKeys]) continue;
 #pragma GCC unroll 2
       for (int64_t c = i * kBlockM; c < (i + 1) * kBlockM; c += kLanes)
@@ -212,7 +212,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
 }
 
 inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base) {
-  const bool options = has_score_options(p) || p.d_bias;
+  const bool options = has_score_options(p) || collects_gradients(p);
   const AmxBackwardScratch s =
       carve_amx_backward(scratch_base, {p.block_n, p.head_dim, p.head_dim_v, options, sizeof(Tile)});
   AmxBackward f{p,

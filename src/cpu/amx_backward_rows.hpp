@@ -29,7 +29,7 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
   if (p.rows_in_items && begins_here(f, tile)) prepare_rows(p, {tile.batch, head, row, tile.count});
   const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
-  tile.huge = p.alibi_slopes && has_steep_slopes(p, tile);
+  tile.huge = Alibi::asked(p) && has_steep_slopes(p, tile);
 #pragma GCC unroll 2
   for (int64_t c = 0; c < kBlockM; c += kLanes) {
     const int64_t rows = min_of<int64_t>(kLanes, tile.count - c);

@@ -213,7 +213,7 @@ struct AmxDecode {
   TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t h, int64_t r) const {
     float* s = scratch.rows_s + r * p.block_n;
     uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
-    const float rescale = decode_softmax<true>(p, part.sequence, row, s, block.begin, block.count);
+    const float rescale = decode_softmax<true>(p, part.sequence, part.batch, row, s, block.begin, block.count);
     for (int64_t n = 0; n < padded_to(block.count, kLanes); n += kLanes) {
       const VecU word = (VecU)Rounded((__m512i)load(s + n)).bits;
       const VecU kept = load(s + n) == load(s + n) ? word : splat(uint32_t{0x7fc00000});
@@ -322,8 +322,7 @@ struct AmxDecode {
       for (int64_t r = 0; r < part.row_count; ++r) {
         const DecodeRow& row = rows[h * part.row_count + r];
         if (block.begin + n < row.low || block.begin + n > row.high) continue;
-        const int64_t bit = block.begin + n - (part.sequence.sk - part.sequence.sq);
-        if (p.tree_mask && !(tree_bits(p, row.tree, bit) & 1)) continue;
+        if (!sees_entry(p, {part.sequence, part.batch, row.head, row.query, block.begin + n})) continue;
         const uint32_t bits = p_of(1)[r * p.block_n + n];
         float weight;
         __builtin_memcpy(&weight, &bits, sizeof weight);
@@ -380,7 +379,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
               padded_to(p.head_dim_v, kTileSteps_elems) / 2,
               k_stands,
               v_stands,
-              p.softcap == 0 && !p.alibi_slopes,
+              !ScoreStep<KeyLanes>::changes_scores(p),
               DecodeAhead(p, part, !k_stands || !v_stands)};
   const KeyRange keys = init_decode_rows(p, part, d.rows);
   for (int64_t h = 0; h < part.heads; ++h) {

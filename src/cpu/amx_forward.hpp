@@ -131,7 +131,7 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
   VecF scale = splat(f.p.scale);
   if (options) {
     for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
-    apply_scores(f.p, tile, f.scratch.sS, key, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
+    apply_scores(f.p, {tile, key}, f.scratch.sS, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
     s = f.scratch.sS, scale = splat(1.0f);
   }
   // Four maxima at once, since each waits for the one before.
@@ -164,10 +164,9 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
 // Slopes whose products with distances lose more in fixed point than weights may be off.
 TESSERA_INLINE bool has_steep_slopes(const Params& p, const Tile& tile) {
   constexpr float kMostSlope = 256.0f;
-  alignas(64) float slopes[kBlockM];
-  alibi_slopes(slopes, p, tile);
+  const QueryLanes at{tile, 0};
   VecI steep = splat(0);
-  for (int c = 0; c < kBlockM / kLanes; ++c) steep |= ~(abs(load(slopes + c * kLanes)) <= kMostSlope);
+  for (int c = 0; c < QueryLanes::kVecs; ++c) steep |= ~(abs(Alibi::slopes(p, at, c)) <= kMostSlope);
   return any(steep);
 }
 
@@ -233,7 +232,7 @@ TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job,
   }
   if (any(above)) return false;
   small &= ~tile.met_stale_max & ~(zero & unseen);
-  if (small != 0 && ((small & ~zero) != 0 || !f.p.bias.data || !masked_by_bias(f, tile, job, small))) return false;
+  if (small != 0 && ((small & ~zero) != 0 || !Bias::asked(f.p) || !masked_by_bias(f, tile, job, small))) return false;
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, total[c]);
   return true;
@@ -251,7 +250,8 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   f.accumulators.flush();
   const int64_t first = job.first * kStageKeys, rows = job.stages * kStageKeys;
   const int64_t count = min_of(rows, f.keys - first), key = f.key_begin + first;
-  apply_scores(p, tile, sS, key, 0, count, nullptr, f.scratch.options, kJobKeys * kBlockM);
+  const QueryLanes lanes{tile, key};
+  apply_scores(p, lanes, sS, 0, count, nullptr, f.scratch.options, kJobKeys * kBlockM);
   for (int64_t n = count * kBlockM; n < rows * kBlockM; n += kLanes) store(sS + n, splat(-infinity()));
 
   VecF best[2] = {splat(-infinity()), splat(-infinity())};
@@ -292,7 +292,8 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   }
 
   float* factors = f.scratch.options;
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
+  const bool dropout = Dropout::asked(p);
+  if (dropout) Dropout::factors(p, lanes, factors, 0, count, 1.0f);
   const Exp2 exponential;
   for (int64_t stage = 0; stage < job.stages; ++stage) {
     for (int64_t j = 0; j < kTileSide; ++j)
@@ -305,7 +306,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
           pair[r] = exponential(exponent_of(load(sS + at), to[c], huge));
           sum[c] += pair[r];
           // Past the last key there are no factors.
-          if (p.dropout_threshold && at < count * kBlockM) pair[r] *= load(factors + at);
+          if (dropout && at < count * kBlockM) pair[r] *= load(factors + at);
         }
         store(sP + (stage * kTileSide + j) * kBlockM + c * kLanes, pair_bf16(pair[0], pair[1]));
       }
@@ -388,7 +389,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   if (!place_item(p, item, at)) return;
   const int64_t batch = at.batch, head_kv = at.head_kv, tile_count = at.tile_count;
   const Sequence& sequence = p.sequences[batch];
-  const bool options = has_score_options(p) || p.tree_mask;
+  const bool options = has_score_options(p) || hides_by_position(p);
 
   const AmxForwardScratch scratch =
       carve_amx_forward(scratch_base, {p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, options, sizeof(Tile)});
@@ -428,7 +429,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
 
   // 2. For every super-block of visible keys: K and V packed, if they are not, then S, softmax, O += P V for each tile.
   tiles_configure();
-  if (p.alibi_slopes) {
+  if (Alibi::asked(p)) {
     take_stale_max_at_diagonals(f, tile_count, first_key, key_end);
     for (int64_t t = 0; t < tile_count; ++t) {
       if (has_steep_slopes(p, f.tiles[t])) f.tiles[t].has_stale_max = false, f.tiles[t].passed_bound = true;

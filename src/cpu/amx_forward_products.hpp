@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cpu/amx_accumulators.hpp"
-#include "cpu/amx_bias.hpp"
 #include "cpu/amx_jobs.hpp"
 #include "cpu/amx_packed_keys.hpp"
+#include "cpu/score/amx_bias.hpp"
 
 namespace tessera::cpu {
 namespace {

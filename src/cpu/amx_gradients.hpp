@@ -225,8 +225,10 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
   const float *shift = f.s.shift + at.tile * kBlockM, *lse = f.s.lse + at.tile * kBlockM;
   const float* delta = f.s.delta + at.tile * kBlockM;
   const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
-  apply_scores(p, tile, sS, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kStage_floats);
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
+  const QueryLanes lanes{tile, key};
+  const bool needs_product = gradient_needs_product(p), dropout = Dropout::asked(p);
+  apply_scores(p, lanes, sS, 0, count, needs_product ? slope : nullptr, rest, kStage_floats);
+  if (dropout) Dropout::factors(p, lanes, factors, 0, count, 1.0f);
   const Exp2 exponential;
   for (int64_t n = 0; n < kStageKeys; ++n)
 #pragma GCC unroll 2
@@ -241,7 +243,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       const VecF probability =
           exponential(exponent_of(score, {load(shift + c * kLanes), load(lse + c * kLanes)}, tile.huge));
       VecF dp = load(sdP + i), kept = probability;
-      if (p.dropout_threshold) {
+      if (dropout) {
         const VecF factor = load(factors + i);
         dp *= factor * p.dropout_scale;
         kept *= factor;
@@ -251,7 +253,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       store(sdP + i, select(visible, probability * (dp - load(delta + c * kLanes)), VecF{}));
       store(sS + i, select(visible, kept, VecF{}));
     }
-  if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
+  ScoreStep<QueryLanes>::collect(p, lanes, sdP, rest, count);
   for (int64_t j = 0; j < kTileSide; ++j) {
     VecF probability[2][2], ds[2][2];
 #pragma GCC unroll 2
@@ -260,10 +262,12 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       for (int c = 0; c < 2; ++c) {
         const int64_t i = (j + r * kTileSide) * kBlockM + c * kLanes;
         probability[r][c] = load(sS + i);
-        ds[r][c] = load(sdP + i) * splat(p.scale);
-        if (p.softcap > 0 && j + r * kTileSide < count && c < tile.vecs) {
-          // The slope of an invisible entry may be anything.
-          ds[r][c] = select(ds[r][c] == 0.0f, VecF{}, ds[r][c] * load(slope + i));
+        ds[r][c] = load(sdP + i);
+        const VecF scaled = ds[r][c] * splat(p.scale);
+        if (!needs_product || j + r * kTileSide >= count || c >= tile.vecs) {
+          ds[r][c] = scaled;
+        } else {  // the slope of an invisible entry may be anything
+          ds[r][c] = select(scaled == 0.0f, VecF{}, ScoreStep<QueryLanes>::gradient(p, ds[r][c], slope + i));
         }
       }
     store_steps(f, at, j, probability, ds);
@@ -283,7 +287,7 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
                          TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, turn, key, options, d_bias); };
   const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
   bool done = false;
-  if (!f.options || (!f.p.d_bias && !stage_has_options(f.p, tile, key, keys))) {
+  if (!f.options || (!collects_gradients(f.p) && !stage_has_options(f.p, tile, key, keys))) {
     // Head sizes of 33 to 64 have a function of their own; at 128 it was 1.04 of the other at 512 keys and 0.94 from 2048 on.
     const auto of = [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       const bool known = turn.next && f.q_steps == 2 && f.v_steps == 2;
@@ -293,13 +297,14 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
     done =
         seen_by_all(tile, key) ? of.template operator()<Scores::kAllSeen>() : of.template operator()<Scores::kMasked>();
   } else {
-    float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
+    float *bias = f.s.options, *d_bias = collects_gradients(f.p) ? bias + kStage_floats : nullptr,
+          *rest = bias + 2 * kStage_floats;
     StageOptions options(f.p, tile, key, keys, turn.ring, bias);
     options.draw_kept(f.p, tile, key);
     done = with_scores(d_bias ? Scores::kOptions : options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       return fused.template operator()<kScores>(&options, kScores == Scores::kOptions ? d_bias : nullptr);
     });
-    if (done && d_bias) add_bias_gradient(f.p, tile, d_bias, rest, key, keys);
+    if (done) ScoreStep<QueryLanes>::collect(f.p, {tile, key}, d_bias, rest, keys);
   }
   if (!done) plain_gradients(f, *turn.at, turn.ring, key);
 }

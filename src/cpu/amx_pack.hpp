@@ -16,10 +16,12 @@
 namespace tessera::cpu {
 namespace {
 
-// Of a vector of 32 bfloat16 the first `count`.
-TESSERA_INLINE __mmask32 first_elems(int64_t count) {
-  return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << max_of<int64_t>(0, count)) - 1);
-}
+static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
+static_assert(kLanes == kTileSide, "a row of a tile is a vector");
+
+constexpr int64_t kStageKeys = 2 * kTileSide;
+constexpr int kUnits = kTileSide;  // of a stage's softmax: keys j and j + 16
+
 TESSERA_INLINE VecU load_bf16(const char* row, int64_t column, int64_t cols) {
   return (VecU)_mm512_maskz_loadu_epi16(first_elems(cols - column), row + column * 2);
 }

@@ -2,25 +2,21 @@
 #pragma once
 
 #include "cpu/amx_exponential.hpp"
-#include "cpu/amx_pack.hpp"
 #include "cpu/forward.hpp"
+#include "cpu/score/amx_bias.hpp"
+#include "cpu/score/amx_dropout.hpp"
+#include "cpu/score/amx_softcap.hpp"
 
 namespace tessera::cpu {
 namespace {
 
-static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
-static_assert(kLanes == kTileSide, "a row of a tile is a vector");
-
-constexpr int64_t kStageKeys = 2 * kTileSide;
-constexpr int kUnits = kTileSide;  // of a stage's softmax: keys j and j + 16
-
-// Whether the block mask shows keys of a stage to some of the tile's rows. `keys`: of the stage.
+// Whether some of the tile's rows may see keys of a stage. `keys`: of the stage.
 TESSERA_INLINE bool shows_stage(const Params& p, const Tile& tile, int64_t key, int64_t keys) {
-  return key_run(p, tile, key, 0, keys).visible;
+  return ScoreStep<QueryLanes>::range(p, {tile, key}, 0, keys).visible;
 }
 // Whether the scores of a stage that it shows need more than the scale and a mask by position.
 TESSERA_INLINE bool stage_has_options(const Params& p, const Tile& tile, int64_t key, int64_t keys) {
-  return p.tree_mask || key_run(p, tile, key, 0, keys).options;
+  return hides_by_position(p) || ScoreStep<QueryLanes>::range(p, {tile, key}, 0, keys).options;
 }
 
 // Which lanes see a key, by position: 0 <= key - low <= high - low, as one unsigned comparison.
@@ -49,59 +45,9 @@ TESSERA_INLINE VecU seen_by_position(const Tile& tile, int c, int64_t key) {
   return (VecU)_mm512_and_si512(from, to);
 }
 
-// tanh as in simd.hpp, with a reciprocal and a Newton step in place of the division, which alone would take 16 cycles.
-TESSERA_INLINE VecF tanh_by_reciprocal(VecF x) {
-  x = min(splat(9.0f), max(splat(-9.0f), x));
-  const TanhRatio ratio(x);
-  const VecF estimate = (VecF)_mm512_rcp14_ps((__m512)ratio.denominator);
-  const VecF reciprocal = estimate * fma(-ratio.denominator, estimate, splat(2.0f));
-  return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator * reciprocal);
-}
-
-// tanh(x) = x T(x^2) for |x| <= 0.4, minimax (9.8e-8 relative): no division, no bounds. x = cap s, and the cap is in the
-// coefficients.
-constexpr float kSmallTanh = 0.4f;
-constexpr float kLeastCap = 1e-5f;  // whose seventh power is a normal number
-class TanhOfSmall {
-  static constexpr int kTerms = 4;
-
- public:
-  TESSERA_INLINE TanhOfSmall(float factor, float cap) {
-    static constexpr float kCoefficients[kTerms] = {0.99999988f, -0.33331361f, 0.13270977f, -0.047553603f};
-    const float* c = opaque(kCoefficients);
-    float power = factor * cap;
-#pragma GCC unroll 4
-    for (int i = 0; i < kTerms; ++i, power *= cap * cap) c_[i] = splat(c[i] * power);
-  }
-  // factor tanh(cap s) / s
-  TESSERA_INLINE VecF ratio(VecF s) const {
-    const VecF z = s * s;
-    VecF t = fma(c_[3], z, c_[2]);
-    t = fma(t, z, c_[1]);
-    return fma(t, z, c_[0]);
-  }
-
- private:
-  VecF c_[kTerms];
-};
-
-// Whether no number of a stage's S is above `bound` in magnitude, or NaN.
-TESSERA_INLINE bool all_within(const float* s, float bound) {
-  __mmask16 within = 0xffff;
-  const __m512 limit = _mm512_set1_ps(bound);
-  for (int64_t n = 0; n < kStageKeys * kBlockM; n += 4 * kLanes) {
-    const auto at = [&](int i) TESSERA_LAMBDA_INLINE { return (__m512)load(s + n + i * kLanes); };
-    constexpr int kLargerMagnitude = 0x0b;  // of both, without its sign
-    const __m512 ab = _mm512_range_ps(at(0), at(1), kLargerMagnitude);
-    const __m512 cd = _mm512_range_ps(at(2), at(3), kLargerMagnitude);
-    within &= _mm512_cmp_ps_mask(_mm512_range_ps(ab, cd, kLargerMagnitude), limit, _CMP_LE_OQ);
-  }
-  return within == 0xffff;
-}
-
-// What a stage's softmax has to look at: everything seen and no option, a mask by position, one option alone and everything
-// seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal. kBiasInScores: everything seen, and S
-// has the bias in it.
+// What a stage's softmax has to look at: everything seen and no option, a mask by position, one option alone and
+// everything seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal. kBiasInScores:
+// everything seen, and S has the bias in it.
 enum class Scores { kAllSeen, kBiasInScores, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
 
 // with.operator()<kind>(), of a kind that a stage with options has.
@@ -123,109 +69,6 @@ TESSERA_INLINE auto with_scores(Scores kind, const With& with) {
   }
 }
 
-// A stage's rows of the bias. Those two stages on are asked for one by one, since all at once they would fill the first
-// cache's miss buffers. The hardware does not foresee so many rows, and of a power of two of bytes they share a few sets.
-struct BiasRows {
-  const char* rows[kBlockM];
-  int64_t ahead_bytes;
-  bool second_line;
-
-  TESSERA_INLINE void locate(const Params& p, const Tile& tile, int64_t key) {
-    const ScoreTensor& bias = p.bias;
-    const __m512i first =
-        _mm512_set1_epi64(reinterpret_cast<int64_t>(bias.data) + bias.batch * tile.batch + bias.col * key);
-    const __m512i head_bytes = _mm512_set1_epi64(bias.head), row_bytes = _mm512_set1_epi64(bias.row);
-    constexpr int64_t kPointers = 8;  // a vector
-    for (int64_t lane = 0; lane < kBlockM; lane += kPointers) {
-      const auto wide = [lane](const int32_t* numbers) TESSERA_LAMBDA_INLINE {
-        return _mm512_cvtepi32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + lane)));
-      };
-      const __m512i offset = _mm512_add_epi64(_mm512_mullo_epi64(wide(tile.head), head_bytes),
-                                              _mm512_mullo_epi64(wide(tile.query), row_bytes));
-      _mm512_storeu_si512(rows + lane, _mm512_add_epi64(first, offset));
-    }
-    ahead_bytes = 2 * kStageKeys * bias.col;
-    second_line = p.bias_dtype == TESSERA_FLOAT32;
-  }
-  // The same rows' next 32 keys.
-  TESSERA_INLINE void next_stage() {
-    const __m512i step = _mm512_set1_epi64(ahead_bytes / 2);
-    constexpr int64_t kPointers = 8;
-#pragma GCC unroll 4
-    for (int64_t lane = 0; lane < kBlockM; lane += kPointers) {
-      _mm512_storeu_si512(rows + lane, _mm512_add_epi64(_mm512_loadu_si512(rows + lane), step));
-    }
-  }
-  TESSERA_INLINE void prefetch(int64_t unit) const {
-    constexpr int kIntoSecondCache = 2;
-    for (int64_t lane = 2 * unit; lane < 2 * unit + 2; ++lane) {
-      __builtin_prefetch(rows[lane] + ahead_bytes, 0, kIntoSecondCache);
-      if (second_line) __builtin_prefetch(rows[lane] + ahead_bytes + kCacheLine_bytes, 0, kIntoSecondCache);
-    }
-  }
-};
-static_assert(kBlockM == 2 * kUnits);
-
-// out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key. False: there is a -inf among
-// them, or there may be.
-TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& p, const Tile& tile, int64_t key,
-                                int64_t keys) {
-  const bool bf16 = p.bias_dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
-  const bool f32 = p.bias_dtype == TESSERA_FLOAT32 && p.bias.col == 4;
-  if (!bf16 && !f32) {
-    gather_scores(out, p.bias, p.bias_dtype, tile, key, keys);
-    return false;
-  }
-  // A transposition of 32-bit words: of pairs of bfloat16, which a shift and a mask split, or of float32. As unsigned numbers
-  // -inf and the NaNs with a sign are the largest.
-  __m512i largest = _mm512_setzero_si512();
-  for (int64_t r = 0; r < kBlockM; r += kTileSide) {
-    VecU words[kTileSide];
-    if (bf16) {
-      transpose_rows(words, SixteenRows(bias.rows + r, tile.count - r, 0, keys));
-#pragma GCC unroll 16
-      for (int i = 0; i < kTileSide; ++i) {
-        largest = _mm512_max_epu16(largest, (__m512i)words[i]);
-        store(out + 2 * i * kBlockM + r, words[i] << 16);
-        store(out + (2 * i + 1) * kBlockM + r, words[i] & 0xffff0000u);
-      }
-      continue;
-    }
-    for (int64_t n = 0; n < kStageKeys; n += kTileSide) {
-      transpose_rows(words, SixteenRows(bias.rows + r, tile.count - r, 2 * n, 2 * keys));
-#pragma GCC unroll 16
-      for (int i = 0; i < kTileSide; ++i) {
-        largest = (__m512i)((VecU)largest > words[i] ? (VecU)largest : words[i]);
-        store(out + (n + i) * kBlockM + r, words[i]);
-      }
-    }
-  }
-  constexpr uint16_t kMinusInfinity = 0xff80;  // of float32 the upper half
-  const __m512i upper = bf16 ? largest : _mm512_srli_epi32(largest, 16);
-  return _mm512_cmpge_epu16_mask(upper, _mm512_set1_epi16(static_cast<int16_t>(kMinusInfinity))) == 0;
-}
-
-// Which of 32 keys dropout keeps, by lanes of both vectors: key n is bit kept_bit(n), so that both halves of a word stay where they
-// are.
-constexpr uint32_t kept_bit(uint32_t n) { return n % 2 * 16 + n % 8 / 2 * 4 + n / 8; }
-TESSERA_INLINE void keys_kept(VecU (&kept)[2], const Params& p, const Tile& tile, int64_t key) {
-  const __m512i threshold = _mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold));
-  const DropoutWords draw[2] = {DropoutWords(p, tile, 0), DropoutWords(p, tile, 1)};
-  kept[0] = kept[1] = VecU{};
-  for (int32_t quad = 0; quad < 4; ++quad) {
-    VecU words[2][4];
-    DropoutWords::of_both(draw, words, key, quad);
-#pragma GCC unroll 4
-    for (int w = 0; w < 4; ++w) {
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        const VecU all = (VecU)_mm512_movm_epi16(_mm512_cmpge_epu16_mask((__m512i)words[c][w], threshold));
-        kept[c] |= all & (0x10001u << (quad * 4 + w));
-      }
-    }
-  }
-}
-
 // What the options make of a stage of 32 keys: bits for what is seen and kept, and what is added to the scores.
 struct StageOptions {
   VecU seen[2];                 // bit n of a lane: key + n
@@ -241,15 +84,13 @@ struct StageOptions {
   // `keys`: of the stage. `s`: its S. `scratch`: a bias's [32][kBlockM].
   TESSERA_INLINE StageOptions(const Params& p, const Tile& tile, int64_t key, int64_t keys, const float* s,
                               float* scratch)
-      : alibi(p.alibi_slopes != nullptr), dropout(p.dropout_threshold != 0), softcap(p.softcap > 0) {
+      : alibi(Alibi::asked(p)), dropout(Dropout::asked(p)), softcap(Softcap::asked(p)) {
     alignas(64) uint32_t lanes[kBlockM];
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) store(lanes + c * kLanes, seen_by_position(tile, c, key));
     for (int64_t lane = tile.count; lane < kBlockM; ++lane) lanes[lane] = 0;  // a bias has nothing there
-    if (p.tree_mask && key + keys - 1 > tile.all_high) apply_tree_mask(lanes, p, tile, key);
-    if (p.mask.data) apply_mask(lanes, p, tile, key, keys);
-    if (p.block_mask.data) apply_block_mask(lanes, p, tile, key, keys);
-    if (p.bias.data) {
+    hide(ScoreOptions{}, lanes, p, {tile, key}, keys);
+    if (Bias::asked(p)) {
       bias_rows.locate(p, tile, key);
       finite_bias = gather_bias(scratch, bias_rows, p, tile, key, keys), bias = scratch;
     }
@@ -257,13 +98,11 @@ struct StageOptions {
     for (int c = 0; c < 2; ++c) seen[c] = load_as<VecU>(lanes + c * kLanes);
     cap = splat(softcap ? p.scale / p.softcap : 0.0f);
     if (alibi) {
-      alignas(64) float slopes[kBlockM];
-      alibi_slopes(slopes, p, tile);
-      const int32_t diagonal = static_cast<int32_t>(tile.sequence->sk - tile.sequence->sq);
+      const QueryLanes at{tile, key};
 #pragma GCC unroll 2
       for (int c = 0; c < 2; ++c) {
-        slope[c] = load(slopes + c * kLanes) * (-kLog2e * kFixedPointOne);
-        distance[c] = to_float(load_as<VecI>(tile.query + c * kLanes) + (diagonal - static_cast<int32_t>(key)));
+        slope[c] = Alibi::slopes(p, at, c) * (-kLog2e * kFixedPointOne);
+        distance[c] = to_float(at.distance(0, c));
       }
     }
     kind = kind_of(p, s);
@@ -272,7 +111,7 @@ struct StageOptions {
 
   // What StageExponential::kept asks for.
   TESSERA_INLINE void draw_kept(const Params& p, const Tile& tile, int64_t key) {
-    if (dropout) keys_kept(kept, p, tile, key);
+    if (dropout) keys_kept(kept, p, {tile, key});
   }
 
  private:
@@ -291,35 +130,17 @@ struct StageOptions {
     const VecI after = (distance[0] <= 0.0f) & (distance[1] <= 0.0f);
     return any(~before) && any(~after) ? Scores::kOptions : Scores::kAlibi;
   }
-  TESSERA_INLINE static void apply_tree_mask(uint32_t* lanes, const Params& p, const Tile& tile, int64_t key) {
-    const int64_t bit = key - (tile.sequence->sk - tile.sequence->sq);
-    for (int64_t lane = 0; lane < tile.count; ++lane) {
-      lanes[lane] &= tree_bits(p, tree_row(p, *tile.sequence, tile.batch, tile.query[lane]), bit);
-    }
-  }
-  TESSERA_INLINE static void apply_mask(uint32_t* lanes, const Params& p, const Tile& tile, int64_t key, int64_t keys) {
-    for (int64_t lane = 0; lane < tile.count; ++lane) {
-      const char* row = score_row_at(p.mask, tile, lane, tile.query[lane]) + p.mask.col * key;
-      uint32_t bits = 0;
-      if (p.mask.col == 1) {
-        const __m256i bytes = _mm256_maskz_loadu_epi8(first_elems(keys), row);
-        bits = _mm256_test_epi8_mask(bytes, bytes);
-      } else {
-        for (int64_t n = 0; n < keys; ++n) bits |= uint32_t{row[p.mask.col * n] != 0} << n;
+  template <class... Option>
+  TESSERA_INLINE static void hide(OptionList<Option...>, uint32_t* lanes, const Params& p, const QueryLanes& at,
+                                  int64_t keys) {
+    const auto of = [&]<class One>() TESSERA_LAMBDA_INLINE {
+      if constexpr (requires { One::hide(lanes, p, at, at.key(0), keys); }) {
+        if (One::asked(p) && !(HidesAfter<One> && at.key(keys) - 1 <= at.tile.all_high)) {
+          One::hide(lanes, p, at, at.key(0), keys);
+        }
       }
-      lanes[lane] &= bits;
-    }
-  }
-  TESSERA_INLINE static void apply_block_mask(uint32_t* lanes, const Params& p, const Tile& tile, int64_t key,
-                                              int64_t keys) {
-    alignas(64) int32_t visible[kBlockM];
-    for (int64_t n = 0; n < keys;) {
-      const int64_t end = min_of(keys, ((key + n) / p.mask_block_k + 1) * p.mask_block_k - key);
-      const uint32_t block = first_elems(end) & ~first_elems(n);
-      gather_block_mask(visible, p, tile, key + n);
-      for (int64_t lane = 0; lane < kBlockM; ++lane) lanes[lane] &= static_cast<uint32_t>(visible[lane]) | ~block;
-      n = end;
-    }
+    };
+    (of.template operator()<Option>(), ...);
   }
 };
 
@@ -330,8 +151,8 @@ constexpr uint32_t kBits[kStageKeys] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  
                                         1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
                                         1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
-// A stage's scores, exponentiated against `against` (a row's stale max or LSE, none of them huge, log2 units). kSlope: with the softcap's slope.
-// kPairs: arguments alone, those of PairExp2.
+// A stage's scores, exponentiated against `against` (a row's stale max or LSE, none of them huge, log2 units). kSlope:
+// with the softcap's slope. kPairs: arguments alone, those of PairExp2.
 template <Scores kScores, int kDegree, bool kSlope, bool kPairs = false>
 class StageExponential {
   // Arguments are kOne x + kZero, at least kLeast where scores may be far below.

@@ -14,51 +14,10 @@ struct JobSums {
   VecU seen[2];                          // with options: what rows see of the job, by position and masks
 };
 
-// Which pairs of keys n, n + 16 of a stage dropout keeps, a bit a half of a pair, drawn as they are wanted: four units and one
-// vector at a time, so that the draws stand between products as the rest of the softmax does.
-class KeptPairs {
- public:
-  // The order of units in which four that are drawn together follow each other.
-  TESSERA_INLINE static int64_t unit(int64_t index) { return index / 4 * 2 + index % 2 + index % 4 / 2 * 8; }
-
-  TESSERA_INLINE KeptPairs(const Params& p, const Tile& tile, int64_t key)
-      : key_(key),
-        threshold_(_mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold))),
-        draw_{DropoutWords(p, tile, 0), DropoutWords(p, tile, 1)} {
-    draw(0);
-  }
-  TESSERA_INLINE VecU operator()(int64_t index, int c, VecU pair) const {
-    return (VecU)_mm512_maskz_mov_epi16(kept_[index / 4 % 2][c][index % 4], (__m512i)pair);
-  }
-  // After unit `index`.
-  TESSERA_INLINE void next(int64_t index) {
-    if (index % 4 == 1 && index / 4 + 1 < kUnits / 4) draw(index / 4 + 1);
-  }
-
- private:
-  TESSERA_OWN_FUNCTION void draw(int64_t quad) {
-    VecU words[2][4];
-    DropoutWords::of_both(draw_, words, key_, static_cast<int32_t>(quad));
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      uint32_t* kept = kept_[quad % 2][c];
-#pragma GCC unroll 2
-      for (int w = 0; w < 2; ++w) {
-        kept[2 * w] = _mm512_cmpge_epu16_mask((__m512i)join_low(words[c][w], words[c][w + 2]), threshold_);
-        kept[2 * w + 1] = _mm512_cmpge_epu16_mask((__m512i)join_high(words[c][w], words[c][w + 2]), threshold_);
-      }
-    }
-  }
-
-  int64_t key_;
-  __m512i threshold_;
-  DropoutWords draw_[2];
-  uint32_t kept_[2][2][4];
-};
 // Where nothing is drawn.
 struct AllPairs {
   TESSERA_INLINE static int64_t unit(int64_t index) { return index; }
-  TESSERA_INLINE AllPairs(const Params&, const Tile&, int64_t) {}
+  TESSERA_INLINE AllPairs(const Params&, const QueryLanes&) {}
   TESSERA_INLINE VecU operator()(int64_t, int, VecU pair) const { return pair; }
   TESSERA_INLINE void next(int64_t) const {}
 };
@@ -85,7 +44,7 @@ class StageSoftmax {
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
-      : s_(s), p_out_(p_out), exponential_(p, tile, tile.offset, key, options), pairs_(p, tile, key) {
+      : s_(s), p_out_(p_out), exponential_(p, tile, tile.offset, key, options), pairs_(p, {tile, key}) {
     largest_ = kPairs ? VecU{} : load_as<VecU>(sums.largest);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);

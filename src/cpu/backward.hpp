@@ -87,36 +87,6 @@ TESSERA_OWN_FUNCTION void fused_ds(const Params& p, const BackwardOperands<kOp>&
   });
 }
 
-// d_bias[batch, head, query, key] += dS, for the tile's queries and `count` keys from `key`. dS [count][kBlockM].
-inline void add_bias_gradient(const Params& p, const Tile& tile, const float* dS, float* rows, int64_t key,
-                              int64_t count) {
-  const auto at = [&](int64_t lane) {
-    return reinterpret_cast<float*>(p.d_bias + p.d_bias_batch * tile.batch + p.d_bias_head * tile.head[lane] +
-                                    p.d_bias_row * tile.query[lane]) +
-           key;
-  };
-  if (p.d_bias_row == 0) {
-    float* out = at(0);
-    for (int64_t n = 0; n < count; ++n) {
-      VecF sum{};
-      for (int c = 0; c < tile.vecs; ++c) sum += load(dS + n * kBlockM + c * kLanes);
-      out[n] += sum_lanes(sum);
-    }
-    return;
-  }
-  alignas(64) float ones[kBlockM];
-  char* row_pointers[kBlockM];
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    ones[lane] = 1.0f;
-    row_pointers[lane] = reinterpret_cast<char*>(rows + lane * kKeyBlock);
-  }
-  unpack_transposed<Float32Elem>(row_pointers, dS, ones, tile.count, count);
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    float* out = at(lane);
-    for (int64_t n = 0; n < count; ++n) out[n] += rows[lane * kKeyBlock + n];
-  }
-}
-
 template <Op kOp, int C>
 TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s,
                                  int64_t key_row, int64_t count) {
@@ -137,11 +107,13 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
                                                       t.keys.stride_bytes, t.sQ, kBlockM, count,
                                                       (p.head_dim + kStep - 1) / kStep);
   // Dropout's groups are aligned to 32 keys, and so are the blocks.
-  apply_scores(p, tile, s.sP, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kTileFloats);
+  const QueryLanes lanes{tile, key};
+  apply_scores(p, lanes, s.sP, 0, count, gradient_needs_product(p) ? slope : nullptr, rest, kTileFloats);
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(
       s.sdS, kBlockM, false, t.values.data + key_row * t.values.stride_bytes, t.values.stride_bytes, t.sdO, kBlockM,
       count, (p.head_dim_v + kStep - 1) / kStep);
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, p.dropout_scale);
+  const bool dropout = Dropout::asked(p);
+  if (dropout) Dropout::factors(p, lanes, factors, 0, count, p.dropout_scale);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; ++n) {
 #pragma GCC unroll 8
@@ -151,7 +123,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
       const VecF probability =
           exponential(exponent_of(score, {load(t.shift + c * kLanes), load(t.lse + c * kLanes)}, tile.huge));
       VecF dp = load(s.sdS + at), kept = probability;
-      if (p.dropout_threshold) {
+      if (dropout) {
         const VecF factor = load(factors + at);
         dp *= factor;
         kept *= factor;
@@ -162,7 +134,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
       store(s.sP + at, select(visible, kept, VecF{}));
     }
   }
-  if (p.d_bias) add_bias_gradient(p, tile, s.sdS, rest, key, count);
+  ScoreStep<QueryLanes>::collect(p, lanes, s.sdS, rest, count);
   for (int64_t n = 0; n < count; n += 2) {
     VecF ds[2][C] = {}, kept[2][C] = {};
 #pragma GCC unroll 2
@@ -172,8 +144,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
       for (int c = 0; c < C; ++c) {
         const int64_t at = (n + r) * kBlockM + c * kLanes;
         kept[r][c] = load(s.sP + at);
-        ds[r][c] = load(s.sdS + at) * splat(p.scale);
-        if (p.softcap > 0) ds[r][c] *= load(slope + at);
+        ds[r][c] = ScoreStep<QueryLanes>::gradient(p, load(s.sdS + at), slope + at);
       }
     }
     // sdS has room for one row more than kKeyBlock.
@@ -291,8 +262,9 @@ TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardO
   int64_t begin = max_of<int64_t>(0, tile.some_low - key) / align * align;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - key);
   while (begin < end) {
-    const KeyRun run = key_run(p, tile, key, begin, end);
-    if (run.visible) meet_run<kOp>(p, tile, t, s, key_row, key, begin, run.end, run.options || p.d_bias || tile.huge);
+    const KeyRun run = ScoreStep<QueryLanes>::range(p, {tile, key}, begin, end);
+    const bool plain = run.options || collects_gradients(p) || tile.huge;
+    if (run.visible) meet_run<kOp>(p, tile, t, s, key_row, key, begin, run.end, plain);
     begin = run.end;
   }
 }
@@ -383,7 +355,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
       __builtin_memset(dq_row(p, sequence, batch, h, split, i), 0, static_cast<size_t>(dq_cols) * sizeof(float));
     }
   }
-  const bool options = has_score_options(p) || p.d_bias;
+  const bool options = has_score_options(p) || collects_gradients(p);
   Tile& tile = *reinterpret_cast<Tile*>(s.tile);
 
   SplitWalk walk(p, sequence);
@@ -409,7 +381,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
       for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
         init_tile(tile, p, batch, h, row, min_of<int64_t>(kBlockM, sequence.sq - row));
         if (tile.some_low >= first + keys || tile.some_high < first || tile.some_low > tile.some_high) continue;
-        const KeyRun run = key_run(p, tile, first, 0, keys);
+        const KeyRun run = ScoreStep<QueryLanes>::range(p, {tile, first}, 0, keys);
         if (!run.visible && run.end == keys) continue;
         if (p.cancelled && p.cancelled(p.cancel)) return;
         prefetch_next_queries(p, tile);
@@ -453,7 +425,7 @@ template <Op kOp>
 void backward_item(const Params& p, int64_t item, char* scratch_base) {
   const BackwardScratch s =
       carve_backward(scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot,
-                                    has_score_options(p) || p.d_bias != nullptr, sizeof(Tile)});
+                                    has_score_options(p) || collects_gradients(p), sizeof(Tile)});
   const int64_t split = item % p.num_splits;
   const int64_t owner = item / p.num_splits;
   const int64_t owners_head = p.heads_kv / p.groups_head;

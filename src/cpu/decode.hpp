@@ -177,41 +177,99 @@ TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
 
 struct DecodeRow {
   int64_t query, head;
-  int64_t low, high;                      // visible keys
-  int64_t full_high;                      // the last that no tree mask has a bit of
-  const char* tree;                       // the query's words of it
-  float stale_max, shift, offset, slope;  // as a Tile has them
-  LogSumExp as_tiled;                     // where its scores are huge and the lower digits are wanted
-  alignas(64) float sum[kLanes];          // of 2^(log2(e) (score - shift) - offset), a lane each
+  int64_t low, high;               // visible keys
+  int64_t full_high;               // the last up to which no mask hides any of them
+  float stale_max, shift, offset;  // as a Tile has them
+  LogSumExp as_tiled;              // where its scores are huge and the lower digits are wanted
+  alignas(64) float sum[kLanes];   // of 2^(log2(e) (score - shift) - offset), a lane each
+};
+
+// For ScoreStep: lanes are keys of one row, kLanes at a time.
+struct KeyLanes {
+  static constexpr int kVecs = 1;
+  static constexpr int64_t kStep = kLanes;
+
+  const Sequence& of_sequence;
+  int64_t of_batch;
+  const DecodeRow& row;
+  int64_t first_key, keys;
+
+  TESSERA_INLINE static int vecs() { return 1; }
+  TESSERA_INLINE static int64_t count() { return 1; }
+  TESSERA_INLINE static int64_t offset(int64_t n, int) { return n; }
+  TESSERA_INLINE const Sequence& sequence() const { return of_sequence; }
+  TESSERA_INLINE int64_t batch() const { return of_batch; }
+  TESSERA_INLINE int64_t key(int64_t n) const { return first_key + n; }
+  TESSERA_INLINE ScoreEntry entry(int64_t, int64_t key) const {
+    return {of_sequence, of_batch, row.head, row.query, key};
+  }
+  TESSERA_INLINE VecI distance(int64_t n, int) const {
+    return static_cast<int32_t>(row.query + of_sequence.sk - of_sequence.sq - key(n)) - iota<VecI>();
+  }
+  TESSERA_INLINE bool all_seen(int64_t begin, int64_t end) const {
+    return key(begin) >= row.low && key(end) - 1 <= row.full_high && (end - begin) % kLanes == 0;
+  }
+  TESSERA_INLINE VecI seen(int64_t n, int) const {
+    const VecI index = iota<VecI>() + static_cast<int32_t>(key(n));
+    return (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
+           (index < static_cast<int32_t>(key(keys)));
+  }
+  template <class Number>
+  TESSERA_INLINE VecF of_heads(int, const Number& number) const {
+    return splat(number(row.head));
+  }
+};
+
+// The same: lanes are up to kLanes rows, of one KV head; past the last one they repeat it.
+struct RowLanes {
+  static constexpr int kVecs = 1;
+  static constexpr int64_t kStep = 1;
+
+  const Sequence& of_sequence;
+  int64_t of_batch;
+  const DecodeRow* rows;
+  int64_t row_count, first_key;
+
+  TESSERA_INLINE static int vecs() { return 1; }
+  TESSERA_INLINE int64_t count() const { return row_count; }
+  TESSERA_INLINE static int64_t offset(int64_t n, int) { return n * kLanes; }
+  TESSERA_INLINE const Sequence& sequence() const { return of_sequence; }
+  TESSERA_INLINE int64_t batch() const { return of_batch; }
+  TESSERA_INLINE int64_t key(int64_t n) const { return first_key + n; }
+  TESSERA_INLINE ScoreEntry entry(int64_t lane, int64_t key) const {
+    return {of_sequence, of_batch, rows[lane].head, rows[lane].query, key};
+  }
+  TESSERA_INLINE VecI distance(int64_t n, int) const {
+    VecI queries{};
+    for (int lane = 0; lane < kLanes; ++lane) queries[lane] = static_cast<int32_t>(row(lane).query);
+    return queries + static_cast<int32_t>(of_sequence.sk - of_sequence.sq - key(n));
+  }
+  TESSERA_INLINE static bool all_seen(int64_t, int64_t) { return false; }
+  TESSERA_INLINE VecI seen(int64_t n, int) const {
+    VecI sees{};
+    for (int lane = 0; lane < kLanes; ++lane) sees[lane] = row(lane).low <= key(n) && key(n) <= row(lane).high ? -1 : 0;
+    return sees;
+  }
+  template <class Number>
+  TESSERA_INLINE VecF of_heads(int, const Number& number) const {
+    VecF v{};
+    for (int lane = 0; lane < kLanes; ++lane) v[lane] = number(row(lane).head);
+    return v;
+  }
+
+ private:
+  TESSERA_INLINE const DecodeRow& row(int64_t lane) const { return rows[min_of(lane, row_count - 1)]; }
 };
 
 // Scores of one row and one block -> P, and the row's stale_max and sum. What its O must be multiplied by is answered.
 // Past the last key, P is 0 up to the next multiple of kLanes. kRoundedP: what comes out is rounded to bfloat16.
 template <bool kRoundedP>
-TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores,
-                                    int64_t key, int64_t count) {
-  const bool full = key >= row.low && key + count - 1 <= row.full_high && count % kLanes == 0;
+TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, int64_t batch, DecodeRow& row,
+                                    float* scores, int64_t key, int64_t count) {
   VecF best = splat(-infinity());
-  for (int64_t n = 0; n < count; n += kLanes) {
-    VecF s = load(scores + n);
-    s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap) : s * splat(p.scale);
-    if (p.alibi_slopes || !full) {
-      const VecI index = iota<VecI>() + static_cast<int32_t>(key + n);
-      if (p.alibi_slopes) {
-        s = fma(splat(-row.slope), abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq))),
-                s);
-      }
-      VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
-                     (index < static_cast<int32_t>(key + count));
-      if (p.tree_mask) {
-        const uint32_t bits = tree_bits(p, row.tree, key + n - (sequence.sk - sequence.sq));
-        visible &= ((splat(static_cast<int32_t>(bits)) >> iota<VecI>()) & 1) != 0;
-      }
-      s = select(visible, s, splat(-infinity()));
-    }
-    best = max(best, s);
-    store(scores + n, s);
-  }
+  const KeyLanes at{sequence, batch, row, key, count};
+  ScoreStep<KeyLanes>(p, at).apply(scores, 0, count, nullptr,
+                                   [&](VecF score, int64_t, int) TESSERA_LAMBDA_INLINE { best = max(best, score); });
   // As in the tiled kernel, the stale max is replaced only when a score passes it by the threshold.
   float rescale = 1.0f;
   if (any(best > row.stale_max + StaleMax<kRoundedP>::kRescaleThreshold)) {
@@ -260,7 +318,7 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
 
 // The same, of what each row sees alone: keys key + first ..., whose weights stand from `first` on.
 template <Op kOp, class Elem>
-TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence, const DecodeRow* rows,
+TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence, int64_t batch, const DecodeRow* rows,
                                        int64_t row_count, float* out, int64_t out_ld, const float* scores,
                                        int64_t scores_ld, const char* const* values, int64_t key, int64_t first,
                                        int64_t count) {
@@ -270,7 +328,7 @@ TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence
     const int64_t n = first + i;
     for (int64_t r = 0; r < row_count; ++r) {
       if (key + n < rows[r].low || key + n > rows[r].high) continue;
-      if (p.tree_mask && !(tree_bits(p, rows[r].tree, key + n - (sequence.sk - sequence.sq)) & 1)) continue;
+      if (!sees_entry(p, {sequence, batch, rows[r].head, rows[r].query, key + n})) continue;
       float weight = scores[r * scores_ld + n];
       if constexpr (kOp == Op::kDot) {
         weight = float_of_bf16(reinterpret_cast<const uint16_t*>(scores + r * scores_ld)[n]);
@@ -345,7 +403,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     }
     for (int64_t row = 0; row < heads * row_count; ++row) {
       float* scores = s.scores + row * scores_ld;
-      const float rescale = decode_softmax<kOp == Op::kDot>(p, sequence, rows[row], scores, key, count);
+      const float rescale = decode_softmax<kOp == Op::kDot>(p, sequence, batch, rows[row], scores, key, count);
 #if defined(TESSERA_HAS_DOT)
       if constexpr (kOp == Op::kDot) round_to_bf16(scores, count);
 #endif
@@ -357,8 +415,9 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
       KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
         if (masked && !rows_are_finite(p.dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; })) {
-          decode_seen<kOp, Elem>(p, sequence, rows + h * row_count, row_count, s.o + h * row_count * out_ld, out_ld,
-                                 s.scores + h * row_count * scores_ld, scores_ld, group.rows, key, n, group.count);
+          decode_seen<kOp, Elem>(p, sequence, batch, rows + h * row_count, row_count, s.o + h * row_count * out_ld,
+                                 out_ld, s.scores + h * row_count * scores_ld, scores_ld, group.rows, key, n,
+                                 group.count);
           continue;
         }
         decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld,
@@ -407,37 +466,24 @@ inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, Decode
       row.query = r % part.sequence.sq;
       row.head = (part.head_begin + h) * (p.heads_q / p.heads_kv) + r / part.sequence.sq;
       const KeyRange keys = KeyBand(p, part.sequence).of(row.query);
-      row.low = keys.low, row.high = row.full_high = keys.high;
-      if (p.tree_mask) {
-        row.full_high = min_of(row.high, last_before_tree(part.sequence));
-        row.tree = tree_row(p, part.sequence, part.batch, row.query);
-      }
+      row.low = keys.low, row.high = keys.high;
+      row.full_high = last_full_key(p, part.sequence, keys.high);
       if (row.low <= row.high) low = min_of(low, row.low), high = max_of(high, row.high);
       row.stale_max = -infinity();
-      row.shift = row.offset = row.slope = 0.0f;
+      row.shift = row.offset = 0.0f;
       store(row.sum, VecF{});
-      if (p.alibi_slopes) {
-        row.slope = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) +
-                                                    p.alibi_batch * part.batch + p.alibi_head * row.head);
-      }
     }
   }
   return {max_of(part.key_begin, low / p.block_n * p.block_n), min_of(part.key_end, high + 1) - 1};
 }
 
-// Up to kLanes rows of one KV head: their LSEs of the bits that the tiled kernels make of scores. The backward pass makes those
-// again, and where scores are huge, another order of a product's sum would be worth powers of two. Lanes are rows, products are
-// summed in the tiled kernels' order. sQ: [steps of the head dimension][kLanes].
+// Up to kLanes rows of one KV head: their LSEs of the bits that the tiled kernels make of scores. The backward pass
+// makes those again, and where scores are huge, another order of a product's sum would be worth powers of two. Lanes
+// are rows, products are summed in the tiled kernels' order. sQ: [steps of the head dimension][kLanes].
 template <Op kOp>
 TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, int64_t count,
                                         int64_t head_kv, const float* sQ, const KeyRange& keys) {
-  alignas(64) float copy[kTileRows * kMaxRowFloats], scores[kTileRows * kLanes], slopes[kLanes];
-  alignas(64) int32_t queries[kLanes], visible[kLanes];
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    const DecodeRow& row = rows[min_of(lane, count - 1)];
-    slopes[lane] = row.slope, queries[lane] = static_cast<int32_t>(row.query);
-  }
-  const int32_t diagonal = static_cast<int32_t>(part.sequence.sk - part.sequence.sq);
+  alignas(64) float copy[kTileRows * kMaxRowFloats], scores[kTileRows * kLanes];
   VecF most = splat(-infinity()), sum{};
   Against number{};
   for (int64_t key = keys.low; key <= keys.high; key += kTileRows) {
@@ -445,24 +491,13 @@ TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part,
     const RowBlock k = rows_block<kOp>(p, p.k, part.sequence, part.batch, head_kv, key, block, p.head_dim, copy, true);
     product_rows<kTileRows, 1, kOp, Broadcast::kAlongK>(scores, kLanes, false, k.data, k.stride_bytes, sQ, kLanes,
                                                         block, (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>);
-    for (int64_t n = 0; n < block; ++n) {
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        const DecodeRow& row = rows[min_of(lane, count - 1)];
-        const bool sees = key + n >= row.low && key + n <= row.high;
-        visible[lane] = sees && (!p.tree_mask || tree_bits(p, row.tree, key + n - diagonal) & 1) ? -1 : 0;
-      }
-      VecF s = load(scores + n * kLanes);
-      s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap) : s * splat(p.scale);
-      if (p.alibi_slopes) {
-        const VecI distance = load_as<VecI>(queries) + (diagonal - static_cast<int32_t>(key + n));
-        s = fma(-load(slopes), abs(to_float(distance)), s);
-      }
-      s = select(load_as<VecI>(visible), s, splat(-infinity()));
+    const RowLanes at{part.sequence, part.batch, rows, count, key};
+    ScoreStep<RowLanes>(p, at).apply(scores, 0, block, nullptr, [&](VecF s, int64_t, int) TESSERA_LAMBDA_INLINE {
       const VecF next = max(s, most);
       const Against to = against(p, next);
       sum = sum * select(next > most, rescale_of(most, number, to), splat(1.0f)) + exp2(exponent_of(s, to, true));
       most = next, number = to;
-    }
+    });
   }
   alignas(64) float sums_log2[kLanes];
   store(sums_log2, log2(sum));

@@ -6,17 +6,17 @@
 //   O^T += V^T P^T     [head_dim_v][queries]
 // Tiles of keys outside the mask are never visited.
 //
-// Two ways through a block, both exact. The plain one takes the block's maximum first. The one by the stale max, on blocks
-// that every lane sees, exponentiates against the maximum of the blocks before, straight from the product's
-// registers: no score is stored, no maximum taken. Should a lane's partial sum pass a bound, the block is done
-// again the plain way, and so is the tile's next one: the softmax is the same whatever number is subtracted,
-// as long as nothing overflows. In rounding it is not the same: below.
+// Two ways through a block, both exact. The plain one takes the block's maximum first. The one by the stale max, on
+// blocks that every lane sees, exponentiates against the maximum of the blocks before, straight from the product's
+// registers: no score is stored, no maximum taken. Should a lane's partial sum pass a bound, the block is done again
+// the plain way, and so is the tile's next one: the softmax is the same whatever number is subtracted, as long as
+// nothing overflows. In rounding it is not the same: below.
 #pragma once
 
 #include "cpu/forward_place.hpp"
 #include "cpu/kv_block.hpp"
 #include "cpu/nonfinite.hpp"
-#include "cpu/score.hpp"
+#include "cpu/score/step.hpp"
 #include "cpu/scratch.hpp"
 
 namespace tessera::cpu {
@@ -25,11 +25,12 @@ namespace {
 // Keys that a tile's first stale max is taken from.
 constexpr int64_t kStaleMaxKeys = 32;
 
-// How far scores may pass the stale max before it is replaced. Where P stays float32, as far as a sum may grow: most blocks need no
-// rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights are rounded, which is O's error
-// where one key holds most of a row. So a maximum that is known replaces any lower one, and the bounds are low. The weights of 32
-// keys of normal numbers add up to 7 against the maximum of 32 others, and pass the bounds in 0.1 % of the jobs or blocks
-// (tests/protocols/test_rounding_cpu.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
+// How far scores may pass the stale max before it is replaced. Where P stays float32, as far as a sum may grow: most
+// blocks need no rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights
+// are rounded, which is O's error where one key holds most of a row. So a maximum that is known replaces any lower one,
+// and the bounds are low. The weights of 32 keys of normal numbers add up to 7 against the maximum of 32 others, and
+// pass the bounds in 0.1 % of the jobs or blocks (tests/protocols/test_rounding_cpu.py; fwd_sm90's bound has the same
+// reason, docs/reference/kernels/fwd_sm90.md#numerics).
 template <bool kRoundedP>
 struct StaleMax;
 template <>
@@ -78,7 +79,8 @@ TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
     for (int c = 0; c < C; ++c) store(sP + (n + r) * kBlockM + c * kLanes, p[r][c]);
 }
 
-// P = 2^(scale_log2 * S - offset) for keys begin ... end - 1, never storing S, and its sums. False: one passed the bound.
+// P = 2^(scale_log2 * S - offset) for keys begin ... end - 1, never storing S, and its sums. False: one passed the
+// bound.
 template <Op kOp, int C>
 TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const float* sQ, float* sP,
                                       const RowBlock& keys, int64_t begin, int64_t end, VecF (&total)[C]) {
@@ -144,6 +146,15 @@ TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& 
   if constexpr (V + 1 < C) for_strips<C, V + 1>(stops, begin, body);
 }
 
+// The scores of rows begin ... end - 1 of a tile, from its raw products, with every option. `slope` and `scratch`: as
+// ScoreStep's.
+TESSERA_OWN_FUNCTION void apply_scores(const Params& p, const QueryLanes& at, float* scores, int64_t begin, int64_t end,
+                                       float* slope, float* scratch, int64_t tile_floats) {
+  ScoreStep<QueryLanes> step(p, at);
+  step.load(begin, end, scratch, tile_floats);
+  step.apply(scores, begin, end, slope, [](VecF, int64_t, int) TESSERA_LAMBDA_INLINE {});
+}
+
 // The same by the block's own maximum, with every option of the scores. What lies beyond `stops` is not computed: the
 // mask covers it.
 template <Op kOp, int C>
@@ -158,7 +169,8 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
         sS + from * kBlockM + V * kLanes, kBlockM, false, block.keys.data + from * block.keys.stride_bytes,
         block.keys.stride_bytes, sQ + V * kLanes, kBlockM, to - from, k_count);
   });
-  apply_scores(p, tile, sS, block.key_begin, begin, end, nullptr, scratch.options, p.block_n * kBlockM);
+  const QueryLanes lanes{tile, block.key_begin};
+  apply_scores(p, lanes, sS, begin, end, nullptr, scratch.options, p.block_n * kBlockM);
 
   VecF best[C];
 #pragma GCC unroll 8
@@ -197,7 +209,8 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
   }
 
   float* factors = scratch.options;
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, block.key_begin, begin, end, p.dropout_scale);
+  const bool dropout = Dropout::asked(p);
+  if (dropout) Dropout::factors(p, lanes, factors, begin, end, p.dropout_scale);
   const Exp2 exponential;
   for (int64_t n = begin; n < end; n += 2) {
     VecF rows[2][C] = {};
@@ -209,7 +222,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
         const int64_t at = (n + r) * kBlockM + c * kLanes;
         rows[r][c] = exponential(exponent_of(load(sS + at), to[c], huge));
         sum[c] += rows[r][c];
-        if (p.dropout_threshold) rows[r][c] *= load(factors + at);
+        if (dropout) rows[r][c] *= load(factors + at);
       }
     }
     if (kOp == Op::kDot || n + 1 < end) {
@@ -310,7 +323,7 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
   int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
   while (begin < end) {
-    const KeyRun run = key_run(p, tile, block.key_begin, begin, end);
+    const KeyRun run = ScoreStep<QueryLanes>::range(p, {tile, block.key_begin}, begin, end);
     int64_t stop = run.end;
     if (run.visible) {
       // Where the mask cuts the block, the keys before the cut are worth going by the stale max by themselves.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/kv_block.hpp"
+#include "cpu/score/coordinates.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -47,31 +48,12 @@ TESSERA_OWN_FUNCTION bool queries_are_finite(const Params& p, const RowTensor& t
 
 // Which lanes of the tile see the key, all ones or 0: by position, masks and a bias of -inf.
 inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, int64_t key) {
+  const QueryLanes at{tile, key};
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    const int64_t row = min_of<int64_t>(lane, tile.count - 1), query = tile.query[row];
-    bool sees = tile.low[lane] <= key && key <= tile.high[lane];
-    if (p.tree_mask) {
-      const int64_t bit = key - (tile.sequence->sk - tile.sequence->sq);
-      sees = sees && tree_bits(p, tree_row(p, *tile.sequence, tile.batch, query), bit) & 1;
-    }
-    if (p.mask.data) sees = sees && *(score_row_at(p.mask, tile, row, query) + p.mask.col * key);
-    if (p.block_mask.data) {
-      sees = sees && *(score_row_at(p.block_mask, tile, row, query / p.mask_block_q) +
-                       p.block_mask.col * (key / p.mask_block_k));
-    }
-    if (sees && p.bias.data) {
-      const char* entry = score_row_at(p.bias, tile, row, query) + p.bias.col * key;
-      with_elem(p.bias_dtype, [&](auto elem) { sees = decltype(elem)::read(entry, 1)[0] != -infinity(); });
-    }
+    const int64_t row = min_of<int64_t>(lane, tile.count - 1);
+    const bool sees = tile.low[lane] <= key && key <= tile.high[lane] && sees_entry(p, at.entry(row, key));
     visible[lane] = sees ? -1 : 0;
   }
-}
-
-// Whether a mask or a bias may mask a key that is visible by its position.
-TESSERA_INLINE bool may_mask_entries(const Params& p) { return p.mask.data || p.block_mask.data || p.bias.data; }
-// Whether a key may be hidden from some query of the call, by that or by position.
-TESSERA_INLINE bool may_hide_keys(const Params& p) {
-  return may_mask_entries(p) || p.causal || p.window_left >= 0 || p.window_right >= 0 || p.tree_mask;
 }
 
 // y[d] += a x[d], neither padded.

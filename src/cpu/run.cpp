@@ -14,6 +14,7 @@
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
 #include "cpu/runner.hpp"
+#include "cpu/score/step.hpp"
 #include "cpu/tables.hpp"
 #include "cpu/unowned_rows.hpp"
 
@@ -74,7 +75,7 @@ void fill_options(Params& p, const core::ProblemView& view, const tessera_proble
                   const tessera_buffers& buffers) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
   p.softcap = view.softcap;
-  const bool products_alone = p.softcap == 0 && !p.bias.data && !p.alibi_slopes && p.scale != 0;
+  const bool products_alone = !ScoreStep<QueryLanes>::changes_scores(p) && p.scale != 0;
   p.units_log2 = products_alone ? double{p.scale_log2} / p.scale : std::numbers::log2e;
   p.causal = view.causal || core::present(problem.causal_seqs);
   p.top_left = view.top_left;

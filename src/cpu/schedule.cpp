@@ -2,13 +2,17 @@
 // problem and the machine alone, never on the number of threads: so neither do the bits of a result.
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "core/shared_prefix.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
 #include "cpu/run.hpp"
+#include "cpu/score/options.hpp"
 #include "cpu/scratch.hpp"
 #include "cpu/tables.hpp"
 
@@ -48,11 +52,6 @@ static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBl
 int64_t most_forward_splits(int64_t keys) { return std::max<int64_t>(1, keys / kMinSplitKeys); }
 int64_t most_decode_parts(int64_t keys) { return std::max<int64_t>(1, divide_up(keys, kDecodePartKeys)); }
 
-bool has_options(const tessera_problem& p) {
-  return p.softcap > 0 || core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask) ||
-         core::present(p.alibi_slopes) || p.dropout_p > 0 || core::present(p.tree_mask);
-}
-
 int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }
 
 // Tiles of `per_tile` rows of the whole batch, `factor` rows a query; an upper bound when packed.
@@ -71,11 +70,11 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   const auto scratch_bytes = [&] {
     if (amx) {
       return carve_amx_forward(nullptr, {plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
-                                         has_options(p), amx->tile_bytes})
+                                         asks_for_options(p), amx->tile_bytes})
           .bytes;
     }
     return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
-                                   table.lanes, copies, has_options(p), table.tile_bytes})
+                                   table.lanes, copies, asks_for_options(p), table.tile_bytes})
         .bytes;
   };
   while (scratch_bytes() > (amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes)) {
@@ -112,7 +111,7 @@ bool fills_cores(int64_t items, int64_t cores) {
 
 void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
-  const bool options = has_options(p) || core::present(p.d_bias);
+  const bool options = asks_for_options(p) || core::present(p.d_bias);
   const BackwardOwners owners = backward_owners(plan);
   const bool splits = !fills_cores(owners.count, plan.device.cores);
   plan.block_n = static_cast<int32_t>(!amx ? kBackwardKeys : splits ? kBackwardSplitKeysAmx : kBackwardKeysAmx);
@@ -236,6 +235,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 
 std::string refuse_tiled(const tessera_plan& plan) {
   if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -255,16 +255,32 @@ int64_t decode_scratch_bytes(const tessera_plan& plan, int64_t heads) {
   return carve_amx_decode(nullptr, shape).bytes;
 }
 
+// Options of a score that decoding lacks, by name; "": the problem has none of them.
+template <class... Option>
+std::string lacks_for_decoding(OptionList<Option...>, const tessera_problem& problem) {
+  if (Dropout::asked(problem)) return "dropout: for training";
+  std::vector<const char*> names;
+  bool asked = false;
+  const auto look = [&]<class One>() {
+    if (HasLanes<One, KeyLanes> || std::is_same_v<One, Dropout>) return;
+    names.push_back(One::kName);
+    asked |= One::asked(problem);
+  };
+  (look.template operator()<Option>(), ...);
+  if (!asked) return "";
+  std::string all = names.front();
+  for (size_t n = 1; n < names.size(); ++n) all += std::string(n + 1 < names.size() ? ", " : " or ") + names[n];
+  return all + " present";
+}
+
 // Why no sequence of this plan is decoded, however few its rows; "": none is refused.
 std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
   if (core::shares_prefixes(p)) return "prefix_groups: not taken";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
-  if (p.dropout_p > 0) return "dropout: for training";
-  if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))
-    return "bias, mask or block_mask present";
-  return "";
+  return lacks_for_decoding(ScoreOptions{}, p);
 }
 
 // Queries of a sequence that decoding takes.
@@ -335,7 +351,7 @@ void configure_tiled(tessera_plan& plan) {
                                              : configure_forward(plan, table, amx);
   // Packed queries: some sequences may have few.
   const int64_t queries = std::min(plan.max_seqlen_q, most_decode_queries(plan));
-  const bool mixed = core::packed_q(plan.problem) && plan.device.kernel == TESSERA_KERNEL_AUTO && queries > 0;
+  const bool mixed = core::packed_q(plan.problem) && core::asked_family(plan.device).empty() && queries > 0;
   if (mixed && refuse_decoding(plan).empty()) {
     configure_decoding(plan, queries);
     plan.num_items += plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/runner.hpp"
 #include "cpu/tables.hpp"
@@ -19,6 +20,7 @@ constexpr int64_t kMergeRowsPerItem = 64;
 
 std::string refuse_shared_prefix(const tessera_plan& plan) {
   if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   return core::refuse_prefixes(plan.problem);
 }
@@ -28,7 +30,7 @@ void configure_shared_prefix(tessera_plan& plan) {
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
     const bool decode = refuse_decode(part).empty();
-    part.kernel = decode ? TESSERA_KERNEL_DECODE : TESSERA_KERNEL_TILED;
+    core::set_family(part, *find_kernel(decode ? "decode" : "tiled"));
     (decode ? configure_decode : configure_tiled)(part);
     core::keep_part(plan, n, part);
     plan.num_items += part.num_items;

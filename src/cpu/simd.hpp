@@ -94,6 +94,13 @@ TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
   __builtin_memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
 }
 
+#if defined(TESSERA_AVX512)
+// Of 32 elements the first `count`.
+TESSERA_INLINE __mmask32 first_elems(int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << max_of<int64_t>(0, count)) - 1);
+}
+#endif
+
 // x - 0 is x, but 0 + x is not for x = -0: the sum would be computed.
 TESSERA_INLINE VecF splat(float x) { return x - VecF{}; }
 TESSERA_INLINE VecI splat(int32_t x) { return VecI{} + x; }

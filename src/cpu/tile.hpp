@@ -3,15 +3,12 @@
 
 #include <numbers>
 
-#include "cpu/params.hpp"
-#include "cpu/product.hpp"
+#include "cpu/score/options.hpp"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr float kLog2e = std::numbers::log2e_v<float>, kLn2 = std::numbers::ln2_v<float>;
-
-TESSERA_INLINE float infinity() { return __builtin_inff(); }
 
 struct Tile {
   const Sequence* sequence;
@@ -101,25 +98,6 @@ struct KeyBand {
   }
 };
 
-// The words of the tree mask that are a query's.
-TESSERA_INLINE const char* tree_row(const Params& p, const Sequence& sequence, int64_t batch, int64_t query) {
-  return p.tree_mask + p.tree_mask_batch * batch + p.tree_mask_row * (sequence.q_begin + query);
-}
-
-// Bits `bit` ... bit + 31 of a query's words, where there is none 1: of key Sk - Sq + `bit` and the next 31.
-TESSERA_INLINE uint32_t tree_bits(const Params& p, const char* row, int64_t bit) {
-  const int64_t at = bit >> 5;
-  const auto word = [&](int64_t n) TESSERA_LAMBDA_INLINE {
-    return n >= 0 && n < p.tree_words ? *reinterpret_cast<const uint32_t*>(row + p.tree_mask_word * n) : ~0u;
-  };
-  return static_cast<uint32_t>((uint64_t{word(at + 1)} << 32 | word(at)) >> (bit & 31));
-}
-
-// The last key that has no bit, and so is visible to all queries that see it by position.
-TESSERA_INLINE int64_t last_before_tree(const Sequence& sequence) {
-  return max_of<int64_t>(sequence.sk - sequence.sq, 0) - 1;
-}
-
 // As if no key had been seen.
 TESSERA_INLINE void forget_softmax(Tile& tile) {
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
@@ -169,8 +147,8 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
     some_high = max_of(some_high, high | blind);
     all_low = max_of(all_low, low), all_high = min_of(all_high, high);
   }
-  tile.some_low = some_low, tile.some_high = some_high, tile.all_low = all_low, tile.all_high = all_high;
-  if (p.tree_mask) tile.all_high = min_of(tile.all_high, static_cast<int32_t>(last_before_tree(sequence)));
+  tile.some_low = some_low, tile.some_high = some_high, tile.all_low = all_low;
+  tile.all_high = static_cast<int32_t>(last_full_key(p, sequence, all_high));
 }
 
 TESSERA_INLINE char* row_at(const RowTensor& tensor, const Tile& tile, int64_t lane) {
@@ -187,10 +165,6 @@ TESSERA_INLINE void rows_of(Char* (&rows)[kBlockM], const RowTensor& tensor, con
   }
   char* row = row_at(tensor, tile, 0);
   for (int64_t lane = 0; lane < tile.count; ++lane, row += tensor.row) rows[lane] = row;
-}
-
-TESSERA_INLINE char* score_row_at(const ScoreTensor& tensor, const Tile& tile, int64_t lane, int64_t query) {
-  return tensor.data + tensor.batch * tile.batch + tensor.head * tile.head[lane] + tensor.row * query;
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-// tessera_aot FOLDER [ARCH...]: the prebuilt kernels into FOLDER, of every architecture or of those given (90 is sm_90a), and
-// nothing else there.
-// tessera_aot --sources FOLDER [ARCH...]: instead what would be compiled, as FOLDER/sm_90a/0007-fwd_sm90.cu, for
-// scripts/compare_sass.py. Needs no compiler.
+// tessera_aot FOLDER [ARCH...]: writes the prebuilt kernels of every architecture, or of the given ones (90 is sm_90a),
+// to FOLDER, and removes all other kernels there. tessera_aot --sources FOLDER [ARCH...]: writes the sources that would
+// be compiled instead, as FOLDER/sm_90a/0007-fwd_sm90.cu, for scripts/compare_sass.py. This needs no compiler.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

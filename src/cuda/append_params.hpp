@@ -1,4 +1,4 @@
-// A checked tessera_append as its kernel reads it.
+// Converts a validated tessera_append to its kernel's config and params.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// By 16 bytes where all that is loaded and stored starts at a multiple of them.
+// Accesses are 16 bytes wide if all loaded and stored parts start at multiples of 16 bytes.
 inline AppendConfig append_config(const tessera_append_call& call) {
   const core::AppendSizes size = core::sizes(call);
   const AppendConfig aligned{static_cast<Dtype>(call.k.layout.dtype), true};
@@ -82,7 +82,7 @@ inline AppendParams append_params(const tessera_append_call& call, const AppendC
   p.ways[kValues] = way(call.v, call.v_cache, size.heads_kv, 0, size.head_dim_v, false);
   p.ways[kRotatedQueries] = way(call.q, q_out, size.heads_q, 0, size.rotary_dim, true);
   p.ways[kCopiedQueries] = way(call.q, q_out, size.heads_q, size.rotary_dim, in_place ? 0 : copied, false);
-  // As many tokens a block as give each of its threads a unit.
+  // As many tokens per block as give each thread a unit.
   const auto fill_block = [&](int first, int last, int& tokens, int& units) {
     int of_token = 0;
     for (int n = first; n <= last; ++n) of_token += p.ways[n].units.value;

@@ -1,4 +1,4 @@
-// The launches, one function a kernel: what a config is compiled into, and a params struct to launch it with.
+// One launch function per kernel: each takes the kernel's config and params struct.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda {
 
-// How each kernel is compiled. `smem_bytes` is its SharedMemoryPlan's size.
+// How each kernel is compiled. `smem_bytes` is the size of its SharedMemoryPlan.
 KernelSpec spec_of(const FwdConfig& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config, bool turns);
@@ -33,9 +33,9 @@ KernelSpec fwd_fa1_spec_of(const FwdConfig& config);
 KernelSpec bwd_fa1_spec_of(const BwdConfig& config);
 
 inline constexpr int32_t kHopper = 90;                // the first architecture with bulk copies (TMA)
-inline constexpr int kHopperSharedBytes = 227 << 10;  // of shared memory that a block of it may have
+inline constexpr int kHopperSharedBytes = 227 << 10;  // shared memory available to a block on Hopper
 
-// As each family's layout has it (config.hpp of its device code).
+// By each family's layout (config.hpp of its device code).
 int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const FwdSm90D512Config& config);
@@ -46,7 +46,7 @@ int64_t smem_bytes(const BwdSm90D256Config& config);
 int64_t smem_bytes(const BwdSm90D512Config& config);
 int64_t smem_bytes(const StandardProductConfig& config);
 
-// Each joins the call's launches.
+// Each adds a launch to the call's list.
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches);

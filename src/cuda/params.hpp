@@ -1,4 +1,4 @@
-// From a checked plan and device pointers to what kernels read.
+// Converts a checked plan and device pointers to kernel params.
 #pragma once
 
 #include "core/buffers.hpp"
@@ -9,34 +9,34 @@
 namespace tessera::cuda {
 
 using core::divide_up;
-inline constexpr int64_t kWorkspaceAlignment = 64;  // of a part of the workspace, bytes
+inline constexpr int64_t kWorkspaceAlignment = 64;  // of each part of the workspace, in bytes
 constexpr int64_t padded_to(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 RowTensor row_tensor(const tessera_layout& layout, const void* data);
 StatTensor stat_tensor(const tessera_layout& layout, const void* data);
 ScoreTensor score_tensor(const tessera_layout& layout, const void* data);
 
-// Every row starts at a multiple of 16 bytes.
+// True if every row starts at a multiple of 16 bytes.
 bool rows_aligned(const tessera_layout& layout, const void* data);
 
-// The queries of the whole batch.
+// The number of queries of the whole batch.
 int64_t rows_total(const tessera_plan& plan);
 
-// What is done to a score, as a kernel is compiled for it.
+// The options of a score that a kernel is compiled for.
 ScoreConfig score_config(const tessera_problem& problem);
-// Of a kernel that takes a block mask by lists, not score by score.
+// The same for a kernel that reads a block mask as lists instead of testing each score.
 ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
 
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
 
 void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers);
 
-// A merge of partial results: tessera_combine's, or a launch's after others.
+// A merge of partial results, by tessera_combine or after the launches of a call.
 CombineConfig combine_config(const tessera_combine_call& t);
 CombineParams combine_params(const tessera_combine_call& t);
 
-// Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/packed_slots.cuh). `rows_a_query` heads
-// are packed into a query's rows.
+// The number of tiles of `block` rows: per sequence or, packed, padded tile indices of the batch
+// (attention/packed_slots.cuh). `rows_a_query` heads are packed into the rows of a query.
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block);
 
 }  // namespace tessera::cuda

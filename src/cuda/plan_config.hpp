@@ -1,4 +1,5 @@
-// What a family has decided for a plan: a plain struct of its own, kept in the plan's bytes. A launch reads it and decides nothing.
+// A family's decisions for a plan: its own plain struct, stored in the plan's bytes. A launch reads it and decides
+// nothing.
 #pragma once
 
 #include <cstring>
@@ -8,7 +9,7 @@
 
 namespace tessera::cuda {
 
-// That a family of forward kernels fills at most: mixed_sm90 keeps its own decisions after another's.
+// Maximum for a family of forward kernels: mixed_sm90 stores its own decisions after those of another family.
 inline constexpr size_t kForwardConfigBytes = 472;
 
 template <class Config>

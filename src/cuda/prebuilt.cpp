@@ -16,7 +16,7 @@ namespace tessera::cuda {
 namespace {
 
 tessera_device device_of(int32_t arch) {
-  constexpr int32_t kMultiprocessors = 132;  // of a large GPU: they decide whether one query row's keys are split
+  constexpr int32_t kMultiprocessors = 132;  // of a large GPU; they decide whether the keys of one query row are split
   tessera_device device{};
   if (const tessera_status status = tessera_device_cuda_arch(arch, &device); status.code != TESSERA_OK) {
     throw std::invalid_argument(status.message);
@@ -28,7 +28,7 @@ tessera_device device_of(int32_t arch) {
 constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
 
-// ---- what a row launches ----
+// ---- launches of a row ----
 
 tessera_layout contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
   tessera_layout layout{};
@@ -68,7 +68,7 @@ tessera_problem problem_of(const PrebuiltRow& row, int32_t dtype, int64_t keys =
   return p;
 }
 
-// The same queries and keys as those of several sequences.
+// The same queries and keys as several packed sequences.
 tessera_problem packed(tessera_problem p) {
   for (tessera_layout* tensor : {&p.q, &p.k, &p.v, &p.o}) {
     const int64_t* shape = tensor->shape;
@@ -80,7 +80,7 @@ tessera_problem packed(tessera_problem p) {
   return p;
 }
 
-// The same with as many keys of each sequence as a tensor says.
+// The same with a tensor of key lengths.
 tessera_problem with_key_lengths(tessera_problem p) {
   p.seqused_k = contiguous(TESSERA_INT32, {p.q.shape[0]});
   return p;
@@ -113,26 +113,26 @@ struct Planned {
   const Family* family;
   std::vector<KernelSpec> launches;
 };
-// A family of one architecture is asked for by name there, whichever family comes before it.
+// A family for one architecture is requested by name there, even if another family has precedence.
 Planned plan_of(const Family& of, const tessera_problem& problem, int32_t arch) {
   tessera_device device = device_of(arch);
   tessera_plan plan;
   tessera_status status{TESSERA_UNSUPPORTED, {}};
   if (of.supports.newest_arch == arch) {
-    device.kernel = of.kernel;
+    core::set_family(device, of);
     status = tessera_make_plan(&problem, &device, &plan);
   }
   if (status.code != TESSERA_OK) {
-    device.kernel = TESSERA_KERNEL_AUTO;
+    device = device_of(arch);
     status = tessera_make_plan(&problem, &device, &plan);
   }
   LaunchList list;
   if (status.code == TESSERA_OK) status = lower(plan, tessera_buffers{}, nullptr, list);
   if (status.code != TESSERA_OK) throw std::logic_error(status.message);
-  return {find_family(plan.kernel), collect(list)};
+  return {find_family(plan.family), collect(list)};
 }
 
-// Of a kernel that a problem of `row` launches: its own limits, or those of the row of the family that has taken it.
+// Limits of a kernel that a problem of `row` launches: its own, or those of the row of the family that has chosen it.
 Limits limits_of(const KernelSpec& spec, const Family& family, const PrebuiltRow& row) {
   if (spec.limits.registers > 0) return spec.limits;
   for (const PrebuiltRow& own : family.prebuilt) {
@@ -161,7 +161,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
       }
     }
   }
-  // Parts that a caller merges are often float32, and so is what comes out.
+  // The parts that a caller merges are often float32, and so is the result.
   const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32, false});
   add(merge, merge.limits);
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {

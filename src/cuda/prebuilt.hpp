@@ -1,5 +1,5 @@
-// The kernels that most calls need: compiled ahead of time by `make aot` and `tessera cache warm`, and by a test that
-// holds each of them to what its row allows.
+// The kernels that most calls need. They are compiled ahead of time by `make aot` and `tessera cache warm`, and a test
+// checks each of them against the limits of its row.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ struct PrebuiltKernel {
   Limits limits;
 };
 
-// The rows hold for this compiler to the byte. Others, from 12.8 to 13.5, allocate registers differently: the most that one was
-// seen to spill beyond a row was 204 bytes (13.5, sm_100), the most stack 40.
+// The rows are exact for this compiler. Other versions, 12.8 to 13.5, allocate registers differently: the largest
+// excess seen over a row was 204 bytes of spills (13.5, sm_100) and 40 bytes of stack.
 inline constexpr int32_t kRowsCompiler = 13000;
 inline constexpr int32_t kOtherSpillBytes = 256, kOtherStackBytes = 64;
 
-// What the families' prebuilt problems launch on a GPU of an architecture, each kernel once.
+// The kernels that the families' prebuilt problems launch on a GPU of an architecture, each once.
 std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch);
 
-// Every architecture that `make aot` compiles for, ascending.
+// Every architecture that `make aot` compiles for, in ascending order.
 std::vector<int32_t> prebuilt_archs();
 
 struct Warmed {
@@ -39,7 +39,7 @@ struct Warmed {
   double seconds;
 };
 
-// Compiles the kernels of `archs` into `cache`, those that are not there. Stops at the first error.
+// Compiles those kernels of `archs` into `cache` that it lacks. Stops at the first error.
 tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report);
 
 }  // namespace tessera::cuda

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "core/geometry.hpp"
+#include "core/score/bound.hpp"
 
 namespace tessera::cuda {
 namespace {
 
-// In the order in which they are asked: the faster first.
 constexpr const Family* kFamilies[] = {&kDecodeSm90,   &kMixedSm90, &kFwdSm90, &kFwdSm80,     &kBwdSm90,    &kBwdSm80,
                                        &kSharedPrefix, &kFwdFa1,    &kBwdFa1,  &kFwdStandard, &kBwdStandard};
 
@@ -26,10 +26,20 @@ std::string dtypes_text(uint32_t dtypes) {
 
 std::span<const Family* const> families() { return kFamilies; }
 
-const Family* find_family(int32_t kernel) {
-  const auto found =
-      std::ranges::find_if(kFamilies, [kernel](const Family* family) { return family->kernel == kernel; });
+const Family* find_family(std::string_view name) {
+  const auto found = std::ranges::find_if(kFamilies, [name](const Family* family) { return family->name == name; });
   return found == std::end(kFamilies) ? nullptr : *found;
+}
+
+const Family* cheapest(std::span<const Family* const> among, const tessera_plan& plan) {
+  const Family* best = nullptr;
+  double least = 0;
+  for (const Family* family : among) {
+    if (!family->refuse(plan).empty()) continue;
+    const double us = family->estimate_us(plan);
+    if (!best || us < least) best = family, least = us;
+  }
+  return best;
 }
 
 std::string refusal(const Supports& supports, const tessera_plan& plan) {
@@ -45,6 +55,7 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!(supports.dtypes >> p.q.dtype & 1)) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
+  if (core::score::has_program(plan)) return "score programs: not supported";
   // shared_prefix alone reads them, and asks the others for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   for (int t = 0; t < core::kNumTensors; ++t) {

@@ -1,4 +1,4 @@
-// What is done with a call as a whole.
+// Operations on a whole call.
 #include <cstdio>
 
 #include "core/fields.hpp"
@@ -14,8 +14,8 @@
 namespace tessera::cuda {
 
 tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
-  const Family* const family = find_family(plan.kernel);
-  if (!family) return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
+  const Family* const family = find_family(plan.family);
+  if (!family) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
   return family->lower(plan, buffers, workspace, launches);
 }
 
@@ -29,7 +29,7 @@ tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, voi
 
 std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool aligned) {
   constexpr uintptr_t kNotAligned = 8;
-  tessera_buffers buffers{};  // whose addresses are looked at, and not what lies there
+  tessera_buffers buffers{};  // only the addresses are used, not the data
   for (const core::TensorField& field : core::kTensorFields) {
     if (!aligned) field.set_pointer(buffers, reinterpret_cast<const void*>(kNotAligned));
   }
@@ -48,7 +48,7 @@ std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool alig
   return launches;
 }
 
-// The data's addresses are not known: the kernels are those for rows that are aligned wherever the strides allow it.
+// The data's addresses are unknown: these are the kernels for rows that are aligned wherever the strides allow it.
 tessera_status prepare(const tessera_plan& plan) {
   LaunchList list;
   TESSERA_RETURN_IF_ERROR(lower(plan, tessera_buffers{}, nullptr, list));

@@ -1,6 +1,7 @@
-// tessera_tiles: the tables of tiles of all kernel families, as JSON.
-// tessera_tiles --fits: of each line "head_dim head_dim_v block_n consumers k_stages v_stages q_stages cluster" on stdin,
-// whether that is a tile of fwd_sm90, chunks of O, bytes of shared memory: "1 2 197632". For scripts/search_fwd_sm90.py.
+// tessera_tiles: prints the tile tables of all kernel families as JSON.
+// tessera_tiles --fits: for each line "head_dim head_dim_v block_n consumers k_stages v_stages q_stages cluster" on
+// stdin, prints whether it is a tile of fwd_sm90, chunks of O, bytes of shared memory: "1 2 197632". For
+// scripts/search_fwd_sm90.py.
 #include <cstdio>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// How a family's table of tiles prints itself: JSON, for the scripts that search and document tiles (tessera_tiles).
+// Prints a family's tile table as JSON, for the scripts that search and document tiles (tessera_tiles).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-// A value in JSON; texts are identifiers, which need no escapes.
+// A JSON value; texts are identifiers, which need no escapes.
 struct JsonValue {
   std::string text;
   JsonValue(int64_t value) : text(std::to_string(value)) {}
@@ -35,7 +35,7 @@ inline std::string json_object(std::initializer_list<JsonField> fields) {
   return text + "}";
 }
 
-// [ each(row), ... ], a row a line.
+// [ each(row), ... ], one row per line.
 template <class Rows, class Each>
 std::string json_array(const Rows& rows, Each&& each) {
   std::string text;

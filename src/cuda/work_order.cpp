@@ -8,15 +8,15 @@
 namespace tessera::cuda {
 namespace {
 
-// The most keys that a block has if the tiles of the last `tail` heads are one section and the others are laid out in pairs.
-// Loads are linear in a block's number between those that are looked at.
+// The most keys that a block processes if the tiles of the last `tail` heads form one section and the others are laid
+// out in pairs. Loads are linear in a block's number between the blocks that are evaluated.
 int64_t largest_load(const TileGrid& grid, int64_t tail) {
   const int64_t blocks = grid.blocks, tail_tiles = tail * grid.tiles;
   const int64_t pairs = (grid.heads - tail) * grid.tiles / 2, rounds = pairs / blocks, left_over = pairs % blocks;
   const int64_t pair_keys = 2 * grid.fixed_keys + (grid.tiles + 1) * grid.tile_keys;
   // The incomplete round of pairs, which the section fills up, is the section's first round and runs forwards.
   const int64_t section_rounds = (left_over + tail_tiles) / blocks, left = (left_over + tail_tiles) % blocks;
-  const int64_t edge = section_rounds % 2 ? blocks - left : left;  // of the last round
+  const int64_t edge = section_rounds % 2 ? blocks - left : left;  // in the last round
   int64_t largest = 0;
   for (const int64_t block : {int64_t{0}, left_over - 1, left_over, blocks - 1, edge - 1, edge}) {
     if (block < 0 || block >= blocks) continue;
@@ -31,8 +31,8 @@ int64_t largest_load(const TileGrid& grid, int64_t tail) {
   return largest;
 }
 
-// Heads of the section that ends the grid: between one and two rounds' worth of pairs, so that its keys and values are at
-// most twice those that pairs have in use; of these the number that leaves the blocks the most alike.
+// Heads of the section that ends the grid: between one and two rounds of pairs, so that its keys and values are at most
+// twice those in use by pairs. Among these, the number with the smallest largest load.
 int64_t tail_of(const TileGrid& grid) {
   constexpr int64_t kCandidates = 32;
   const int64_t least = divide_up(2 * grid.blocks, grid.tiles);
@@ -57,14 +57,14 @@ WorkOrder make_order(const TileGrid& grid, int64_t paired, int64_t section, int6
   return order;
 }
 
-// All heads in sections alike, of at most so many bytes of keys and values.
+// All heads in sections of equal size, with at most `most_bytes` of keys and values each.
 WorkOrder sections_of(const TileGrid& grid, int64_t most_bytes) {
   const int64_t fit = std::max<int64_t>(1, most_bytes / std::max<int64_t>(1, grid.head_bytes)) * grid.group;
   const int64_t section = divide_up(grid.heads, divide_up(grid.heads, fit));
   return make_order(grid, 0, section, divide_up(grid.heads, section));
 }
 
-// The most keys that a block has in the first rounds, which repeat, as a multiple of the mean.
+// The most keys that a block processes in the first rounds, which repeat, as a multiple of the mean.
 double largest_of_mean(const TileGrid& grid, const WorkOrder& order) {
   constexpr int kRounds = 16;
   const int blocks = static_cast<int>(grid.blocks), end = std::min(work_tiles(order), kRounds * blocks);
@@ -79,15 +79,16 @@ double largest_of_mean(const TileGrid& grid, const WorkOrder& order) {
   return static_cast<double>(largest) * blocks / static_cast<double>(all);
 }
 
-// The smallest sections, unless their rounds leave blocks more uneven than larger ones do by what these cost: one of about a round gives the
-// same blocks the largest tiles each time, since rounds and sections turn around together.
+// The smallest sections, unless larger ones balance the blocks better by more than kCost, the slowdown of larger
+// sections. Sections of about one round give the same blocks the largest tiles each time, since rounds and sections
+// reverse direction together.
 WorkOrder sections_of(const TileGrid& grid) {
   constexpr int64_t kSmallest = int64_t{16} << 20, kLarger[] = {int64_t{24} << 20, int64_t{32} << 20};
   constexpr double kCost = 1.04;
   WorkOrder best = sections_of(grid, kSmallest);
   double least = largest_of_mean(grid, best) / kCost;
   for (const int64_t bytes : kLarger) {
-    if (least <= 1) break;  // no order's largest is below the mean
+    if (least <= 1) break;  // no order has a maximum below the mean
     const WorkOrder order = sections_of(grid, bytes);
     const double load = largest_of_mean(grid, order);
     if (load < least) best = order, least = load;
@@ -97,15 +98,15 @@ WorkOrder sections_of(const TileGrid& grid) {
 
 }  // namespace
 
-// Pairs share the work out evenly and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
-// But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
-// swizzled for the L2 cache: sections of as many heads as have 16 MiB of keys and values, which stay in the cache while the
-// section's tiles pass by (query heads that share keys count once): 1 to 5 % faster than sections of 32 MiB on an H200, 9 % on an H100
-// (docs/lab/fwd_sm90.md).
+// Pairs balance the work and keep few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, length
+// 2048. But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 TFLOP/s at
+// D = 64, length 512. These use the L2 swizzle: a section has as many heads as fit 16 MiB of keys and values (query
+// heads that share keys count once), which stay in the cache while the section's tiles run. Such sections are 1 to
+// 5 % faster than sections of 32 MiB on an H200, 9 % on an H100 (docs/lab/fwd_sm90.md).
 WorkOrder order_of(const TileGrid& grid) {
   constexpr int64_t kPairedHeadBytes = int64_t{512} << 10;
   if (grid.equal || grid.blocks >= grid.tiles * grid.heads) {
-    return make_order(grid, 0, 1, grid.heads);  // any order will do: tiles cost the same, or a block has one
+    return make_order(grid, 0, 1, grid.heads);  // the order does not matter: tiles cost the same, or each block has one
   }
   if (grid.head_bytes < kPairedHeadBytes) return sections_of(grid);
   const int64_t section = grid.packed ? 0 : tail_of(grid);
@@ -118,7 +119,7 @@ bool is_causal(const tessera_problem& problem) {
 }
 
 int64_t persistent_blocks(const tessera_plan& plan, int64_t work_tiles, int64_t resident) {
-  constexpr int64_t kTilesOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
+  constexpr int64_t kTilesOfABlock = 4, kMostBlocks = 16;  // tiles per block; blocks per multiprocessor
   int64_t blocks = resident;
   if (core::packed_q(plan.problem)) {
     blocks *= std::clamp<int64_t>(work_tiles / (kTilesOfABlock * resident), 1, kMostBlocks);

@@ -1,5 +1,5 @@
-// Persistent blocks: how many there are, and the order in which they take work tiles: the numbers that
-// attention/work_order.hpp reads.
+// Persistent blocks: their number, and the order in which they process work tiles (the numbers of
+// attention/work_order.hpp).
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace tessera::cuda {
 
 // The work tiles of a grid.
 struct TileGrid {
-  int64_t tiles, heads;  // as WorkOrder has them
-  bool equal;            // in size
-  bool packed;           // tiles are slots, and which are large is not known
-  int64_t group;         // heads that share keys and values
-  int64_t head_bytes;    // of these
-  int64_t tile_keys;     // that a tile sees and the next smaller one does not
-  int64_t fixed_keys;    // what every tile costs beside
+  int64_t tiles, heads;  // as in WorkOrder
+  bool equal;            // all tiles cost the same
+  bool packed;           // tiles are padded tile indices, and the large ones are unknown
+  int64_t group;         // query heads that share keys and values
+  int64_t head_bytes;    // bytes of keys and values per KV head
+  int64_t tile_keys;     // keys that a tile sees beyond those of the next smaller one
+  int64_t fixed_keys;    // additional cost of every tile, in keys
   int64_t blocks;        // of the grid
 
   bool operator==(const TileGrid&) const = default;
@@ -25,16 +25,17 @@ struct TileGrid {
 
 WorkOrder order_of(const TileGrid& grid);
 
-// Whether later queries see more keys, under a causal mask or a window without a left edge: work tiles differ in cost.
+// True if later queries see more keys, by a causal mask or a window without a left edge: work tiles then differ in
+// cost.
 bool is_causal(const tessera_problem& problem);
 
-// How many blocks a grid of `work_tiles` has on a GPU that holds `resident` at a time; each takes work tiles until there are
-// no more. Which tiles of a packed batch are long only the GPU knows: there a multiprocessor gets several blocks of a few
-// tiles each, the next when one ends.
+// The number of blocks for `work_tiles` tiles on a GPU that holds `resident` blocks at a time; each block processes
+// tiles until none is left. Only the GPU knows which tiles of a packed batch are long, so there each multiprocessor
+// gets several blocks of a few tiles each, one after another.
 int64_t persistent_blocks(const tessera_plan& plan, int64_t work_tiles, int64_t resident);
 
-// The order of a plan's work tiles: `tiles` a head as above, each of `rows` query rows. `fixed_keys`: what it costs to decode
-// a tile's index and to store its rows, in keys.
+// The order of a plan's work tiles: `tiles` per head as above, each of `rows` query rows. `fixed_keys`: the cost, in
+// keys, of decoding a tile's index and storing its rows.
 WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
                    int64_t blocks);
 

@@ -1,4 +1,4 @@
-// The C interface: rules of a problem for ranks, the choice of a strategy, and schedules as one block of data.
+// The C interface: rules of a problem for ranks, the choice of a strategy, and schedules as a single block of data.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -57,7 +57,7 @@ tessera_status check_model(tessera_ranks_problem& p) {
   return check_range("ranks_per_host", p.ranks_per_host, 1, kMaxRanks);
 }
 
-// Rows that divide over the ranks; what is accepted instead stands in the message.
+// The rows must divide over the ranks; the message states what is accepted instead.
 tessera_status check_rows(const tessera_ranks_problem& p) {
   int64_t rows = 0;
   for (int64_t s = 0; s < p.num_sequences; ++s) {
@@ -115,7 +115,7 @@ tessera_status check(tessera_ranks_problem& p) {
 
 // ---- choice ---------------------------------------------------------------------------------------------------------
 
-// Why heads do not divide over so many ranks; "" where they do.
+// Why the heads do not divide over `head_ranks` ranks; "" if they do.
 std::string refuse_heads(const tessera_ranks_problem& p, int32_t head_ranks) {
   char text[sizeof tessera_ranks_answer::reason] = "";
   if (p.heads_q % head_ranks != 0) {

@@ -1,4 +1,4 @@
-// What causal and windows leave visible of a range of queries against a range of keys, by positions in one sequence.
+// The visible part of a range of queries with a range of keys, by causal mask and window, in positions of one sequence.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Visible {
   Range q, k;
 };
 
-// Both ranges without the queries that see nothing and the keys that no query sees. None: nothing is visible.
+// Both ranges without the queries that see no key and the keys that no query sees. nullopt if nothing is visible.
 inline std::optional<Visible> cut_to_visible(const Band& band, Range q, Range k) {
   if (q.length() <= 0 || k.length() <= 0) return std::nullopt;
   if (band.left >= 0) k.begin = std::max(k.begin, q.begin - band.left);
@@ -42,7 +42,7 @@ inline int64_t sum_of_min(Range range, int64_t offset, int64_t limit) {
   return rising * (range.begin + offset) + rising * (rising - 1) / 2 + (range.end - turn) * limit;
 }
 
-// Visible (query, key) pairs of ranges that cut_to_visible has cut.
+// Visible (query, key) pairs of ranges cropped by cut_to_visible.
 inline int64_t visible_area(const Band& band, const Visible& v) {
   const int64_t ends = band.right < 0 ? v.q.length() * v.k.end : sum_of_min(v.q, band.right + 1, v.k.end);
   const int64_t begins =
@@ -50,8 +50,8 @@ inline int64_t visible_area(const Band& band, const Visible& v) {
   return ends - begins;
 }
 
-// The band as the window of a call on these ranges alone, measured from their bottom-right corner; -1 where it hides
-// nothing.
+// The band as the window of a call on these ranges only, measured from their bottom-right corner; -1 on a side where it
+// hides nothing.
 inline Band local_band(const Band& band, const Visible& v) {
   const int64_t corner = v.q.end - v.k.end;
   const bool cuts_left = band.left >= 0 && v.q.end - 1 - band.left > v.k.begin;

@@ -1,4 +1,4 @@
-// A plan for ranks and a rank's schedule, in words and as JSON.
+// A plan for ranks and a rank's schedule, as text and as JSON.
 #include <algorithm>
 #include <cinttypes>
 #include <string>
@@ -17,7 +17,7 @@ using core::print;
 
 std::string ms(double us) { return print("%.3g", us * 1e-3); }
 
-// ---- words ----------------------------------------------------------------------------------------------------------
+// ---- text -----------------------------------------------------------------------------------------------------------
 
 std::string mask_text(const tessera_ranks_problem& p) {
   const auto side = [](int64_t keys) { return keys < 0 ? std::string("all") : print("%" PRId64, keys); };
@@ -92,7 +92,7 @@ std::string pair_text(const RankSchedule& all, const tessera_rank_pair& pair) {
                    : "");
 }
 
-constexpr size_t kMostListed = 4;  // more are counted
+constexpr size_t kMostListed = 4;  // more chunks are counted, not listed
 
 std::string joined(const std::vector<std::string>& texts, const char* plural, const char* separator = ", ") {
   if (texts.size() > kMostListed) return print("%zu %s", texts.size(), plural);
@@ -311,7 +311,7 @@ std::string to_json(const tessera_ranks_plan& plan, int32_t rank) {
   return json.take();
 }
 
-// 0 when memory runs out: nothing may leave through the C interface.
+// Returns 0 if memory runs out: no exception may leave the C interface.
 template <class Make>
 size_t write(const tessera_ranks_plan* plan, int32_t rank, char* text, size_t size, Make make) {
   if (text && size > 0) text[0] = '\0';

@@ -15,7 +15,7 @@ struct Part {  // rows of one sequence
   Range rows;
 };
 
-// Rows [begin, end) of all sequences, one after another, cut where a sequence ends.
+// Rows [begin, end) of the concatenated sequences, cut where a sequence ends.
 void add_rows(const tessera_ranks_problem& p, Range rows, int32_t rank, std::vector<tessera_chunk>& chunks) {
   int64_t first = 0;
   for (int64_t s = 0; s < p.num_sequences; first += p.lengths[s++]) {
@@ -26,15 +26,15 @@ void add_rows(const tessera_ranks_problem& p, Range rows, int32_t rank, std::vec
 
 // ---- planned --------------------------------------------------------------------------------------------------------
 
-// What one rank gets together: a whole sequence, or its chunks j and 2m - 1 - j of 2m.
+// Rows that are assigned to one rank together: a whole sequence, or its chunks j and 2m - 1 - j of 2m.
 struct Item {
   double area;
   int64_t rows;
   std::vector<Part> parts;
 };
 
-// Areas are causal ones whatever the mask, so that rows lie where they lie for every call: without a mask a sequence's
-// area is twice that, and a narrow window's is in proportion to rows, which are equal.
+// Areas are causal whatever the mask is, so that the layout of rows is the same for every call: without a mask a
+// sequence's area is twice the causal one, and with a narrow window it is proportional to rows, which are balanced.
 constexpr Band kCausal{-1, 0};
 
 Item item_of(const tessera_ranks_problem& p, std::vector<Part> parts) {
@@ -47,8 +47,8 @@ Item item_of(const tessera_ranks_problem& p, std::vector<Part> parts) {
   return item;
 }
 
-// A sequence whose area is more than a kShare-th of a rank's is cut for so many ranks that their shares are less. More cuts
-// are no better once areas are evened out.
+// A sequence whose area exceeds 1 / kShare of a rank's area is cut for enough ranks that each part is smaller. More
+// cuts do not help once areas are evened out.
 constexpr double kShare = 2;
 
 std::vector<Item> make_items(const tessera_ranks_problem& p) {
@@ -68,7 +68,7 @@ std::vector<Item> make_items(const tessera_ranks_problem& p) {
     }
     const Part all = item.parts[0];
     const int64_t unit =
-        std::max(std::min(p.chunk_rows, item.rows / (8 * ranks)), int64_t{1});  // of a small part of a chunk
+        std::max(std::min(p.chunk_rows, item.rows / (8 * ranks)), int64_t{1});  // small compared with a chunk
     const auto border = [&](int64_t n) {
       return n == 2 * ranks ? item.rows : item.rows * n / (2 * ranks) / unit * unit;
     };
@@ -85,8 +85,8 @@ double area_of(const tessera_ranks_problem& p, const tessera_chunk& chunk) {
   return item_of(p, {{chunk.sequence, {chunk.begin, chunk.begin + chunk.length}}}).area;
 }
 
-// The largest area first, to the rank that then has the least; what a rank has no room for is cut off, and is an item
-// again.
+// Assigns the item with the largest area first, to the rank with the least area. Rows that exceed the rank's room are
+// cut off and become a new item.
 std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per_rank) {
   std::vector<Item> items = make_items(p);
   double all_area = 0;
@@ -108,9 +108,9 @@ std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per
     queue.pop();
     size_t best = loads.size();
     double best_load = 0;
-    for (size_t r = 0; r < loads.size(); ++r) {  // where the item does not fit whole comes after all others
+    for (size_t r = 0; r < loads.size(); ++r) {  // ranks without room for the whole item come last
       if (loads[r].rows == rows_per_rank) continue;
-      // Its area when its other rows are filled with what is left, in the mean.
+      // The rank's area if its other rows are filled with average rows of the rest.
       const double room = static_cast<double>(rows_per_rank - loads[r].rows);
       const bool fits = loads[r].rows + next.rows <= rows_per_rank;
       const double load = loads[r].area + room * left_area / left_rows + (fits ? 0 : 4 * all_area);
@@ -138,8 +138,8 @@ std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per
   return chunks;
 }
 
-// Of the ranks with the most and the least area, the last rows of one's longest reach become the other's, for as many
-// first rows of its shortest: until areas are equal within 1 %, or as near as so many swaps bring them.
+// Between the ranks with the most and the least area, exchanges the last rows of the longest reach of one for as many
+// first rows of the shortest reach of the other, until areas are equal within 1 % or the number of swaps is exhausted.
 void even_out(const tessera_ranks_problem& p, std::vector<tessera_chunk>& chunks) {
   std::vector<double> areas(static_cast<size_t>(p.ranks), 0);
   double mean = 0;
@@ -156,8 +156,8 @@ void even_out(const tessera_ranks_problem& p, std::vector<tessera_chunk>& chunks
       if (chunk.rank == least - areas.begin() && (to == chunks.size() || chunk.begin < chunks[to].begin)) to = c;
     }
     tessera_chunk &heavy = chunks[from], &light = chunks[to];
-    // n rows lower the area by n (reach - n): the least n that moves half of the difference, or the most that can be
-    // moved.
+    // Moving n rows lowers the area by n (reach - n): takes the least n that moves half of the difference, or the n
+    // that moves the most.
     const auto reach = static_cast<double>(heavy.begin + heavy.length - light.begin);
     const double wanted = (*most - *least) / 2, root = reach * reach - 4 * wanted;
     const auto best = static_cast<int64_t>(root > 0 ? (reach - std::sqrt(root)) / 2 : reach / 2);
@@ -182,7 +182,7 @@ void sort(std::vector<tessera_chunk>& chunks) {
   });
 }
 
-// Two chunks of a rank that follow each other become one.
+// Joins consecutive chunks of a rank.
 void join(std::vector<tessera_chunk>& chunks) {
   sort(chunks);
   std::vector<tessera_chunk> joined;

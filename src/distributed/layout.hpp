@@ -1,4 +1,4 @@
-// Which rows each rank has.
+// The rows of each rank.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace tessera::distributed {
 
-// Chunks in the order of (sequence, begin), T / N rows of each rank. The problem was checked.
+// Chunks in the order of (sequence, begin), T / N rows for each rank. The problem is already checked.
 std::vector<tessera_chunk> make_chunks(const tessera_ranks_problem& problem);
 
 }  // namespace tessera::distributed

@@ -5,11 +5,11 @@
 namespace tessera::distributed {
 namespace {
 
-constexpr double kPerGiga_us = 1e-3;  // of 10^9 a second, in a microsecond's inverse
+constexpr double kPerGiga_us = 1e-3;  // microseconds per operation at 1 Giga-operation per second is 1e-3
 
 double microseconds(double bytes, double gbps) { return bytes / gbps * kPerGiga_us; }
 
-// Of the matrix products alone: forward two, backward five.
+// The time of the matrix products alone: two forward, five backward.
 double products_us(const tessera_ranks_problem& p, double area, double heads_q) {
   const bool backward = p.direction == TESSERA_BACKWARD;
   const double flops = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v) * area * heads_q *
@@ -17,8 +17,8 @@ double products_us(const tessera_ranks_problem& p, double area, double heads_q) 
   return flops / (backward ? p.tflops_backward : p.tflops_forward) * 1e-6;
 }
 
-// Bytes through device memory beside the products: rows that are packed for an exchange of heads and unpacked, partial
-// outputs that are merged (float32, read and written, and the new one read), partial gradients that are added.
+// Device-memory traffic beside the products: rows packed for an exchange of heads and unpacked, partial outputs merged
+// (float32, read and written, and the new one read), partial gradients added.
 double memory_bytes(const tessera_ranks_problem& p, const Heads& heads_q, int32_t rank, const Schedule& s,
                     const tessera_rank_step& step) {
   double bytes = 0;
@@ -37,7 +37,7 @@ double memory_bytes(const tessera_ranks_problem& p, const Heads& heads_q, int32_
   return bytes;
 }
 
-// The greater of what is sent and what is received, by the link that each goes by.
+// The greater of the times of sending and receiving, each over its own link.
 double exchange_us(const tessera_ranks_problem& p, int32_t rank, const Schedule& s, const tessera_rank_step& step) {
   double us[2] = {};
   for (int64_t t = step.first_transfer; t < step.first_transfer + step.num_transfers; ++t) {

@@ -1,4 +1,4 @@
-// A plan for ranks, as its printers see it.
+// A plan for ranks, as the printers use it.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ struct RankSchedule {
   Schedule schedule;  // with the model's times
 };
 
-// Whether this library made it, and nothing changed it or its lengths since.
+// True if this library made the plan, and neither it nor its lengths were changed since.
 bool is_plan(const tessera_ranks_plan* plan);
 RankSchedule schedule_of(const tessera_ranks_plan& plan, int32_t rank);
 

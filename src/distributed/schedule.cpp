@@ -97,7 +97,7 @@ std::vector<tessera_rank_pair> Mesh::pairs_of(const std::vector<Run>& queries, c
   return pairs;
 }
 
-// Below `row` and from it on: the row at which the area is halved.
+// Splits a pair at the row that halves its area: the rows below it, and the others.
 std::vector<tessera_rank_pair> Mesh::cut(const Band& band, const tessera_rank_pair& whole) {
   const Range q{whole.q_begin, whole.q_begin + whole.q_length}, k{whole.k_begin, whole.k_begin + whole.k_length};
   int64_t below = q.begin, above = q.end;
@@ -206,14 +206,14 @@ class Mesh::Builder {
     }
   }
 
-  // Of a tensor that travels: the heads that `rank` computes.
+  // The heads of a travelling tensor that `rank` computes.
   Heads heads(tessera_travels travels, int32_t rank) const {
     const bool kv = travels == TESSERA_TRAVELS_KV || travels == TESSERA_TRAVELS_D_KV;
     return kv ? mesh_.heads_kv(rank) : mesh_.heads_q(rank);
   }
 
-  // Within the group: `in`, every member's rows of the heads that the other computes; else what was computed of them,
-  // back.
+  // Within the group. `in`: sends every member its rows of the heads that it computes; otherwise returns the results
+  // for them.
   void exchange_rows(const std::vector<tessera_travels>& all, bool in) {
     begin_step();
     for (int64_t n = 1; n < mesh_.head_ranks_; ++n) {
@@ -232,21 +232,21 @@ class Mesh::Builder {
     }
   }
 
-  // K and V of the groups at `distance`, for the step that follows.
+  // K and V of the groups at `distance`, for the next step.
   void fetch_keys(int64_t distance) {
     const int64_t to = group_at(distance), from = group_at(-distance);
     move(false, peer_in(to), TESSERA_TRAVELS_KV, mesh_.seen(to, group_), mesh_.heads_kv(rank_), false);
     move(true, peer_in(from), TESSERA_TRAVELS_KV, mesh_.seen(group_, from), mesh_.heads_kv(rank_), false);
   }
 
-  // Partial dK and dV, to the owners of the keys; they were computed a step before.
+  // Partial dK and dV, computed one step before, to the owners of the keys.
   void return_gradients(int64_t distance) {
     const int64_t to = group_at(-distance), from = group_at(distance);
     move(false, peer_in(to), TESSERA_TRAVELS_D_KV, mesh_.seen(group_, to), mesh_.heads_kv(rank_), true);
     move(true, peer_in(from), TESSERA_TRAVELS_D_KV, mesh_.seen(from, group_), mesh_.heads_kv(rank_), true);
   }
 
-  // Backward, half of a rank's own pairs come last: the exchange of the last partial gradients is then under them.
+  // Backward, half of a rank's own pairs come last, so that they overlap the exchange of the last partial gradients.
   void ring(bool backward) {
     const std::vector<int64_t>& distances = mesh_.distances_;
     std::vector<tessera_rank_pair> first = mesh_.pairs_of(own_runs(), own_runs()), last;

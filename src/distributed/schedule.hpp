@@ -1,4 +1,4 @@
-// Each rank's list of steps: a pure function of a checked problem whose strategy is chosen.
+// Each rank's list of steps: a pure function of a checked problem with a chosen strategy.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ struct Heads {
 };
 
 // The ranks as a mesh: groups of head_ranks consecutive ranks share their rows and divide the heads. Ring and
-// all_gather are meshes of groups of one, all_to_all is one of a single group.
+// all_gather are meshes whose groups have one rank, all_to_all is a mesh of a single group.
 class Mesh {
  public:
   Mesh(const tessera_ranks_problem& problem, const std::vector<tessera_chunk>& chunks);
@@ -30,8 +30,8 @@ class Mesh {
   Heads heads_kv(int32_t rank) const;
 
  private:
-  using Chunks = std::vector<int64_t>;  // their numbers, ascending
-  struct Run {                          // chunks that follow each other in a sequence
+  using Chunks = std::vector<int64_t>;  // their indices, ascending
+  struct Run {                          // consecutive chunks of a sequence
     int32_t sequence;
     Range rows;
     int64_t chunk, chunks;
@@ -39,11 +39,11 @@ class Mesh {
   class Builder;
 
   std::vector<Run> runs_of(const Chunks& chunks) const;
-  // The chunks of group `keys` of which some query of group `queries` sees a key.
+  // The chunks of group `keys` with a key that some query of group `queries` sees.
   Chunks seen(int64_t queries, int64_t keys) const;
   std::vector<tessera_rank_pair> pairs_of(const std::vector<Run>& queries, const std::vector<Run>& keys) const;
   static std::vector<tessera_rank_pair> cut(const Band& band, const tessera_rank_pair& whole);
-  // A rank's own pairs in two halves of about the same area.
+  // Splits a rank's own pairs into two halves of about the same area.
   static void halve(const Band& band, std::vector<tessera_rank_pair>& first, std::vector<tessera_rank_pair>& last);
   tessera_rank_pair pair_of(const Run& queries, const Run& keys, const Visible& visible) const;
   bool sums_heads() const { return problem_.heads_kv % head_ranks_ != 0; }  // several ranks read one KV head
@@ -54,7 +54,7 @@ class Mesh {
   int64_t head_ranks_, groups_;
   std::vector<Chunks> chunks_of_rank_, chunks_of_group_;
   std::vector<std::vector<Run>> runs_of_group_;
-  std::vector<int64_t> distances_;  // of the groups whose keys a group's queries see, for any group
+  std::vector<int64_t> distances_;  // of groups whose keys a group's queries see, for any group
 };
 
 }  // namespace tessera::distributed

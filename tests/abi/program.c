@@ -1,5 +1,5 @@
-/* One query, two keys with equal scores: the output is the mean of their values. The structs stand between guards, which the
- * library may neither read nor write. */
+/* One query, two keys with equal scores: the output is the mean of their values. The structs are surrounded by guards
+ * that the library may neither read nor write. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +18,13 @@ BEGINS_AT(tessera_buffers, d_o, 120);
 BEGINS_AT(tessera_executor, stream, 24);
 BEGINS_AT(tessera_combine_call, lse, 8 + 3 * sizeof(tessera_tensor));
 BEGINS_AT(tessera_device, name, 72);
+BEGINS_AT(tessera_device, family, 136);
 BEGINS_AT(tessera_plan, problem, 24);
-BEGINS_AT(tessera_plan, device, 24 + 4096);
-BEGINS_AT(tessera_plan, workspace_bytes, 4504);
-BEGINS_AT(tessera_plan, config, 4552);
+BEGINS_AT(tessera_plan, device, 24 + 8192);
+BEGINS_AT(tessera_plan, workspace_bytes, 8600);
+BEGINS_AT(tessera_plan, config, 8648);
 typedef char device_size[sizeof(tessera_device) == 256 ? 1 : -1];
-typedef char plan_size[sizeof(tessera_plan) == 7168 ? 1 : -1];
+typedef char plan_size[sizeof(tessera_plan) == 15360 ? 1 : -1];
 
 enum { kGuardBytes = 256, kGuard = 0xAB };
 #define GUARDED(type)                 \

@@ -1,8 +1,8 @@
-"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision: python/tessera/compare/
-float64.py for whole tensors.
+"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision:
+python/tessera/compare/float64.py for whole tensors.
 
-`Plain` in float64 is what results are held against; in float32, with products' inputs rounded to a half precision where
-that is the dtype, it is the plain computation whose error bounds that of the program.
+`Plain` in float64 is the reference for results. In float32, with the inputs of products rounded to the half-precision
+dtype if there is one, it is the plain computation whose error bounds the program's error.
 """
 
 import importlib.util
@@ -55,7 +55,9 @@ def product(a, b):
 class Plain:
     """q [B, Sq, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]."""
 
-    def __init__(self, q, k, v, *, dtype="float64", scale=None, top_left=False, bias=None, alibi=None, sink=None, **options):
+    def __init__(
+        self, q, k, v, *, dtype="float64", scale=None, top_left=False, bias=None, alibi=None, sink=None, **options
+    ):
         self.work = work = np.float64 if dtype == "float64" else np.float32
         self.round = ROUND[dtype]
         q, k, v = (np.asarray(x, work).transpose(0, 2, 1, 3) for x in (q, k, v))
@@ -65,7 +67,8 @@ class Plain:
         diagonal = np.arange(rows) + (0 if top_left else keys - rows)
         self._inputs = (q, *(np.repeat(x, self.group, axis=1) for x in (k, v)), diagonal)
         self._options = dict(
-            options, scale=work(1 / np.sqrt(q.shape[-1]) if scale is None else scale), product=product, stored=self.round,
+            options, scale=work(1 / np.sqrt(q.shape[-1]) if scale is None else scale), product=product,
+            stored=self.round,
             bias=None if bias is None else np.asarray(bias, work),
             slope=None if alibi is None else np.asarray(alibi, work).reshape(-1, heads, 1, 1),
             sink=None if sink is None else np.asarray(sink, work).reshape(1, -1, 1, 1),
@@ -96,8 +99,8 @@ class Plain:
 
 
 def assert_close(result, exact, plain, dtype, ulps=4):
-    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in the
-    last place of the result's magnitude."""
+    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in
+    the last place of the result's magnitude."""
     result, exact, plain = (np.asarray(x, np.float64) for x in (result, exact, plain))
     assert result.shape == exact.shape
     hidden = np.isneginf(exact)

@@ -1,4 +1,4 @@
-// Every call that the other files get wrong, as it is meant.
+// The corrected version of every call in the other files.
 #include <cstddef>
 #include <span>
 

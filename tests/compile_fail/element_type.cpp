@@ -1,4 +1,4 @@
-// A view's elements are of a type that has a DType.
+// A view's element type must have a DType.
 #include "tessera/tessera.hpp"
 
 const char* wrong(tessera::TensorView<char> view) { return view.data(); }

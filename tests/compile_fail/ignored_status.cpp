@@ -1,4 +1,4 @@
-// A function named try_... answers with a status, which must be looked at.
+// A function named try_... returns a status, which must not be ignored.
 #include "tessera/tessera.hpp"
 
 void wrong(const tessera::Plan& plan) { tessera::try_forward(plan, {}, {}); }

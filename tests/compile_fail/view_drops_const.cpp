@@ -1,4 +1,4 @@
-// A view that may write cannot be had from one that may only read.
+// A writable view cannot be made from a read-only one.
 #include "tessera/tessera.hpp"
 
 tessera::TensorView<float> wrong(tessera::TensorView<const float> view) { return view; }

@@ -1,4 +1,5 @@
-// In front of a kernel's source: what CUDA C++ has beyond C++, and how such a kernel becomes a function of the host.
+// Included before a kernel's source: the extensions of CUDA C++ over C++, and the macro that turns such a kernel into a
+// function of the host.
 #pragma once
 
 #include <tuple>

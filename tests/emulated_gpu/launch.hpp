@@ -1,11 +1,12 @@
-// How a kernel of the emulated GPU is launched: the interface between the emulated driver and a kernel's shared object.
+// Launches of kernels of the emulated GPU: the interface between the emulated driver and a kernel's shared object.
 //
 // The emulated compiler appends TESSERA_EMULATED_KERNEL(SYMBOL) (kernel.hpp) to the source of a kernel
 //   extern "C" __global__ void SYMBOL(const __grid_constant__ Params p, ...)
 // which defines
 //   extern "C" int SYMBOL_emulated(const EmulatedLaunch*)
 //   extern "C" const EmulatedKernelInfo SYMBOL_info
-// The first runs the whole grid. 0: it ran. Else what went wrong is in `error_text`, if there is one, and on the standard error stream.
+// The first runs the whole grid and returns 0 on success. Otherwise the error is written to `error_text`, if not NULL,
+// and to standard error.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +16,9 @@ struct EmulatedLaunch {
   unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1},
            cluster[3] = {1, 1, 1};  // grid in blocks; cluster: __cluster_dims__
   unsigned smem_bytes = 0;          // dynamic
-  void* const* params = nullptr;    // as cuLaunchKernel's
-  unsigned multiprocessors = 1;     // blocks that are resident at once, at most; a cluster's are together
-  unsigned seed = 0;                // of everything that a GPU leaves open; 0: in order, and copies at once
+  void* const* params = nullptr;    // as for cuLaunchKernel
+  unsigned multiprocessors = 1;     // maximum of resident blocks; the blocks of a cluster are resident together
+  unsigned seed = 0;                // of all unspecified behaviour; 0: in order, and copies at once
   char* error_text = nullptr;
   size_t error_bytes = 0;
 };
@@ -26,8 +27,9 @@ using EmulatedKernel = int (*)(const EmulatedLaunch*);
 
 struct EmulatedKernelInfo {
   unsigned param_count;
-  const size_t* param_bytes;  // of each
+  const size_t* param_bytes;  // size of each parameter
 };
 
-// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is taken to be.
+// True if all of global memory from `address` on is allocated. Defined by the driver; without it every address counts
+// as allocated.
 extern "C" __attribute__((weak)) bool emulated_is_mapped(uint64_t address, size_t bytes);

@@ -1,7 +1,7 @@
-// What a kernel's declaration says of its launches, SYMBOL_bounds in the shared object: the emulated compiler writes it.
+// The launch bounds in a kernel's declaration, SYMBOL_bounds in the shared object; the emulated compiler writes it.
 #pragma once
 
 struct EmulatedLaunchBounds {
   unsigned threads, min_blocks;  // __launch_bounds__
-  unsigned cluster;              // __cluster_dims__(cluster, 1, 1); 1 without
+  unsigned cluster;              // __cluster_dims__(cluster, 1, 1); by default 1
 };

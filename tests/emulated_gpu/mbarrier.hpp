@@ -1,4 +1,5 @@
-// A barrier in shared memory that counts arrivals and bytes, in its 8 bytes. A phase ends when all arrivals and all bytes are there.
+// A barrier in shared memory that counts arrivals and bytes, stored in its 8 bytes. A phase ends when all arrivals and
+// all bytes have come.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-mbarrier
 #pragma once
 
@@ -15,13 +16,13 @@ class Mbarrier {
   explicit Mbarrier(int arrivals)
       : arrivals_(static_cast<uint16_t>(arrivals & kMostArrivals)), phase_(0), left_(arrivals_), bytes_(0) {}
 
-  // As far as its bits tell.
+  // As far as its bits show.
   bool initialised() const {
     return arrivals_ > 0 && left_ <= arrivals_ && bytes_ > -kMostBytes && bytes_ < kMostBytes;
   }
   int parity() const { return phase_; }
 
-  // "" or what is wrong.
+  // Returns "" or the error.
   const char* arrive() {
     if (left_ == 0) return "more arrivals than the phase has";
     --left_;

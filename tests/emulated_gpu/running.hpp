@@ -1,4 +1,4 @@
-// The thread that runs now: of all blocks of all grids there is one.
+// The thread that runs now: only one among all blocks of all grids.
 #pragma once
 
 struct EmulatedDim {

@@ -1,5 +1,5 @@
-// prepare_gpu_kernels: compiles every kernel that the case table, and so many of the fuzzer's cases, need on a GPU of an
-// architecture, into the cache and on all cores. No GPU is needed. The tests then run without compiling.
+// prepare_gpu_kernels: compiles every kernel that the case table and a number of the fuzzer's cases need on a GPU of an
+// architecture, into the cache and on all cores. Needs no GPU. The tests then run without compiling.
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
@@ -26,7 +26,7 @@ struct Failures {
   }
 };
 
-// Plans as the tests make them: layouts count (what is aligned), values do not.
+// Plans like those of the tests: layouts matter (alignment), values do not.
 void prepare(const Case& c, const tessera_device& gpu, bool comparison_alone, Failures& failures) {
   if (cpu_alone(c)) return;
   const Call call = make_call(make_inputs(c));

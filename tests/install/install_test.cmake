@@ -1,5 +1,5 @@
-# cmake -DWORK_DIR=... ... -P install_test.cmake: see CMakeLists.txt for the arguments. What `make install` builds and
-# installs, found and run by programs that know the prefix alone: LD_LIBRARY_PATH is not set.
+# cmake -DWORK_DIR=... ... -P install_test.cmake: see CMakeLists.txt for the arguments. Tests the files that `make
+# install` builds and installs, found and run by programs that know only the prefix: LD_LIBRARY_PATH is not set.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 

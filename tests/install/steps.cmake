@@ -1,4 +1,4 @@
-# run(WHAT COMMAND...): `output` is what it printed; any failure ends the test.
+# run(WHAT COMMAND...): `output` receives the command's output; any failure ends the test.
 function(run what)
   execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output ERROR_VARIABLE errors RESULT_VARIABLE result)
   if(NOT result EQUAL 0)

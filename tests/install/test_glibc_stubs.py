@@ -1,4 +1,4 @@
-"""scripts/glibc_stubs.py: what is linked against its libraries asks for no newer C library, and runs."""
+"""scripts/glibc_stubs.py: programs linked against its libraries need no newer C library, and run."""
 
 import ctypes
 import re

@@ -1,5 +1,5 @@
-"""cmake/prebuild_kernels.cmake: which NVRTC compiles the kernels of a wheel. A program that prints what it was given stands
-in for the one that compiles.
+"""cmake/prebuild_kernels.cmake: which NVRTC compiles the kernels of a wheel. A program that prints its arguments
+replaces the one that compiles.
 """
 
 import os

@@ -37,7 +37,8 @@ enum Data {
   kInfOnce,   // it holds an Inf
   kNanValue,  // one value in a hundred, and one two thirds into the sequence, hold a NaN
   kNanDO,     // some rows of dO hold a NaN
-  kHugeBias,  // rows of the bias are the lowest or largest numbers of its dtype, or such numbers beside others, or share one
+  // Rows of the bias are the lowest or largest numbers of its dtype, or such numbers beside others, or share one.
+  kHugeBias,
   kShared  // the keys of a sequence have a large vector in common, and so a row's scores a large number
 };
 

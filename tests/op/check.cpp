@@ -321,8 +321,8 @@ class Checker {
       if (must_be_zero(name, n) && value[n] != 0)
         return fail(format("%s[%zu] is %g where nothing is seen, must be 0", name.c_str(), n, value[n]));
     }
-    // Scores of tensor cores, whose sums are not rounded to nearest, are off by more than plain ones. There lse_low is held by what it is
-    // for: gradients made of it, and that lse is the sum's nearest float.
+    // Scores of tensor cores, whose sums are not rounded to nearest, are off by more than plain ones. There lse_low is
+    // held by what it is for: gradients made of it, and that lse is the sum's nearest float.
     if (name == "lse_low" && place == kGpu) {
       const std::vector<double> high = call_.lse.load();
       for (size_t n = 0; n < value.size(); ++n) {

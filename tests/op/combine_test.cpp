@@ -172,7 +172,8 @@ TEST_P(Combine, IsTheWeightedSum) {
   }
 }
 
-// Parts that share a large number know their sums by the lower digits alone: equal scores of 8e6 over 5, 3, 7 and 1 keys.
+// Parts that share a large number know their sums by the lower digits alone: equal scores of 8e6 over 5, 3, 7 and 1
+// keys.
 void expect_weights_from_both_digits(const Place& place, double shared) {
   SCOPED_TRACE(place_name(place) + ", " + std::to_string(shared));
   constexpr double kKeys[] = {5, 3, 7, 1};

@@ -17,7 +17,7 @@ namespace {
 
 char current_line[2048];
 
-// Only what a signal handler may call.
+// Calls only functions that are safe in a signal handler.
 void print_current_case() {
   if (current_line[0] && write(STDERR_FILENO, current_line, std::strlen(current_line)) < 0) return;
 }

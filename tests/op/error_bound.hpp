@@ -1,4 +1,4 @@
-// How far from float64 a result may be.
+// The allowed error of a result against float64.
 #pragma once
 
 #include <string>

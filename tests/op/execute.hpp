@@ -1,4 +1,5 @@
-// Running a call as a careful caller would: outputs poisoned, workspace guarded, nothing but the outputs written.
+// Runs a call as a careful caller would: outputs are poisoned, the workspace is guarded, and only outputs may be
+// written.
 #pragma once
 
 #include <string>

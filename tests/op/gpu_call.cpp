@@ -7,7 +7,7 @@
 namespace tessera::testing {
 namespace {
 
-constexpr size_t kAlignment = 256;  // the driver's allocations have it, and no load or copy needs more
+constexpr size_t kAlignment = 256;  // that of the driver's allocations; no load or copy needs more
 constexpr size_t kExactAlignment = 16;
 constexpr size_t kWorkspaceAlignment = 64;
 constexpr size_t kGuard = 256;

@@ -264,6 +264,9 @@ class Plain {
       PlainTensor& precise = out_.lse_to_twice_the_digits;
       precise.value[in_.lse_index(b, h, i)] = static_cast<double>(m) + std::log(static_cast<double>(sum));
       precise.noise[in_.lse_index(b, h, i)] = worst + kLseRoundings * epsilon_ * std::fabs(std::log(sum));
+      // A score's rounding changes the sum by its weight, and the sum divides every other weight.
+      if (std::isfinite(worst))
+        for (int64_t j = 0; j < head_.sk; ++j) noise_[j] += worst * (1 - static_cast<double>(p_[j] / sum));
     } else if (std::isfinite(lse_noise))
       for (double& noise : noise_) noise += lse_noise;
 

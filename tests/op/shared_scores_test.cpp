@@ -1,5 +1,6 @@
-// Rows whose scores all share one number, of any size: weights are equal, whatever that number's rounding is worth. What plain
-// float32 gives exactly, by every kernel and merge of parts: the mean of V, and dV of equal weights.
+// Rows whose scores all share one number, of any size: weights are equal, however large that number's rounding error
+// is. Checks the results that plain float32 gives exactly, with every kernel and merge of parts: the mean of V, and dV
+// of equal weights.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +14,8 @@
 namespace tessera::testing {
 namespace {
 
-// Every key is the same vector, whose products with the queries are not exact: their sums' bits depend on the order of summation.
+// Every key is the same vector, whose products with the queries are not exact: their sums' bits depend on the order of
+// summation.
 Inputs equal_keys(const Case& c, double length) {
   Inputs in = make_inputs(c);
   const auto scale = [&](std::vector<double>& rows) {

@@ -1,4 +1,4 @@
-// The part of the table that is made for fwd_sm90 and bwd_sm90.
+// The part of the table for fwd_sm90 and bwd_sm90.
 #include <iterator>
 #include <span>
 

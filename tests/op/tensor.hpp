@@ -1,5 +1,5 @@
-// A tensor in memory of its own, with any order of dimensions, gaps between rows, reversed rows, and guard bands: all
-// bytes outside its elements are 0xFF (a NaN in every float format) and must stay so.
+// A tensor with its own memory, with any order of dimensions, gaps between rows, reversed rows, and guard bands: all
+// bytes outside its elements are 0xFF (a NaN in every float format) and must remain so.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-"""fwd_sm90's rings as a model, where consumers skip blocks that a block mask hides from their rows."""
+"""fwd_sm90's rings as a model, with consumers that skip blocks hidden from their rows by a block mask."""
 
 import random
 

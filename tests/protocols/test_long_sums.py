@@ -1,6 +1,6 @@
-"""How a long sum in float32 errs, as dK's and dV's of a causal sequence's first keys. Tensor cores that cut what they
-add, and do not round it to the nearest, lose half a unit of the last place in each step, always the same way: the error
-grows with the length."""
+"""The error of a long sum in float32, such as those of dK and dV of a causal sequence's first keys. Tensor cores
+truncate sums instead of rounding them to nearest, and lose half a unit of the last place in each step, always in the
+same direction: the error grows with the length."""
 
 import numpy as np
 import pytest

@@ -1,12 +1,12 @@
-"""What the stale max costs where P is bfloat16 on a CPU, simulated: the error of O and, through delta = rowsum(dO * O),
-those of dQ and dK, with P and O in bfloat16 and everything else exact.
+"""The cost of the stale max if P is bfloat16 on a CPU, simulated: the error of O and, through delta = rowsum(dO * O),
+the errors of dQ and dK, with P and O in bfloat16 and everything else exact.
 
-amx: 32 queries start from the maxima of the tile's first 32 keys. Where one weight of a job passes a bound, all 32 take
-their maxima of the job.
-dot (vdpbf16ps): the same in blocks of 256 keys by the sums of 32 keys each, and the next block starts from its own
-maximum, too.
-decode_amx: each row by itself, in blocks of 32 keys; the bound is of one lane's two keys.
-decode_dot: blocks of 64 keys whose maximum is always known."""
+- amx: 32 queries start from the maxima of the tile's first 32 keys. If one weight of a job exceeds a bound, all 32 use
+  their maxima of the job.
+- dot (vdpbf16ps): the same in blocks of 256 keys by the sums of 32 keys each, and the next block also starts from its
+  own maximum.
+- decode_amx: each row by itself, in blocks of 32 keys; the bound applies to one lane's two keys.
+- decode_dot: blocks of 64 keys whose maximum is always known."""
 
 import numpy as np
 import pytest

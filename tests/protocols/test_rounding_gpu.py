@@ -1,7 +1,7 @@
-"""What the stale max costs O, dQ and dK on a GPU, simulated: softmax and its second product with P and O in bfloat16,
-everything else in float64, and delta = rowsum(dO * O) of that O. A warp's 16 rows take their maximum in the first tile,
-and again where one lane's part of a later tile's sum passes a bound. A bound of 0 is a running maximum, an infinite one
-never takes another."""
+"""The cost of the stale max for O, dQ and dK on a GPU, simulated: softmax and its second product with P and O in
+bfloat16, everything else in float64, and delta = rowsum(dO * O) with that O. A warp's 16 rows use their maximum in the
+first tile, and update it if one lane's part of a later tile's sum exceeds a bound. A bound of 0 gives a running
+maximum, an infinite bound never updates it."""
 
 import math
 

@@ -1,6 +1,6 @@
-// A small test of device code: one thread block (or one cluster) runs a few lines on words of global memory, and the words
-// that it writes are compared with what the host computed. The files beside this one mirror kernels/tessera/ptx and
-// kernels/tessera/tile: a file for each header, a test for each function.
+// A small test of device code: one thread block (or one cluster) runs a few lines on words of global memory, and the
+// words that it writes are compared with values computed by the host. The files beside this one mirror
+// kernels/tessera/ptx and kernels/tessera/tile: one file per header, one test per function.
 #pragma once
 
 #include <bit>
@@ -30,12 +30,12 @@ struct DeviceTest {
   Archs archs = Archs::kAll;
   int threads = 32, blocks = 1;  // blocks 2: a cluster
   std::vector<uint32_t> in{};
-  std::vector<uint32_t> expected{};  // what `out` holds at the end
+  std::vector<uint32_t> expected{};  // the content of `out` at the end
   double tolerance = 0;              // 0: equal words; else floats, relative to the larger of the expected one and 1
   uint32_t fill = 0xdeadbeef;        // of `out` at the start
   MapSpec map{};
-  // The body of kernel(uint32* out, const uint32* in, const __grid_constant__ TensorMap map); `t` is the thread, `lane` its
-  // lane.
+  // The body of kernel(uint32* out, const uint32* in, const __grid_constant__ TensorMap map); `t` is the thread, `lane`
+  // its lane.
   std::string body;
 };
 

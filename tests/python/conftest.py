@@ -1,4 +1,4 @@
-"""Attention in float64 to hold results against: that of the program's own tests, one sequence or batch at a time."""
+"""The float64 reference of the program's own tests, for one sequence or batch at a time."""
 
 import contextlib
 import sys
@@ -32,8 +32,8 @@ class Problem:
         return [self.q, self.k, self.v]
 
 
-# Units in the last place of the result's magnitude, beside twice the plain error. Between the passes the log-sum-exp, of
-# magnitude up to 6 here, is rounded to float32: where products are not rounded more coarsely, that is what shows.
+# Units in the last place of the result's magnitude, beside twice the plain error. Between the passes the log-sum-exp,
+# of magnitude up to 6 here, is rounded to float32: where products are not rounded more coarsely, that is what shows.
 ULPS = {"float32": 16, "float64": 16, "float16": 4, "bfloat16": 4}
 
 
@@ -61,7 +61,7 @@ def problem(random):
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request):
-    """Where PyTorch's tensors are made unless a test says otherwise, and where Tessera computes."""
+    """The device of PyTorch's tensors unless a test chooses another, and of Tessera's computation."""
     import tessera
 
     torch = pytest.importorskip("torch")

@@ -29,8 +29,9 @@ def test_errors_of_drawn_and_recorded_inputs(tmp_path, capsys):
     for row in found:
         assert row["kernel"] and int(row["head_dim"]) == head_dim
         for name in backward_errors.GRADIENTS:
-            # O's own error is at most twice its rounding to bfloat16; P, dS and the gradient are rounded too. A model of one step has
-            # values that are nearly alike, so dP - delta cancels, and O's rounding counts a hundred times in dQ.
+            # O's own error is at most twice its rounding to bfloat16; P, dS and the gradient are rounded too. A model
+            # of one step has values that are nearly alike, so dP - delta cancels, and O's rounding counts a hundred
+            # times in dQ.
             rounding_of_o = float(least[row["data"], row["mask"], row["draw"]][name])
             assert 0 < float(row[name]) < math.hypot(2 * rounding_of_o, 8e-3), (name, row)
     assert "layers recorded" in capsys.readouterr().out

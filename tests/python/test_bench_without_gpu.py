@@ -1,4 +1,4 @@
-"""The scripts of bench/ that measure a GPU say in a line that there is none."""
+"""The scripts of bench/ that measure a GPU report in one line that there is none."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""tessera doctor: ten lines, each with what was found, and where it fails the one command that mends it."""
+"""tessera doctor: ten lines, each with a finding and, if it failed, the one command that fixes it."""
 
 import copy
 import json

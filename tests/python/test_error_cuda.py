@@ -1,4 +1,4 @@
-"""Errors of the forward pass on a GPU, held against those of cuDNN's attention on the same inputs."""
+"""Errors of the forward pass on a GPU, compared with those of cuDNN's attention on the same inputs."""
 
 import pytest
 
@@ -12,11 +12,11 @@ import tessera.torch  # noqa: E402
 from torch_reference import attention  # noqa: E402
 
 BATCH, HEADS, LENGTH = 2, 4, 2048
-# Both round P and O alike, cuDNN P against the running maximum of the row: there the largest weight so far is 1, which has
-# no rounding error. Our stale max stays as long as no lane's share of a tile's sum passes 2^6 against it, so that its
-# largest weights are rounded like any other. Seen for such a bound in simulation: at most 1.04 times the error of the running
-# maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with outliers, where few do.
-# docs/reference/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
+# Both round P and O alike, cuDNN P against the running maximum of the row: there the largest weight so far is 1, which
+# has no rounding error. Our stale max stays as long as no lane's share of a tile's sum passes 2^6 against it, so that
+# its largest weights are rounded like any other. Seen for such a bound in simulation: at most 1.04 times the error of
+# the running maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with outliers, where
+# few do. docs/reference/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
 NORMAL_RATIO, OUTLIERS_RATIO = 1.05, 1.15
 
 
@@ -40,7 +40,8 @@ def relative_rms(o, exact):
 
 
 def assert_close_to(peer, ratio, ours, q, k, v, causal):
-    """The error of `ours` against float64 is at most `ratio` times that of `peer`, another's result for the same inputs."""
+    """The error of `ours` against float64 is at most `ratio` times that of `peer`, another's result for the same
+    inputs."""
     exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
     error, peer_error = relative_rms(ours, exact), relative_rms(peer, exact)
     assert error <= ratio * peer_error, f"relative RMS error {error:.3e}, the peer's {peer_error:.3e}"
@@ -81,7 +82,9 @@ def test_the_error_of_decoding_is_close_to_cudnn_s(device, dtype, head_dim, outl
     q, k, v = draw(head_dim, dtype, outliers)
     few = 8
     ours = [tessera.torch.attention(some, k, v, kernel="decode_sm90") for some in q.split(few, 1)]
-    assert_close_to(cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False)
+    assert_close_to(
+        cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -90,7 +93,7 @@ def test_the_error_of_decoding_is_close_to_cudnn_s(device, dtype, head_dim, outl
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scores_of_growing_magnitude(device, dtype, head_dim, causal, falling):
-    """Keys whose length changes by four orders of magnitude along the sequence: tile after tile passes all before."""
+    """Keys whose length changes by four orders of magnitude along the sequence: each tile exceeds all earlier ones."""
     q, k, v = draw(head_dim, dtype, outliers=False)
     exponents = torch.linspace(-2, 2, LENGTH, device="cuda")
     k = (k.float() * 10 ** (exponents.flip(0) if falling else exponents)[None, :, None, None]).to(dtype)

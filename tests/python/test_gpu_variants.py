@@ -1,4 +1,4 @@
-"""scripts/gpu_variants.py without a GPU: what takes the place of what, and what is said of runs."""
+"""scripts/gpu_variants.py without a GPU: which files are replaced, and the report on runs."""
 
 import importlib.util
 import pathlib
@@ -21,7 +21,9 @@ def cells(*seconds, peer=None):
 
 
 def test_ratios():
-    text = variants.summary({variants.HERE: [cells(2.0, 4.0), cells(2.0, 4.0)], "q": [cells(1.0, 4.0), cells(1.0, 4.0)]})
+    text = variants.summary(
+        {variants.HERE: [cells(2.0, 4.0), cells(2.0, 4.0)], "q": [cells(1.0, 4.0), cells(1.0, 4.0)]}
+    )
     lines = text.splitlines()
     assert lines[1].split() == ["cell", "0", "2.0000"] and lines[2].split() == ["cell", "1", "1.0000"]
     assert lines[3].split() == ["all", "1.4142"]

@@ -123,8 +123,8 @@ def test_kernels_loads_it(folder, installed):
     pytest.importorskip("torch")
     pytest.importorskip("kernels")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    process = subprocess.run([sys.executable, "-c", LOADED, folder, installed], env=environment, capture_output=True, text=True,
-                             timeout=200)  # fmt: skip
+    command = [sys.executable, "-c", LOADED, folder, installed]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert process.returncode == 0, process.stderr
     assert "window" in process.stdout and "nanobind" not in process.stderr
 
@@ -142,8 +142,8 @@ TRANSFORMERS = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
-config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                     vocab_size=97, max_position_embeddings=64)
+config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, vocab_size=97, max_position_embeddings=64)
 model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
 tokens = torch.randint(0, 97, (2, 21))
 logits = {}

@@ -31,7 +31,8 @@ def model_results(model, dtype, forward):
 
 
 def compare_models(model, forward, calls, layers=1, compiler=None, dtype=torch.float32):
-    """The model on Tessera beside itself on PyTorch's kernels, both held against float64; each layer must have run here.
+    """The model on Tessera beside itself on PyTorch's kernels, both held against float64; each layer must have run
+    here.
 
     `compiler` compiles it once Tessera is active, and PyTorch's own stays eager.
     """
@@ -86,7 +87,7 @@ def test_transformer_encoder(device, calls, masked):
     compare_models(model, forward, calls, layers=2)
 
 
-# Eager, by the compiler's own code, and by its graphs alone, which takes a tenth of the time.
+# Eager, by the compiler's own code, and by its graphs alone, which needs a tenth of the time.
 @pytest.mark.parametrize("compiler", [None, "inductor", "aot_eager"])
 def test_vision_transformer(device, calls, compiler):
     torch.manual_seed(0)
@@ -106,7 +107,8 @@ def test_gpt2(device, calls, compiler):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_gpt2_of_transformers(device, calls, padded, compiler):
-    """The class that programs load their weights into, with attn_implementation="sdpa"; a second sequence may be padded."""
+    """The class that programs load their weights into, with attn_implementation="sdpa"; a second sequence may be
+    padded."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -119,6 +121,6 @@ def test_gpt2_of_transformers(device, calls, padded, compiler):
 
     def forward(model, dtype):
         logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        return logits if mask is None else logits * mask[..., None]  # what padding computes, nobody reads
+        return logits if mask is None else logits * mask[..., None]  # outputs of padding are never read
 
     compare_models(model, forward, calls, layers=2, compiler=compiler)

@@ -1,5 +1,4 @@
-"""tessera.torch.context_parallel: one batch over 1 to 8 processes, over gloo, against float64 and against one
-process."""
+"""tessera.torch.context_parallel: one batch on 1 to 8 processes, with gloo, against float64 and against one process."""
 
 import os
 import subprocess
@@ -38,7 +37,7 @@ def launch(*arguments):
 
 @pytest.fixture(scope="module")
 def launched():
-    """One program for all numbers of ranks: importing PyTorch takes longer than most of them."""
+    """One program for all numbers of ranks, since importing PyTorch takes longer than most cases."""
     return launch(*(f"{ranks}:{names}" for ranks, names in LAUNCHES.items()))
 
 

@@ -1,4 +1,4 @@
-"""The source distribution: what is in it, and that it builds without git, by CMake alone and by pip."""
+"""The source distribution: its contents, and that it builds without git, by CMake alone and by pip."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""scripts/search_bwd_sm90.py, as far as it goes without a compiler and a GPU: it asks tessera_tiles what the library says."""
+"""scripts/search_bwd_sm90.py, as far as it runs without a compiler and a GPU, with the library's data from
+tessera_tiles."""
 
 import sys
 from pathlib import Path
@@ -28,7 +29,8 @@ def test_options_have_64_queries_and_a_head_size_of_128_two_stages():
         for tile in tiles:
             block_m, stages, _, _ = tile.values
             assert block_m == 64 or not row.options
-            assert stages == 2 or row.head_dim == 64  # 16 KiB for each of Q, dO and dS of a stage, beside K, V and two tiles of dQ
+            # 16 KiB for each of Q, dO and dS of a stage, beside K, V and two tiles of dQ.
+            assert stages == 2 or row.head_dim == 64
 
 
 def test_a_config_names_every_field():
@@ -50,7 +52,8 @@ def test_a_row_has_the_tile_with_the_best_geometric_mean():
     text = search.table_text(BEFORE, {row: cells}, "a GPU, today")
     assert search.read_rows(text)[row] == [
         "// a GPU, today",
-        "// full 512: 200 (0.50), 2048: 320 (0.80), 8192: 340 (0.85); causal 512: 300 (0.75), 2048: 310 (0.78), 8192: 320 (0.80)",
+        "// full 512: 200 (0.50), 2048: 320 (0.80), 8192: 340 (0.85); causal 512: 300 (0.75), 2048: 310 (0.78), 8192: "
+        "320 (0.80)",
         f"{{128, false, {best.cpp}}},",
     ]
     others = search.read_rows(BEFORE) | {row: search.read_rows(text)[row]}

@@ -1,4 +1,5 @@
-"""scripts/search_fwd_sm90.py, as far as it goes without a compiler and a GPU: it asks tessera_tiles what the library says."""
+"""scripts/search_fwd_sm90.py, as far as it runs without a compiler and a GPU, with the library's data from
+tessera_tiles."""
 
 import sys
 from pathlib import Path
@@ -33,7 +34,8 @@ def test_shared_memory_is_counted_to_the_byte():
     values = {"block_n": 128, "consumers": 2, "k_stages": 2, "v_stages": 2, "q_stages": 2, "cluster": 1}
     tile = model.Tile(tuple(values[name] for name in model.tuned_fields()))
     at = model.layout(model.Shape(128, 128, "full"), tile)
-    # K and V: 4 blocks of 32 KiB; Q: 2 tiles of 16 KiB; O: 8 warps x 2 chunks of 2 KiB; 1 KiB for work tiles and barriers.
+    # K and V: 4 blocks of 32 KiB; Q: 2 tiles of 16 KiB; O: 8 warps x 2 chunks of 2 KiB; 1 KiB for work tiles and
+    # barriers.
     assert (at.in_range, at.output_chunks, at.smem_bytes) == (True, 2, 193 << 10)
 
 
@@ -63,7 +65,9 @@ def test_a_config_names_every_field():
 def measured(shape, rates):
     """{length: {tile: rate}} of two tiles, and cuDNN at 400."""
     tiles = model.enumerate_tiles(shape)[:2]
-    return tiles, {n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.lengths_of(shape, False), rates)}
+    return tiles, {
+        n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.lengths_of(shape, False), rates)
+    }
 
 
 def test_rows_are_as_few_as_the_measurements_allow():

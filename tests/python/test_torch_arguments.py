@@ -1,4 +1,4 @@
-"""What PyTorch programs hand over: no argument is dropped, writes in place show, transforms mean what PyTorch's do."""
+"""Arguments of PyTorch programs: none is dropped, writes in place are visible, transforms behave like PyTorch's own."""
 
 import numpy as np
 import pytest
@@ -279,7 +279,7 @@ def test_gradients_of_what_is_written_in_place_are_refused():
 
     k, v, caches, lengths = normal(1, 1, 2, 8), normal(1, 1, 2, 8), torch.zeros(2, 1, 16, 2, 8), i32([4])
     learned = k.clone().requires_grad_()
-    with pytest.raises(tessera.Error, match="^k: requires a gradient, which tessera.append has not"):
+    with pytest.raises(tessera.Error, match="^k: requires a gradient, which tessera.append does not compute"):
         tessera.append(learned, v, *caches.unbind(0), lengths)
     with torch.no_grad():
         tessera.append(learned, v, *caches.unbind(0), lengths)
@@ -287,7 +287,7 @@ def test_gradients_of_what_is_written_in_place_are_refused():
         q, *caches.unbind(0), torch.zeros(1, 2, 8), cu_seqlens_q=i32([0, 1]), seqused_k=lengths, max_seqlen_q=1,
         max_seqlen_k=16, page_table=i32([[0]]),
     )  # fmt: skip
-    with pytest.raises(tessera.Error, match="^q: requires a gradient, which tessera.serving has not"):
+    with pytest.raises(tessera.Error, match="^q: requires a gradient, which tessera.serving does not compute"):
         attend(learned[0])
     with torch.no_grad():
         attend(learned[0])
@@ -360,7 +360,7 @@ def dropped(o):
 
 
 def test_randomness_of_vmap():
-    """As torch.func.vmap says it, and as PyTorch's own attention has it."""
+    """As torch.func.vmap documents it, and like PyTorch's own attention."""
     q, v = torch.zeros(3, 2, 9, 1, 8), torch.eye(9).repeat(2, 1, 1)[:, :, None]
     f = lambda q: attention(q, q, v, dropout_p=0.5)  # noqa: E731
     same = dropped(torch.func.vmap(f, randomness="same")(q))
@@ -427,7 +427,7 @@ def test_both_passes_of_a_call_stay_with_one_implementation(counted):
     calls, gradients = run(nothing, activate)
     assert calls == [] and all(map(torch.equal, gradients, of_pytorch))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
-        calls, gradients = run(activate, nothing)  # a copy tells nothing: either may compute it
+        calls, gradients = run(activate, nothing)  # a copy carries no mark: either may compute it
     close(gradients, ours)
 
 
@@ -454,7 +454,7 @@ def test_a_bias_alone_requires_a_gradient(counted):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_rows_whose_scores_share_a_large_number(dtype):
-    """q = k = v = c: each of 50 keys weighs 1 / 50, though the LSE, 8 c^2 and more, has not the digits that say so."""
+    """q = k = v = c: each of 50 keys weighs 1 / 50, though the LSE, 8 c^2 and more, lacks the digits to show it."""
     d_o = normal(1, 50, 2, 64).to(dtype)
     expected = d_o.double().mean(1, keepdim=True).expand(d_o.shape)
     routes = {

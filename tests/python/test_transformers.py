@@ -64,7 +64,7 @@ class InFloat64(TorchFunctionMode):
 
 
 class ShuffledSums(TorchFunctionMode):
-    """Sums of products in an order drawn from `seed`: the same result in exact arithmetic, other roundings."""
+    """Sums of products in a random order given by `seed`: the same result in exact arithmetic, with other roundings."""
 
     def __init__(self, seed):
         super().__init__()
@@ -151,11 +151,12 @@ def run(model, counted, **inputs):
 
 
 def compare(model, implementation, counted, **inputs):
-    """Within twice eager's error, the largest of five: how far one computation's roundings carry in a whole model is chance.
+    """Within twice eager's error, the largest of five: how far one computation's roundings carry in a whole model is
+    chance.
 
-    With one only, two that differ in nothing but the order of their sums failed once in 75 models; Tessera's algorithm for
-    GPUs, emulated, in 4 of 60 (BERT, padded on the right), with products in float32 instead of three of TF32 in 2. With
-    five, none did.
+    With one only, two that differ in nothing but the order of their sums failed once in 75 models; Tessera's algorithm
+    for GPUs, emulated, in 4 of 60 (BERT, padded on the right), with products in float32 instead of three of TF32 in 2.
+    With five, none did.
     """
     with InFloat64():
         exact = run(copy.deepcopy(model).double(), counted, **inputs)
@@ -208,7 +209,7 @@ def test_half_precision(name, dtype, device):
     compare(make(name, dtype, device), "tessera", mask.bool(), input_ids=ids, attention_mask=mask)
 
 
-# GPT-OSS asks for its masks without the positions: eager attends across sequences.
+# GPT-OSS builds its masks without the positions: eager attends across sequences.
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_packed(name, device, calls):
     ids = tokens(device, 1)
@@ -220,7 +221,7 @@ def test_packed(name, device, calls):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_packed_by_keywords(name, device, calls):
-    """What DataCollatorWithFlattening(return_flash_attn_kwargs=True) gives: each sequence as if it were alone."""
+    """The output of DataCollatorWithFlattening(return_flash_attn_kwargs=True): each sequence as if it were alone."""
     model, ids = make(name, device=device), tokens(device, 1)
     lengths = torch.tensor([0, 7, 8, 21], device=device)
     keywords = dict(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=13, max_length_k=13)
@@ -314,7 +315,8 @@ def test_compiled(name, device):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "modernbert"])
 @pytest.mark.parametrize("inputs", ["positions", "packed", "padded"])
 def test_compiled_models_skip_what_is_beyond_the_diagonal(name, inputs, device):
-    """Values of positions and padding cannot be read while a model is traced, so its mask is a matrix: causal models say so besides."""
+    """Values of positions and padding cannot be read while a model is traced, so its mask is a matrix: causal models
+    say so besides."""
     model, ids = make(name, device=device), tokens(device)
     model.set_attn_implementation("tessera")
     given = {"input_ids": ids[:1, :21]} if inputs == "packed" else {"input_ids": ids}
@@ -373,7 +375,7 @@ LAYOUTS = {
 
 
 def visible(mask, batch, sq, sk):
-    """What attention_forward does with a mask, as bool [B, 1, Sq, Sk]."""
+    """The effect of a mask in attention_forward, as bool [B, 1, Sq, Sk]."""
     if isinstance(mask, torch.Tensor):
         return mask.expand(batch, 1, sq, sk)
     mask = Pattern(True) if mask is None else mask
@@ -488,7 +490,7 @@ def dropin(monkeypatch):
     tessera.transformers.restore_flash_attention_2()
 
 
-# Of GPT-2 in float32, which has no nn.Linear inside, Transformers asks the dtype of an nn.Linear.
+# For GPT-2 in float32, which contains no nn.Linear, Transformers requests the dtype of an nn.Linear.
 FLASH_MODELS = [("llama", torch.float32), ("gpt2", torch.bfloat16), ("gemma2", torch.float32)]
 
 

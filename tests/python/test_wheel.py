@@ -1,4 +1,4 @@
-"""The wheel as a stranger gets it: an empty environment, no PyTorch, no NumPy, nothing but the C and C++ libraries."""
+"""The wheel in an empty environment: no PyTorch, no NumPy, nothing but the C and C++ libraries."""
 
 import os
 import re
@@ -69,7 +69,7 @@ REGISTERED = {"numpy", "rich", "matplotlib", "threadpoolctl", "torch"}  # on PyP
 
 
 def test_metadata(wheel):
-    """What is installed beside it is named by no name that somebody else could register."""
+    """Distributions named by its extras are registered, so that no one else can register those names."""
     metadata = metadata_of(wheel)
     assert re.search("^Name: tessera-attention$", metadata, re.MULTILINE)
     names = requirements(metadata)
@@ -79,7 +79,7 @@ def test_metadata(wheel):
 
 
 def test_page_of_an_index(wheel, monkeypatch):
-    """What the metadata shows leads somewhere from elsewhere, too: links are absolute, or are none."""
+    """Links in the metadata work from elsewhere: they are absolute, or there are none."""
     metadata = metadata_of(wheel)
     links = re.compile(r"\]\((?!https://|#)")
     assert "Description-Content-Type: text/markdown\n" in metadata and "\n# Tessera\n" in metadata

@@ -1,5 +1,5 @@
-// One step's new tokens with their cache, drawn from a seed, and what must stand where afterwards: tessera_append's definition
-// in float64.
+// One step's random new tokens with their cache, and its expected content afterwards: tessera_append's definition in
+// float64.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,11 +19,11 @@
 
 namespace tessera::test {
 
-// A drawn step: the sizes and options of one call.
+// A random step: the sizes and options of one call.
 struct Form {
   DType dtype = float32;
   bool packed = false, paged = false, interleaved = false, positions = false, queries = true, in_place = false;
-  bool heads_first = false;  // HND: heads lie outside the keys of a page
+  bool heads_first = false;  // HND: heads are outside the keys of a page
   bool wide = false;         // float32 cos and sin beside a shorter dtype
   std::int64_t batch = 3, tokens = 4, tokens_q = 4, heads_q = 4, heads_kv = 2, d = 32, dv = 24, rotary = 16;
   std::int64_t page_size = 5, max_pages = 6, spare_pages = 3;
@@ -205,8 +205,8 @@ class Step {
   std::mt19937_64 random;
 };
 
-// Elements as expected, rounded from the exact sum by at most one unit of the dtype and the float32 products' roundings;
-// everything else as it was.
+// Elements as expected, rounded from the exact sum by at most one unit of the dtype and the float32 products'
+// roundings; everything else as it was.
 inline void expect_written(const Step& step, const std::string& name, const Layout& of, const Step::Expected& expected,
                            const std::vector<std::byte>& before) {
   const std::vector<std::byte> after = step.bytes(name);
@@ -223,7 +223,7 @@ inline void expect_written(const Step& step, const std::string& name, const Layo
   }
 }
 
-// `run` does what the call says.
+// `run` executes the call.
 template <class Run>
 void expect_right(const Form& form, const Run& run) {
   Step step(form);

@@ -1,5 +1,5 @@
-// A call of attention on the emulated GPU (tests/emulated_gpu): its launches as a plan has them, by the kernels of their configs, and the
-// oracle's results beside it.
+// A call of attention on the emulated GPU (tests/emulated_gpu): the launches of its plan, with the kernels of their
+// configs, and the reference's results beside it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -113,7 +113,7 @@ struct Problem {
   }
 };
 
-// Relative RMS error, and that no NaN is there that the oracle has not.
+// Relative RMS error; also checks that there is no NaN where the reference has none.
 inline void expect_near(const std::vector<uint16_t>& got, const std::vector<uint16_t>& oracle, DType dtype, double most,
                         const char* name) {
   double error = 0, norm = 0;

@@ -1,4 +1,4 @@
-// What the unit tests share: small problems, and one attention problem with memory of its own in float64.
+// Shared by the unit tests: small problems, and one attention problem with its own memory in float64.
 #pragma once
 
 #include <cmath>

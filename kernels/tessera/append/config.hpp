@@ -1,5 +1,5 @@
-// Rotation of new tokens and their way into the cache. Config: fixed when the kernel is compiled; params: read at run time.
-// Both are filled in by the host.
+// append/kernel.cuh: rotates new tokens and writes them to the cache. The config is fixed when the kernel is compiled,
+// the params are read at run time; the host fills in both.
 #pragma once
 
 #include "tessera/attention/divisor.hpp"
@@ -7,58 +7,60 @@
 
 namespace tessera {
 
-// append/kernel.cuh.
+// See append/kernel.cuh.
 struct AppendConfig {
   Dtype dtype;
-  bool
-      aligned;  // rows, heads and the columns that are rotated together start at multiples of 16 bytes, so that loads are of 16 bytes
+  bool aligned;  // rows, heads and the columns that are rotated together start at multiples of 16 bytes: loads are 16
+                 // bytes wide
 };
 TESSERA_CONFIG_FIELDS(AppendConfig, dtype, aligned)
 
-// Neighbouring columns that a thread loads at once.
+// Neighbouring columns that a thread loads with one instruction.
 TESSERA_HOST_DEVICE constexpr int append_width(const AppendConfig& c) {
   return c.aligned ? 16 / dtype_bytes(c.dtype) : 1;
 }
 
 inline constexpr int kAppendThreads = 192;
-inline constexpr int kAppendHeads = 4;  // of which a thread has the same columns
+inline constexpr int kAppendHeads = 4;  // heads per thread, for which it handles the same columns
 
-// A tensor's columns that are rotated, or those that are copied, from one place to another. A thread has a unit at a time: append_width()
-// columns, or as many pairs of columns that are rotated together, of the heads h, h + groups, ...
+// One copy: the rotated columns, or the unrotated ones, of a tensor, from one place to another. A thread processes one
+// unit at a time: append_width() columns (or as many pairs of columns that are rotated together) of the heads h, h +
+// groups, h + 2 groups, ...
 struct AppendWay {
   RowTensor from, to;
-  int heads, groups;  // groups: as many as heads by kAppendHeads, rounded up
-  int column;         // of each head: the first
+  int heads, groups;  // groups: heads / kAppendHeads, rounded up
+  int column;         // the first column of each head
   int rotates;
-  Divisor columns, units;  // vectors, or pairs of them, of a head; units of a token: groups * columns
-  int begin;  // the block's first unit of this way: the ways' units come one way after another, in a way the tokens'
+  Divisor columns, units;  // columns: vectors (or pairs of vectors) of a head; units: units of a token, groups *
+                           // columns
+  int begin;               // the block's first unit of this copy; units are ordered by copy, then by token
 };
 enum AppendWays { kRotatedKeys, kCopiedKeys, kValues, kRotatedQueries, kCopiedQueries, kAppendWays };
 
-// The public tessera_append. Strides in elements.
+// Parameters of the public tessera_append. Strides are in elements.
 struct AppendParams {
   int batch;
-  Divisor tokens, tokens_q;  // dense: of a sequence; packed: of all
-  int pages, room;           // room: keys that a sequence's pages hold
+  Divisor tokens, tokens_q;  // dense: tokens of a sequence; packed: tokens of the batch
+  int pages, room;           // room: the number of keys that a sequence's pages hold
   Divisor page_size;
-  int rotary_dim, angles;  // 0: nothing is rotated; rows of cos and sin
-  int interleaved;         // pairs are neighbours, not columns half of rotary_dim apart
+  int rotary_dim, angles;  // rotary_dim 0: nothing is rotated; angles: rows of cos and sin
+  int interleaved;         // a pair is two neighbouring columns; otherwise its columns are rotary_dim / 2 apart
   Dtype angle_dtype;
-  AppendWay ways[kAppendWays];               // of the caches `batch` is the stride of a page
-  int key_tokens, query_tokens, key_blocks;  // of a block; blocks for k and v, those for q come after them
-  int key_units, query_units;                // of a block
+  AppendWay ways[kAppendWays];               // for the caches, `batch` is the stride of a page
+  int key_tokens, query_tokens, key_blocks;  // tokens of a block; key_blocks: blocks for k and v, before those for q
+  int key_units, query_units;                // units of a block
   const void *cos, *sin;
   int64 cos_row, sin_row;
-  const int* seqused_k;   // [batch], the new tokens included
+  const int* seqused_k;   // [batch], including the new tokens
   const int* cu_seqlens;  // [batch + 1] or NULL
-  const int* page_table;  // [batch, max_pages] or NULL: a sequence's row of the cache is its page
+  const int* page_table;  // [batch, max_pages] or NULL: sequence b is row b of the cache
   int64 seqused_k_stride, cu_seqlens_stride, page_table_batch, page_table_col;
-  const int *positions_q, *positions_k;  // [batch, tokens], packed [tokens] with batch = 0; or NULL
+  const int *positions_q, *positions_k;  // [batch, tokens], packed [tokens] with batch stride 0; or NULL
   int64 positions_q_batch, positions_q_col, positions_k_batch, positions_k_col;
-  int* dropped;  // counts the tokens that write nothing; or NULL
+  int* dropped;  // counts the tokens that are not written; or NULL
 };
 
-// Blocks of a launch.
+// Thread blocks of a launch.
 TESSERA_HOST_DEVICE constexpr int64 append_blocks(const AppendParams& p) {
   const int64 queries = (p.cu_seqlens ? 1 : static_cast<int64>(p.batch)) * p.tokens_q.value;
   return p.batch == 0 ? 0 : p.key_blocks + (queries + p.query_tokens - 1) / p.query_tokens;

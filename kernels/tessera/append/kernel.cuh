@@ -1,11 +1,12 @@
-// New tokens of a step: q and the new keys are rotated by rotary position embedding (Su et al., "RoFormer", 2021), keys and
-// values written at each sequence's end in the cache, dense or in pages. A token whose place or position is out of range, as
-// a kernel cannot refuse it, writes nothing.
+// Appends the new tokens of a step to a KV cache: rotates q and the new keys by rotary position embedding (Su et al.,
+// "RoFormer", 2021) and writes keys and values at each sequence's end in the cache, dense or paged. A kernel cannot
+// return an error, so a token whose place or position is out of range is not written.
 //
-// Grid: a block for some tokens, those of k and v first, then those of q. Shared memory: none. A thread has the same columns of kAppendHeads
-// heads of a token, 16 bytes each where they are aligned, side by side with its neighbours' in memory: so it has 64 or 128 bytes under
-// way while it finds the token's length, its page and its row of cos and sin, and all of this once for them. What is rotated and what is
-// copied are different warps', as far as there are. Bound by the reading and writing; where tokens are few by that way.
+// Grid: one block for some tokens of k and v, then blocks for the tokens of q. Shared memory: none. A thread handles
+// the same columns of kAppendHeads heads of a token, 16 bytes each if aligned, and neighbouring threads handle
+// neighbouring columns. Its 64 or 128 bytes of loads are in flight while it finds the token's length, its page and its
+// row of cos and sin, once for all heads. Rotated and copied columns go to different warps as far as possible. The
+// kernel is bound by memory bandwidth; with few tokens, by latency.
 #pragma once
 
 #include "tessera/append/config.hpp"
@@ -15,23 +16,23 @@
 
 namespace tessera {
 
-// Where a token is.
+// The place of a token.
 struct AppendedToken {
-  int batch;  // packed: once its sequence is found
-  int row;    // of the token's own tensor, within its sequence if dense
-  int key;    // its place among the sequence's keys; of a query: that of the first new key, and i on
+  int batch;  // packed: set once its sequence is found
+  int row;    // in the token's own tensor; dense: within its sequence
+  int key;    // position among the sequence's keys; query i of a sequence has that of new key i
 };
 
-// Token `index` of k or q, `tokens` of them a sequence or, packed, of all.
+// Token `index` of k or q. `tokens` is the number of tokens of a sequence or, packed, of the batch.
 TESSERA_DEVICE AppendedToken token_row(const AppendParams& p, int index, const Divisor& tokens) {
   const int batch = p.cu_seqlens ? 0 : index / tokens;
   return {batch, index - batch * tokens.value, 0};
 }
-// Whether it belongs to a sequence, and which key it is.
+// Finds the token's sequence and its position among the keys. Returns false if the token belongs to no sequence.
 TESSERA_DEVICE bool find_key(const AppendParams& p, AppendedToken& at) {
   int begin = 0, count = p.tokens.value;
   if (p.cu_seqlens) {
-    // The last sequence that begins at or before the token: empty ones before it begin there, too.
+    // The last sequence that begins at or before the token. Empty sequences before it have the same offset.
     const auto offset = [&](int b) { return p.cu_seqlens[b * p.cu_seqlens_stride]; };
     int low = 0, high = p.batch;
     while (high - low > 1) {
@@ -63,14 +64,14 @@ TESSERA_DEVICE void load_angles(const AppendParams& p, const void* angles, int64
   }
 }
 
-// A thread's unit of its block's.
+// One of the block's units, as a thread processes it.
 struct AppendUnit {
   const AppendWay& way;
-  int token, number;       // token of the block; number among the token's units of this way
-  int head, columns;       // the first head; columns or pairs of columns before its own
-  int64 first, to_second;  // where its first columns lie in a head; of pairs: how far the others are from there
+  int token, number;       // number: index among the token's units of this copy
+  int head, columns;       // the first head; columns (or pairs of columns) before the unit's
+  int64 first, to_second;  // offset of the first columns in a head; pairs: distance to the second columns
 
-  // Number n of the block's, of k's and v's or q's.
+  // Unit n of the block, among those of k and v or those of q.
   TESSERA_DEVICE AppendUnit(const AppendParams& p, bool is_key, int width, int n) : way(find_way(p, is_key, n)) {
     const int at = n - way.begin;
     token = at / way.units, number = at - token * way.units.value;
@@ -89,20 +90,20 @@ struct AppendUnit {
   }
 };
 
-// Its columns on their way.
+// The unit's columns in registers.
 template <AppendConfig kCfg>
 struct AppendColumns {
   static constexpr int kWidth = append_width(kCfg);
   using Raw = RawColumns<kCfg.dtype, kWidth>;
   Raw low[kAppendHeads], high[kAppendHeads];
 
-  // row: where the token's heads begin.
+  // row: offset of the token's first head.
   TESSERA_DEVICE void load(const AppendUnit& unit, int64 row) {
     const AppendWay& way = unit.way;
     const int64 begin = row + way.from.head * unit.head + unit.first, step = way.from.head * way.groups;
 #pragma unroll
     for (int n = 0; n < kAppendHeads; ++n) {
-      // Past the last head the first again: no branch between the loads.
+      // Past the last head, loads the first head again: the loads need no branch between them.
       const int64 at = begin + (unit.head + n * way.groups < way.heads ? step * n : 0);
       low[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, at);
       if (way.rotates) high[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, at + unit.to_second);
@@ -149,13 +150,13 @@ TESSERA_DEVICE void append(const AppendParams& p) {
   ptx::griddepcontrol_wait();
   const bool is_key = static_cast<int>(blockIdx.x) < p.key_blocks;
   const Divisor tokens = is_key ? p.tokens : p.tokens_q;
-  const int all = p.cu_seqlens ? tokens.value : p.batch * tokens.value;  // below 2^31, as the host has seen
+  const int all = p.cu_seqlens ? tokens.value : p.batch * tokens.value;  // below 2^31: the host has checked it
   const int begin = is_key ? static_cast<int>(blockIdx.x) * p.key_tokens
                            : (static_cast<int>(blockIdx.x) - p.key_blocks) * p.query_tokens;
   const int units = is_key ? p.key_units : p.query_units;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x); n < units; n += kAppendThreads) {
-    // 1. The unit's columns, on their way while the token's place is found.
+    // 1. Load the unit's columns; they are in flight while the token's place is found.
     const AppendUnit unit(p, is_key, append_width(kCfg), n);
     const AppendWay& way = unit.way;
     if (unit.token >= all - begin) continue;
@@ -163,7 +164,7 @@ TESSERA_DEVICE void append(const AppendParams& p) {
     AppendColumns<kCfg> columns;
     columns.load(unit, way.from.batch * at.batch + way.from.row * at.row);
 
-    // 2. Which row of cos and sin is the token's own, and is there one?
+    // 2. Find the token's row of cos and sin, and whether it exists.
     if (!find_key(p, at)) continue;
     const int* positions = is_key ? p.positions_k : p.positions_q;
     int position = at.key;
@@ -173,7 +174,7 @@ TESSERA_DEVICE void append(const AppendParams& p) {
     }
     bool within = p.rotary_dim == 0 || (position >= 0 && position < p.angles);
 
-    // 3. A key's place in the cache, and is it there?
+    // 3. Find a key's place in the cache, and whether it exists.
     int page = at.batch, slot = at.row;
     if (is_key) {
       within = within && at.key >= 0 && at.key < p.room;
@@ -190,7 +191,7 @@ TESSERA_DEVICE void append(const AppendParams& p) {
       continue;
     }
 
-    // 4. Rotated and written.
+    // 4. Rotate and write.
     if (way.rotates) columns.rotate(p, unit, position);
     columns.store(unit, way.to.batch * page + way.to.row * slot);
   }

@@ -1,4 +1,4 @@
-// What a list of a block mask says of a tile of rows and a block of columns.
+// Makes a list's entry for a tile of rows and a block of columns.
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-// Whether the mask and their positions let some of the queries q0 ... q1 see some of the keys k0 ... k1, all of one block of the mask.
+// True if the mask and the positions let some of the queries q0 ... q1 see some of the keys k0 ... k1. All of them lie
+// in one block of the mask.
 TESSERA_DEVICE bool sees_some(const BlockListsParams& p, const Sequence& s, const char* mask, int q0, int q1, int k0,
                               int k1) {
   q1 = min(q1, s.sq - 1), k1 = min(k1, s.sk - 1);
@@ -16,7 +17,7 @@ TESSERA_DEVICE bool sees_some(const BlockListsParams& p, const Sequence& s, cons
          mask[p.block_mask.row * (q0 / p.mask_block_q) + p.block_mask.col * (k0 / p.mask_block_k)] != 0;
 }
 
-// The entry of a tile's block; false: no row sees any of it.
+// Makes the entry of a tile's block. Returns false if no row sees any of it.
 template <BlockListsConfig kCfg>
 TESSERA_DEVICE bool list_entry(const BlockListsParams& p, const Sequence& s, const char* mask, int tile, int block,
                                int& entry) {

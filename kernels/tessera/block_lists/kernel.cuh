@@ -1,7 +1,8 @@
-// A block mask (block-sparse attention of arXiv 2205.14135, section 3.3) to the list of blocks that each tile of rows sees, by mask and by
-// position: a warp a list, 32 blocks at a time. Dense sequences of one length.
+// Converts a block mask (block-sparse attention of arXiv 2205.14135, section 3.3) to the list of blocks that each tile
+// of rows sees, by mask and by position. One warp makes a list, 32 blocks at a time. Sequences are dense and of one
+// length.
 //
-// Grid: a warp for each of batches x heads x tiles. Block: kBlockListsWarps warps.
+// Grid: one warp for each of batches x heads x tiles. Block: kBlockListsWarps warps.
 #pragma once
 
 #include "tessera/block_lists/entry.cuh"

@@ -1,5 +1,5 @@
-// Merge of partial results. Config: fixed when the kernel is compiled; params: read at run time. Both are filled
-// in by the host.
+// combine/kernel.cuh: merges partial results. The config is fixed when the kernel is compiled, the params are read at
+// run time; the host fills in both.
 #pragma once
 
 #include "tessera/attention/divisor.hpp"
@@ -7,46 +7,48 @@
 
 namespace tessera {
 
-// Merge of partial results: combine/kernel.cuh.
+// See combine/kernel.cuh.
 struct CombineConfig {
   Dtype dtype;       // of o
-  Dtype part_dtype;  // of its parts
-  bool chunks;       // CombineParams::chunks
+  Dtype part_dtype;  // of the partial o
+  bool chunks;       // CombineParams::chunks is used
 };
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks)
 
 inline constexpr int kCombineWidth = 4;  // neighbouring columns of a lane
 
-// Where the parts are a shared prefix's chunks (shared_prefix/chunks): the heads of a KV head are rows of theirs, and o_part_head and
-// the head strides of lse_parts lie between KV heads. One more part, of the sequences' own keys, counts after them and has all rows.
+// Used if the parts are the chunks of a shared prefix (shared_prefix/chunks). The heads of a KV head are then rows of a
+// part, and o_part_head and the head strides of lse_parts are distances between KV heads. One more part, over the
+// sequences' own keys, follows the chunks and has all rows.
 struct CombineChunks {
-  Divisor group;                   // heads a KV head
-  int64 o_in_group, lse_in_group;  // from one head of it to the next
+  Divisor group;                   // heads per KV head
+  int64 o_in_group, lse_in_group;  // distance between neighbouring heads of a group
   const void* own_o;
   int64 own_o_batch, own_o_row, own_o_head;
   StatTensor own_lse, own_lse_low;
 };
 
-// [part, batch, head, row], float32, strides in elements. NULL: 0.
+// [part, batch, head, row], float32; strides in elements. data NULL: every value is 0.
 struct PartStats {
   const float* data;
   int64 part, batch, head, row;
 };
 
-// Merge of partial results, also the public tessera_combine. Strides in elements.
+// Parameters of a merge, also of the public tessera_combine. Strides are in elements.
 struct CombineParams {
   int parts, batch;
   Divisor rows, heads;
   int head_dim_v;
-  int aligned;  // four neighbouring columns of o and of its parts begin at multiples of their size
+  int aligned;  // four neighbouring columns of o and of the parts begin at multiples of their size
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
   PartStats lse_parts, lse_low_parts;
   RowTensor o;
-  StatTensor lse, lse_low;  // NULL: not wanted
+  StatTensor lse, lse_low;  // NULL: not written
   CombineChunks chunks;
-  const int *rows_begin, *rows_end;  // the parts have rows *rows_begin ... *rows_end - 1 of all sequences'; or NULL
-  const float* sink;                 // joins the denominator of rows that saw something
+  const int *rows_begin, *rows_end;  // the parts have only rows *rows_begin ... *rows_end - 1 of the batch; or NULL:
+                                     // all rows
+  const float* sink;                 // joins the denominator of rows that see a key
   int64 sink_head;
 };
 

@@ -1,11 +1,13 @@
-// Merge of partial results over disjoint sets of keys, exact: with m = max_n lse_n,
+// Merges partial results over disjoint sets of keys, exactly. With m = max_n lse_n,
 //   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - m) o_n / sum_n exp(lse_n - m),
-// in the order of the parts, so that the same parts give the same bits. Parts that saw nothing do not count. A part's lse_n is that of two
-// floats where lse_low_parts are there: parts whose scores share a large number are then weighed as exactly as others.
+// summed in the order of the parts, so that equal parts give equal bits. Parts that saw no key are skipped. With
+// lse_low_parts, lse_n is the sum of two floats: parts whose scores share a large number are then weighted as exactly
+// as others.
 //
-// Grid: one warp for each (batch, row, head), kCombineWarps of them a block. Shared memory: none. Bound by the reading of the parts, and where
-// rows are few by the way to them: so a lane's columns of the first parts are under way beside their log-sum-exps, before it is known which of
-// them count, and a part's weight is made once, by the lane with its number.
+// Grid: one warp for each (batch, row, head), kCombineWarps warps a block. Shared memory: none. The kernel is bound by
+// reading the parts; with few rows, by latency. So a lane loads its columns of the first parts together with their
+// log-sum-exps, before it knows which parts saw a key, and each part's weight is computed by one lane and shuffled to
+// the others.
 #pragma once
 
 #include "tessera/attention/lse.cuh"
@@ -28,7 +30,7 @@ TESSERA_DEVICE float warp_sum(float x) {
   return x;
 }
 
-// The parts of a row: `count` of them, of which those before `own` lie a stride apart.
+// The parts of a row: `count` parts. Those before index `own` are a constant stride apart.
 template <CombineConfig kCfg>
 struct RowParts {
   const CombineParams& p;
@@ -38,7 +40,7 @@ struct RowParts {
 
   TESSERA_DEVICE RowParts(const CombineParams& p, int batch, int row, int head)
       : p(p), own_lse(), own_lse_low(), own_o() {
-    // A row of no sequence has no parts: 0 and -inf.
+    // A row that belongs to no sequence has no parts: o = 0 and lse = -inf.
     const int64 of_all = static_cast<int64>(batch) * p.rows.value + row;
     own = count = p.rows_end && (of_all < *p.rows_begin || of_all >= *p.rows_end) ? 0 : p.parts;
     int part_head = head;
@@ -61,7 +63,7 @@ struct RowParts {
     gO += p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * part_head;
   }
 
-  // -inf: there is none, or it saw nothing.
+  // -inf if part n does not exist or saw no key.
   TESSERA_DEVICE TwoFloats lse(int n) const {
     if (n >= count) return unseen_lse();
     if (kCfg.chunks && n == own) return {*own_lse, own_lse_low ? *own_lse_low : 0.0f};
@@ -75,7 +77,7 @@ struct RowParts {
   }
 };
 
-// kCombineWidth neighbours of a part, of which `count` are there.
+// kCombineWidth neighbouring columns of a part, of which `count` exist.
 template <Dtype kDtype, bool kAligned>
 struct PartColumns {
   RawColumns<kDtype, kCombineWidth> raw;
@@ -99,10 +101,10 @@ struct PartColumns<kDtype, false> {
   }
 };
 
-// Beyond it exp() of a part's low float alone might be no number.
+// Above this limit, exp() of a part's low float could overflow by itself.
 inline constexpr float kFarLow = 64.0f;
 
-// A row of o and its LSE, kAhead parts at a time.
+// Merges a row of o and its LSE, kAhead parts at a time.
 template <CombineConfig kCfg, bool kAligned, int kAhead>
 TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, int batch, int row, int head) {
   using Columns = PartColumns<kCfg.part_dtype, kAligned>;
@@ -116,14 +118,14 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
   };
   load(0, lane * kCombineWidth);
 
-  // The joint log-sum-exp, a lane for every 32nd part.
+  // The joint log-sum-exp: lane l reads parts l, l + 32, ...
   const TwoFloats mine = of.lse(lane);
   const auto for_parts = [&](auto&& body) {
 #pragma unroll 1
     for (int n = lane; n < of.count; n += 32) body(n == lane ? mine : of.lse(n));
   };
   float best = -infinity();
-  bool undefined = false, far = false;  // far: a low part is no small number
+  bool undefined = false, far = false;  // far: some low part exceeds kFarLow
   for_parts([&](TwoFloats part) {
     best = fmaxf(best, part.high);
     undefined |= part.high != part.high;
@@ -146,7 +148,7 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
   if (lane == 0) store_lse(p, batch, head, row, seen ? two_sum(best, best_low + logf(sum)) : unseen_lse());
   const float factor = 1.0f / sum;
 
-  // o. What a part that saw nothing has is not added, since it may be anything.
+  // o. The values of a part that saw no key are never added: they may be NaN or Inf.
   const int64 out = p.o.batch * batch + p.o.row * row + p.o.head * head;
 #pragma unroll 1
   for (int col = lane * kCombineWidth; col - lane * kCombineWidth < p.head_dim_v; col += 32 * kCombineWidth) {
@@ -155,12 +157,12 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
     for (int first = 0; first < of.count; first += kAhead) {
       if (first > 0 || col >= 32 * kCombineWidth) load(first, col);
       const TwoFloats of_lane = first == 0 ? mine : of.lse(first + lane);
-      constexpr float kUnseen = -1.0f;  // no weight is below 0
+      constexpr float kUnseen = -1.0f;  // no weight is negative
       const float weight = of_lane.high == -infinity() ? kUnseen : weight_of(of_lane) * factor;
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         const float w = __shfl_sync(0xffffffff, weight, n);
-        const bool counts = !(w < 0.0f);  // NaN does
+        const bool counts = !(w < 0.0f);  // a NaN weight counts
         float x[kCombineWidth];
         parts[n].unpack(x);
 #pragma unroll
@@ -182,7 +184,7 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
 
 template <CombineConfig kCfg>
 TESSERA_DEVICE void combine(const CombineParams& p) {
-  constexpr int kFew = 4, kMany = kCfg.part_dtype == Dtype::kFloat32 ? 8 : 16;  // so many registers
+  constexpr int kFew = 4, kMany = kCfg.part_dtype == Dtype::kFloat32 ? 8 : 16;  // parts in flight, limited by registers
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const unsigned index = blockIdx.x * kCombineWarps + threadIdx.x / 32;

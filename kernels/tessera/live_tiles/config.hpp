@@ -1,5 +1,5 @@
-// The work tiles of a packed batch that have rows, which only the GPU knows. Config: fixed when the kernel is compiled; params: read at
-// run time.
+// The non-empty work tiles of a packed batch, whose lengths only the GPU knows. The config is fixed when the kernel is
+// compiled, the params are read at run time.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// In the workspace. Sequence b has slots first[b] ... first[b + 1] - 1, a work tile each, none of them empty.
+// In the workspace. Sequence b owns the work tiles first[b] ... first[b + 1] - 1, none of them empty.
 struct LiveTiles {
-  int counter;      // dynamic scheduler: how many are taken
-  WorkOrder order;  // of the slots that there are
+  int counter;      // dynamic scheduler: the number of claimed tiles
+  WorkOrder order;  // of the non-empty tiles
   TESSERA_HOST_DEVICE int* first() { return reinterpret_cast<int*>(this + 1); }  // [batch + 1]
   TESSERA_HOST_DEVICE const int* first() const { return reinterpret_cast<const int*>(this + 1); }
 };
@@ -26,7 +26,7 @@ TESSERA_CONFIG_FIELDS(LiveTilesConfig, rows)
 inline constexpr int kLiveTilesThreads = 1024;  // of its one block
 
 struct LiveTilesParams : ProblemParams {
-  WorkOrder order;  // its heads and sections; of slots for whatever lengths
+  WorkOrder order;  // heads and sections are final; the tiles are an upper bound for all lengths
   LiveTiles* tiles;
 };
 

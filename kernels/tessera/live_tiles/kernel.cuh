@@ -1,8 +1,8 @@
-// A prefix sum over a packed batch's work tiles, for fwd_sm90's dynamic scheduler: sequences that another launch serves
-// (ProblemParams::decoded_queries) have none, where slots by their offsets (attention/scheduler) would have one each for every head.
-// It also clears the scheduler's counter.
+// A prefix sum over the work tiles of a packed batch, for fwd_sm90's dynamic scheduler. A sequence that another launch
+// serves (ProblemParams::decoded_queries) has no tile here; with the padded tile indices of attention/scheduler it
+// would have one for every head. The kernel also clears the scheduler's counter.
 //
-// Grid: a block. Block: kLiveTilesThreads threads, each with some neighbouring sequences.
+// Grid: one block. Block: kLiveTilesThreads threads, each with a contiguous range of sequences.
 #pragma once
 
 #include "tessera/attention/sequence.cuh"

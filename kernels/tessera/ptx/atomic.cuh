@@ -12,7 +12,7 @@ TESSERA_DEVICE void red_add_f32(float* global, float x) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Four neighbours at a multiple of 16 bytes, Hopper and later.
+// Adds four neighbouring floats; the address is a multiple of 16 bytes. Hopper and later.
 TESSERA_DEVICE void red_add_v4_f32(float* global, const float (&x)[4]) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])
@@ -20,7 +20,8 @@ TESSERA_DEVICE void red_add_v4_f32(float* global, const float (&x)[4]) {
 }
 #endif
 
-// A thread that acquires the value sees what this thread, and those that it has synchronised with, wrote before it.
+// A thread that acquires the value sees everything that this thread, and the threads synchronised with it, wrote
+// before.
 TESSERA_DEVICE void red_release_add_s32(int* global, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
 }
@@ -31,8 +32,8 @@ TESSERA_DEVICE int ld_acquire_s32(const int* global) {
   return x;
 }
 
-// The value before. Acquires what others released by it and releases what this thread, and those that it has synchronised
-// with, wrote.
+// Returns the previous value. Acquires what other threads released by it, and releases what this thread and the threads
+// synchronised with it wrote.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-atom
 TESSERA_DEVICE unsigned long long atom_acq_rel_add_u64(unsigned long long* global, unsigned long long x) {
   unsigned long long old;

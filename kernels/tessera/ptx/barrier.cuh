@@ -1,5 +1,5 @@
-// Barriers among some of a block's warps, 1 ... 15: barrier 0 is __syncthreads's. Between an arrival and the end of a wait
-// for it memory is ordered.
+// Barriers 1 ... 15 among some of a block's warps; barrier 0 is that of __syncthreads. Memory accesses before an
+// arrival are visible after a wait for it.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace tessera::ptx {
 
-// Arrives, and waits until `threads` have.
+// Arrives, and waits until `threads` threads have arrived.
 TESSERA_DEVICE void barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Arrives only.
+// Arrives without waiting.
 TESSERA_DEVICE void barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

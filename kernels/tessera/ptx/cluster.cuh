@@ -6,14 +6,14 @@
 
 namespace tessera::ptx {
 
-// This block's number in its cluster.
+// This block's rank in its cluster.
 TESSERA_DEVICE uint32 cluster_ctarank() {
   uint32 rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// Where a block of the cluster has what this one has at `shared`.
+// The address, in block `rank` of the cluster, that corresponds to `shared` in this block.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-mapa
 TESSERA_DEVICE uint32 mapa(uint32 shared, uint32 rank) {
   uint32 address;
@@ -21,16 +21,16 @@ TESSERA_DEVICE uint32 mapa(uint32 shared, uint32 rank) {
   return address;
 }
 
-// To an address of mapa()'s.
+// Stores to an address from mapa().
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-st
 TESSERA_DEVICE void st_shared_cluster_s32(uint32 cluster_address, int x) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(cluster_address), "r"(x) : "memory");
 }
 
-// All threads of the cluster arrive, and wait for all; of a warp together.
+// All threads of the cluster arrive, and wait for all. Executed by all threads of a warp together.
 TESSERA_DEVICE void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 
-// Orders no memory: enough after fence_mbarrier_init().
+// Orders no memory accesses, which is sufficient after fence_mbarrier_init().
 TESSERA_DEVICE void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

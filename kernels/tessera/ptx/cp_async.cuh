@@ -6,7 +6,7 @@
 
 namespace tessera::ptx {
 
-// 16 bytes to shared memory, of which the first `source_bytes` are read and the others are zero. Past the L1 cache.
+// Copies 16 bytes to shared memory, bypassing L1: the first `source_bytes` are read, the others are filled with zeros.
 TESSERA_DEVICE void cp_async_cg_16(uint32 shared, const void* global, int source_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
                : "memory");
@@ -18,20 +18,20 @@ TESSERA_DEVICE void cp_async_cg_16_l2_128b(uint32 shared, const void* global, in
                : "memory");
 }
 
-// All 16 bytes: where that is known, a copy needs no other address than its own.
+// The same for all 16 bytes. Without the byte count, a copy needs no address but its own.
 TESSERA_DEVICE void cp_async_cg_16_l2_128b(uint32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
 TESSERA_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until all but the newest kPending groups of this thread have landed.
+// Waits until all but the newest kPending groups of this thread are complete.
 template <int kPending>
 TESSERA_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Waits until all of this thread's copies have landed, those too that no group was made of.
+// Waits until all copies of this thread are complete, including those that belong to no group.
 TESSERA_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace tessera::ptx

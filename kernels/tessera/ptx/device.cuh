@@ -1,4 +1,4 @@
-// What every device file needs: how functions are declared, and addresses in shared memory.
+// Function attributes and shared-memory addresses, for every device file.
 #pragma once
 
 #include "tessera/types.hpp"
@@ -13,21 +13,22 @@ TESSERA_DEVICE uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
-// The first lane's value, which the compiler then knows for the whole warp's: a loop over it is uniform, what is made from it
-// lives in uniform registers, and after a branch on it the lanes are known to be together. By all lanes of a warp.
+// The first lane's value. The compiler then knows that it is uniform across the warp: a loop over it is uniform, values
+// derived from it live in uniform registers, and the lanes are converged after a branch on it. Called by all lanes of a
+// warp.
 template <class T>
 TESSERA_DEVICE T uniform(T x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
 
-// The same value, of which the compiler knows nothing: what is made from it is made anew each time, and not kept in
-// registers over a loop.
+// Returns x, opaque to the compiler: values derived from it are recomputed for each use and occupy no registers across
+// a loop.
 TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// What memory holds is read again after this, and kept in no register across it.
+// Forces values in memory to be read again after this point: the compiler keeps none in registers across it.
 TESSERA_DEVICE void reload_memory() { asm volatile("" ::: "memory"); }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Programmatic dependent launch: a kernel that was launched with the attribute may begin before the one ahead of it in the
+// Programmatic dependent launch: a kernel launched with the attribute may start before the previous kernel of the
 // stream has ended.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-griddepcontrol
 #pragma once
@@ -7,12 +7,12 @@
 
 namespace tessera::ptx {
 
-// GPUs before Hopper have no such launches.
+// GPUs before Hopper lack such launches.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Until the kernels ahead have ended and their writes are visible. Without the attribute it returns at once.
+// Waits until the previous kernels have ended and their writes are visible. Without the attribute it returns at once.
 TESSERA_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Once every block has executed this or ended, the next kernel may begin.
+// The next kernel may start once every block has executed this or ended.
 TESSERA_DEVICE void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// Single instructions of arithmetic and conversion.
+// Single instructions for arithmetic and conversion.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions-ex2
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
 #pragma once
@@ -7,21 +7,21 @@
 
 namespace tessera::ptx {
 
-// 2^x; -inf gives 0, results below 2^-126 are 0.
+// 2^x. Returns 0 for -inf and for results below 2^-126.
 TESSERA_DEVICE float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// log2(x); 0 gives -inf.
+// log2(x). Returns -inf for 0.
 TESSERA_DEVICE float lg2_approx_ftz(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// 1 / x to one unit in the last place.
+// 1 / x, accurate to one unit in the last place.
 TESSERA_DEVICE float rcp_approx_ftz(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -34,7 +34,7 @@ TESSERA_DEVICE uint32 cvt_rn_f16x2(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// What is too large becomes the largest number that there is.
+// The same; values out of range become the largest finite number.
 TESSERA_DEVICE uint32 cvt_rn_satfinite_f16x2(float low, float high) {
   uint32 pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -46,14 +46,14 @@ TESSERA_DEVICE uint32 cvt_rn_bf16x2(float low, float high) {
   return pair;
 }
 
-// What is negative becomes 0.
+// The same; negative values become 0.
 TESSERA_DEVICE uint32 cvt_rn_relu_bf16x2(float low, float high) {
   uint32 pair;
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// The larger of each half.
+// The maximum of each half.
 TESSERA_DEVICE uint32 max_f16x2(uint32 a, uint32 b) {
   uint32 pair;
   asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
@@ -71,7 +71,7 @@ TESSERA_DEVICE float cvt_f32_f16(unsigned short bits) {
   return x;
 }
 
-// To the 10 bits of mantissa that the tensor cores take, ties away from zero.
+// Rounds to the 10 bits of mantissa that the tensor cores read; ties away from zero.
 TESSERA_DEVICE uint32 cvt_rna_tf32(float x) {
   uint32 bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));

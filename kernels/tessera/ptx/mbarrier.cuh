@@ -1,5 +1,5 @@
-// Barriers in shared memory that count arrivals and bytes, Hopper's use of them. A wait is for a phase's parity: a fresh
-// barrier is in phase 0, so waiting for parity 1 passes at once.
+// Barriers in shared memory that count arrivals and bytes, as used on Hopper. A wait is for the parity of a phase: a
+// fresh barrier is in phase 0, so waiting for parity 1 returns at once.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-mbarrier
 #pragma once
 
@@ -18,8 +18,8 @@ TESSERA_DEVICE void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At a barrier of any block of the cluster, by its address from mapa(). Without .release.cluster, which would be a fence
-// over the whole GPU at each arrival: what it orders are reads before a bulk copy, not writes.
+// Arrives at a barrier of any block of the cluster, given by its address from mapa(). It omits .release.cluster, which
+// would be a fence over the whole GPU at each arrival: it orders reads before a bulk copy, not writes.
 TESSERA_DEVICE void mbarrier_arrive_shared_cluster(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -28,7 +28,7 @@ TESSERA_DEVICE void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// More bytes for the phase, before the arrival that ends it.
+// Adds bytes to those expected in the phase, before the arrival that ends it.
 TESSERA_DEVICE void mbarrier_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -47,7 +47,7 @@ TESSERA_DEVICE bool mbarrier_try_wait_parity(uint32 barrier, int parity) {
   return done != 0;
 }
 
-// Returns once the phase of this parity is complete.
+// Returns once the phase with this parity is complete.
 TESSERA_DEVICE void mbarrier_wait_parity(uint32 barrier, int parity) {
   while (!mbarrier_try_wait_parity(barrier, parity)) {
   }

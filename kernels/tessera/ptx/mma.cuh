@@ -1,5 +1,5 @@
-// D = A B + D on the tensor cores, one warp, float32 accumulators. With g = lane / 4 and c = lane % 4 a lane holds of the
-// accumulator (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1).
+// D = A B + D on the tensor cores by one warp, with float32 accumulators. With g = lane / 4 and c = lane % 4, a lane
+// holds the elements (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1) of the accumulator.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-mma
 #pragma once
 
@@ -30,8 +30,8 @@ TESSERA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32
 
 // ---- fragments from and to shared memory ----------------------------------------------------------------------------
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory: lane l gives the address of row l % 8 of matrix l / 8, and
-// receives of each matrix elements 2 (l % 4), + 1 of row l / 4 (or, transposed, of column l / 4).
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane l gives the address of row l % 8 of matrix l /
+// 8, and receives from each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 (transposed: of column l / 4).
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-ldmatrix
 TESSERA_DEVICE void ldmatrix_x4(uint32 (&r)[4], uint32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -47,7 +47,7 @@ TESSERA_DEVICE void ldmatrix_x4_trans(uint32 (&r)[4], uint32 shared) {
                : "memory");
 }
 
-// The reverse, of four 8 x 8 matrices.
+// Stores four 8 x 8 matrices: the reverse of ldmatrix_x4.
 TESSERA_DEVICE void stmatrix_x4(uint32 shared, const uint32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
@@ -61,7 +61,8 @@ TESSERA_DEVICE void stmatrix_x4_trans(uint32 shared, const uint32 (&r)[4]) {
                : "memory");
 }
 
-// An 8 x 8 matrix of 16-bit elements transposed among a warp's lanes, of which lane l has elements 2 (l % 4), + 1 of row l / 4.
+// Transposes an 8 x 8 matrix of 16-bit elements among a warp's lanes. Lane l holds the elements 2 (l % 4) and 2 (l % 4)
+// + 1 of row l / 4.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-movmatrix
 TESSERA_DEVICE uint32 movmatrix_trans(uint32 pair) {
   uint32 transposed;

@@ -1,6 +1,6 @@
-// D += A B by one warpgroup: A [64][16] from registers or shared memory, B [16][n] from shared memory, D float32 in
-// registers, asynchronous. Warp w has rows 16 w ... of D, and a lane of them what it has of mma's accumulators: with
-// g = lane / 4 and c = lane % 4, d[4 t + 0 ... 3] is (g, 8 t + 2c), (g, 8 t + 2c + 1), (g + 8, ...), (g + 8, ...).
+// D += A B by one warpgroup, asynchronously: A [64][16] from registers or shared memory, B [16][n] from shared memory,
+// D in float32 registers. Warp w holds rows 16 w ... of D, in mma's accumulator layout: with g = lane / 4 and c = lane
+// % 4, d[4 t + 0 ... 3] is (g, 8 t + 2c), (g, 8 t + 2c + 1), (g + 8, ...), (g + 8, ...).
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions-wgmma-mma-async
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace tessera::ptx {
 
-// Roles of warpgroups: registers handed from one to another.
+// Warp specialisation: moves registers from one warpgroup to another.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#miscellaneous-instructions-setmaxnreg
 template <int kRegisters>
 TESSERA_DEVICE void setmaxnreg_inc() {
@@ -20,7 +20,7 @@ TESSERA_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Before the first wgmma, and whenever registers that one reads were written.
+// Required before the first wgmma, and after writing registers that a wgmma reads.
 TESSERA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TESSERA_DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
@@ -28,34 +28,36 @@ TESSERA_DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Registers that a wgmma in flight writes: nothing that touches them may move across this.
+// Marks registers that a wgmma in flight writes: the compiler moves no access of them across this.
 template <int kCount>
 TESSERA_DEVICE void wgmma_pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-// That one reads, likewise.
+// The same for registers that it reads.
 template <int kCount>
 TESSERA_DEVICE void wgmma_pin(uint32 (&a)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
-// Registers whose values are not needed any more, since a wgmma is about to overwrite them: until here they are free.
+// Marks registers whose values are dead because a wgmma is about to overwrite them: they are free before this.
 template <int kCount>
 TESSERA_DEVICE void wgmma_forget(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(d[i]));
 }
 
-// ss: A from shared memory; rs: from registers. kTransposeB: B lies as [16][n] with n contiguous. `accumulate` false: D = A B.
+// ss: A from shared memory; rs: A from registers. kTransposeB: B is stored as [16][n] with n contiguous. `accumulate`
+// false: D = A B.
 template <Dtype kDtype, int kN, bool kTransposeB>
 struct Wgmma;
 
 }  // namespace tessera::ptx
 
-// Every width, and both 16-bit types. An asm statement names each of its registers, and only the preprocessor can count them.
+// Every width, for both 16-bit types. An asm statement names each of its registers, and only the preprocessor can count
+// them.
 // clang-format off
-// The first n accumulators' numbers, and the accumulators: for n = N / 2.
+// For n = N / 2: the first n operand numbers, and the first n accumulators.
 #define TESSERA_NUMBERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TESSERA_NUMBERS_16 TESSERA_NUMBERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TESSERA_NUMBERS_24 TESSERA_NUMBERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -72,7 +74,9 @@ struct Wgmma;
 #define TESSERA_NUMBERS_112 TESSERA_NUMBERS_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define TESSERA_NUMBERS_120 TESSERA_NUMBERS_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define TESSERA_NUMBERS_128 TESSERA_NUMBERS_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define TESSERA_REGISTERS_FROM(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TESSERA_REGISTERS_FROM(i)                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
+  "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define TESSERA_REGISTERS_8 TESSERA_REGISTERS_FROM(0)
 #define TESSERA_REGISTERS_16 TESSERA_REGISTERS_8, TESSERA_REGISTERS_FROM(8)
 #define TESSERA_REGISTERS_24 TESSERA_REGISTERS_16, TESSERA_REGISTERS_FROM(16)
@@ -90,26 +94,28 @@ struct Wgmma;
 #define TESSERA_REGISTERS_120 TESSERA_REGISTERS_112, TESSERA_REGISTERS_FROM(112)
 #define TESSERA_REGISTERS_128 TESSERA_REGISTERS_120, TESSERA_REGISTERS_FROM(120)
 
-// The operands that follow: count is the first one's number, and how many accumulators there are.
-#define TESSERA_WGMMA(name, type, n, count, o1, o2, o3, o4, o5, o6)                                                         \
-  template <bool kTransposeB>                                                                                               \
-  struct Wgmma<Dtype::name, n, kTransposeB> {                                                                               \
-    TESSERA_DEVICE static void ss(float (&d)[count], unsigned long long a, unsigned long long b, int accumulate) {          \
-      asm volatile(                                                                                                         \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n"                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_NUMBERS_##count "}, %" #count ", %"   \
-          #o1 ", p, 1, 1, 0, %" #o3 ";\n}"                                                                                  \
-          : TESSERA_REGISTERS_##count                                                                                       \
-          : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));                                                     \
-    }                                                                                                                       \
-    TESSERA_DEVICE static void rs(float (&d)[count], const uint32 (&a)[4], unsigned long long b, int accumulate) {          \
-      asm volatile(                                                                                                         \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n"                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_NUMBERS_##count "}, {%" #count ", %"  \
-          #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";\n}"                                                      \
-          : TESSERA_REGISTERS_##count                                                                                       \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));                 \
-    }                                                                                                                       \
+// The operands after the accumulators. `count`: the number of accumulators, and the first of these operands' numbers.
+#define TESSERA_WGMMA(name, type, n, count, o1, o2, o3, o4, o5, o6)                                                    \
+  template <bool kTransposeB>                                                                                          \
+  struct Wgmma<Dtype::name, n, kTransposeB> {                                                                          \
+    TESSERA_DEVICE static void ss(float (&d)[count], unsigned long long a, unsigned long long b, int accumulate) {     \
+      asm volatile(                                                                                                    \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n"                                                            \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type                                                       \
+          "." type " {" TESSERA_NUMBERS_##count "}, %" #count ", %"                                                    \
+          #o1 ", p, 1, 1, 0, %" #o3 ";\n}"                                                                             \
+          : TESSERA_REGISTERS_##count                                                                                  \
+          : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));                                                \
+    }                                                                                                                  \
+    TESSERA_DEVICE static void rs(float (&d)[count], const uint32 (&a)[4], unsigned long long b, int accumulate) {     \
+      asm volatile(                                                                                                    \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n"                                                            \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type                                                       \
+          "." type " {" TESSERA_NUMBERS_##count "}, {%" #count ", %"                                                   \
+          #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";\n}"                                                 \
+          : TESSERA_REGISTERS_##count                                                                                  \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));            \
+    }                                                                                                                  \
   };
 #define TESSERA_WGMMA_F16(n, ...) TESSERA_WGMMA(kFloat16, "f16", n, __VA_ARGS__)
 #define TESSERA_WGMMA_BF16(n, ...) TESSERA_WGMMA(kBFloat16, "bf16", n, __VA_ARGS__)

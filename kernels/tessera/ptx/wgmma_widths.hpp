@@ -1,5 +1,5 @@
-// The widths of wgmma that kernels use, for the host and for ptx/wgmma.cuh: N, and the numbers of the seven operands after
-// an asm statement's N / 2 accumulators.
+// The widths N of wgmma that kernels use, for the host and for ptx/wgmma.cuh: N, and the numbers of the seven operands
+// after the N / 2 accumulators of an asm statement.
 #pragma once
 
 // clang-format off

@@ -1,4 +1,5 @@
-// A prefix's keys in chunks: the index tensors of a group's chunks, and the queries, as many times as there are chunks.
+// Splits a prefix's keys into chunks: writes the index tensors of a group's chunks, and copies the queries once per
+// chunk.
 #pragma once
 
 #include "tessera/ptx/device.cuh"
@@ -6,8 +7,8 @@
 
 namespace tessera {
 
-// Of a group with queries `begin` ... `end` - 1, whose `keys` entries begin at entry `first`: by a warp. Chunks without keys come
-// last.
+// For a group with queries `begin` ... `end` - 1, whose `keys` entries begin at entry `first`. Called by a warp. Chunks
+// without keys come last.
 TESSERA_DEVICE void write_chunks(const PrefixIndicesParams& p, int group, int begin, int end, int first, int keys,
                                  int lane) {
   const PrefixChunks& chunks = p.chunks;
@@ -28,7 +29,7 @@ TESSERA_DEVICE void write_chunks(const PrefixIndicesParams& p, int group, int be
   if (!chunks.rows && lane == 0) chunks.keys[chunks.count] = first + keys;
 }
 
-// 8 columns of a query a thread, of `threads`: read once, stored count times.
+// Copies the queries, 8 columns per thread of `threads`: each is read once and stored `count` times.
 TESSERA_DEVICE void copy_queries(const PrefixIndicesParams& p, int64 thread, int64 threads) {
   constexpr int kColumns = 8;
   const PrefixChunks& chunks = p.chunks;

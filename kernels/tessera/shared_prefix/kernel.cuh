@@ -1,12 +1,14 @@
-// Sequences that share a prefix, as two problems of packed sequences: every group's queries against the keys that are read once, and
-// every sequence's against its others (a cascade of one level). This kernel writes the index tensors of both; attention and the
-// merge are the other kernels'.
+// Splits sequences that share a prefix into two problems of packed sequences (a cascade of one level): the queries of
+// every group against the keys that are read once, and the queries of every sequence against its other keys. This
+// kernel writes the index tensors of both; other kernels compute attention and merge the results.
 //
-// Read once are the keys before the first query of every causal member, in whole pages, from the first member that has queries.
-// Lengths and offsets that lie outside are the nearest that do not: an offset of a group below one before it is that one.
+// The keys that are read once are those before the first query of every causal member, in whole pages, read through the
+// first member that has queries. Lengths and offsets out of range are clamped; a group's offset below an earlier one
+// counts as the earlier one.
 //
-// Grid: a warp for each group, one for the sequences before the first and one for those after the last. Bound by the way to the
-// lengths: two passes over a group's. With chunks of the prefixes' keys the blocks after these copy the queries.
+// Grid: one warp for each group, one for the sequences before the first group and one for those after the last. Bound
+// by the latency of reading the lengths, in two passes over a group's. With chunks of the prefixes' keys, the blocks
+// after these copy the queries.
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
@@ -22,9 +24,9 @@ TESSERA_DEVICE int warp_min(int x) {
   return x;
 }
 
-// The first sequence of a group; of `groups`: the one after the last group's. By the whole warp.
+// The first sequence of a group; for group == groups, the sequence after the last group. Called by the whole warp.
 TESSERA_DEVICE int first_of_group(const PrefixIndicesParams& p, int group, int lane) {
-  int before = 0;  // the negative of the largest offset up to the group's
+  int before = 0;  // minus the largest offset up to this group's
   for (int g = lane; g <= group; g += 32) before = min(before, -max(p.prefix_groups[g * p.prefix_groups_stride], 0));
   return clamp(-warp_min(before), 0, p.batch);
 }
@@ -33,7 +35,8 @@ TESSERA_DEVICE bool hides_keys(const PrefixIndicesParams& p, int b) {
   return p.hides_keys || (p.causal_seqs && p.causal_seqs[b * p.causal_seqs_stride]);
 }
 
-// The first query of sequence b, among all of the batch's, and the entry of its first key; b = batch: their ends.
+// The first query of sequence b among all queries of the batch, and the entry of its first key; for b == batch, their
+// ends.
 TESSERA_DEVICE int first_query(const PrefixIndicesParams& p, int b) {
   if (!p.cu_seqlens_q) return static_cast<int>(static_cast<int64>(b) * p.seqlen_q);
   return clamp(p.cu_seqlens_q[b * p.cu_seqlens_q_stride], 0, p.rows_q);
@@ -56,14 +59,14 @@ TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
     return;
   }
   const int warp = block * kPrefixIndicesWarps + static_cast<int>(threadIdx.x / 32);
-  const int group = warp - 1;  // -1: before the first; p.groups: after the last
+  const int group = warp - 1;  // -1: before the first group; p.groups: after the last
   if (group > p.groups) return;
   const bool shares = group >= 0 && group < p.groups;
   const int begin = group < 0 ? 0 : first_of_group(p, group, lane);
   const int end = group < p.groups ? first_of_group(p, group + 1, lane) : p.batch;
 
-  // 1. How many keys are read once, and whose.
-  constexpr int kNone = 1 << 30;  // more than any batch of a kernel
+  // 1. How many keys are read once, and through which sequence.
+  constexpr int kNone = 1 << 30;  // larger than any batch of a kernel
   int keys = shares ? clamp(p.prefix_lens[group * p.prefix_lens_stride], 0, p.max_prefix) : 0, reader = kNone;
   for (int b = begin + lane; shares && b < end; b += 32) {
     const Sequence s = load_sequence<true, kCfg.paged>(p, b);
@@ -75,7 +78,7 @@ TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
   keys = reader == kNone ? 0 : max(warp_min(keys), 0) / p.keys_an_entry;  // in entries
   if (reader == kNone) reader = begin;
 
-  // 2. What is left of each sequence. One without queries reads nothing, whatever its keys and pages are.
+  // 2. The remaining keys of each sequence. A sequence without queries reads nothing, whatever its keys and pages are.
   for (int b = begin + lane; b < end; b += 32) {
     const Sequence s = load_sequence<true, kCfg.paged>(p, b);
     const bool reads = s.sq > 0;

@@ -1,4 +1,5 @@
-// Neighbouring columns of a row, loaded and stored at once: as they lie in memory, and as numbers. Several begin at a multiple of their size.
+// Neighbouring columns of a row, loaded and stored by one access, as raw memory words and as numbers. Their address is
+// a multiple of their total size.
 #pragma once
 
 #include "tessera/tile/element.cuh"

@@ -1,4 +1,5 @@
-// How a tile in shared memory (tile/shared_tile.cuh) is filled from global memory by cp.async or ordinary loads, and stored to it.
+// Fills a tile in shared memory (tile/shared_tile.cuh) from global memory by cp.async or ordinary loads, and stores it
+// to global memory.
 #pragma once
 
 #include "tessera/ptx/cp_async.cuh"
@@ -6,8 +7,8 @@
 
 namespace tessera {
 
-// 16 bytes of a row of global memory, of which the first `wanted` are read and the others become zero, so that nothing
-// past a sequence's end can reach a product. kAligned: `from` is a multiple of 16 bytes; the copy is asynchronous, and
+// Loads 16 bytes of a row of global memory: the first `wanted` are read and the others become zero, so that nothing
+// past a sequence's end reaches a product. kAligned: `from` is a multiple of 16 bytes; the copy is asynchronous, and
 // the caller commits the group.
 template <bool kAligned, class Tile>
 TESSERA_DEVICE void load_part(Tile& sTile, int row, int offset_bytes, const char* from, int wanted) {
@@ -31,16 +32,17 @@ TESSERA_DEVICE void load_part(Tile& sTile, int row, int offset_bytes, const char
   }
 }
 
-// Loads of a thread that are written out one after the other: all, but where one warp loads whole tiles, 32 and more a
-// lane, or each is eight. Those took half of the time of compiling a kernel, and a turn of a loop costs a load little.
+// How many of a thread's loads are unrolled: all of them, except where one warp loads whole tiles (32 loads and more
+// per lane) or a load is eight accesses. Unrolling those took half of a kernel's compile time, and a loop iteration
+// adds little to a load.
 template <bool kAligned, int kThreads>
 inline constexpr int kLoadsUnrolled = !kAligned        ? 2
                                       : kThreads == 32 ? 4
                                                        : 128;
 
-// Rows of global memory for a tile: row r is at gRow(r), a byte pointer, and row_bytes long; rows from `count` on, and
-// columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes. By kThreads threads, of which
-// the caller is number `thread`.
+// Loads rows of global memory into a tile. Row r is row_bytes long and begins at gRow(r), a byte pointer. Rows from
+// `count` on, and columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes. Called
+// by kThreads threads; `thread` is the caller's index.
 template <bool kAligned, int kThreads, int kUnroll = kLoadsUnrolled<kAligned, kThreads>, class Tile, class RowPointer>
 TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&& gRow,
                               int thread = static_cast<int>(threadIdx.x)) {
@@ -56,14 +58,15 @@ TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&
   }
 }
 
-// The same for rows that lie anywhere, row r gRow(r) bytes after `base`: each place is found once, by a lane of the warp
-// that loads the row, and not by every load of it. gRow is called for all rows of the tile, those from `count` on too.
+// The same for rows at arbitrary places: row r begins gRow(r) bytes after `base`. Each offset is computed once, by one
+// lane of the warp that loads the row, not for every load. gRow is called for all rows of the tile, including those
+// from `count` on.
 template <bool kAligned, int kThreads, class Tile, class RowOffset>
 TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, const char* base, RowOffset&& gRow) {
   constexpr int kRowBytes = Tile::kCols * Tile::kElemBytes, kLoadsPerRow = kRowBytes / kLoadBytes;
   constexpr int kLanes = lanes_of(kLoadsPerRow);
-  constexpr int kUnroll = kAligned ? 4 : 2;  // all written out would cost registers that wide heads do not have
-  constexpr int kRows = Tile::kRows / (kThreads / 32);  // of the warp
+  constexpr int kUnroll = kAligned ? 4 : 2;             // unrolling all needs registers that wide heads lack
+  constexpr int kRows = Tile::kRows / (kThreads / 32);  // rows per warp
   static_assert(kRows * (kThreads / 32) == Tile::kRows, "every warp has as many rows");
   const int lane = static_cast<int>(threadIdx.x) % 32, row0 = static_cast<int>(threadIdx.x) / 32 * kRows;
 #pragma unroll
@@ -84,16 +87,16 @@ TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, c
   }
 }
 
-// The loads of whole tiles, one after another, by kThreads threads, as many lanes a row as are a power of two: rows lie
-// `row_stride` bytes apart from `gRows` on, and a load takes an addition. After a tile's last load comes the first of the
-// tile that follows it in global memory.
+// Loads consecutive full tiles by kThreads threads, with a power of two of lanes per row. Rows are `row_stride` bytes
+// apart from `gRows` on, so each load needs one addition. The first load of the next tile in global memory follows a
+// tile's last.
 template <int kThreads, class Tile>
 struct StridedLoads {
   static constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
   static constexpr int kLanes = lanes_of(kLoadsPerRow);
   static constexpr int kRowsAPass = kThreads / kLanes;
   static constexpr bool kPossible = kLoadsPerRow <= kLanes && Tile::kRows % kRowsAPass == 0;
-  static constexpr int kCount = Tile::kRows / kRowsAPass;  // of a thread and a tile
+  static constexpr int kCount = Tile::kRows / kRowsAPass;  // loads of a thread per tile
 
   const char* from;
 
@@ -108,8 +111,9 @@ struct StridedLoads {
   }
 };
 
-// The same for rows `row_stride` bytes apart from `gRows` on. A whole tile, which all but a sequence's last are, takes an
-// addition a load, unless that is not worth its instructions: kOnce, for what a block loads before all else.
+// The same for rows `row_stride` bytes apart from `gRows` on. A full tile, which is any but a sequence's last, needs
+// one addition per load. kOnce disables this for loads that a block executes once, where it is not worth its
+// instructions.
 template <bool kAligned, int kThreads, bool kOnce = false, class Tile>
 TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, const char* gRows, int64 row_stride,
                                       int thread = static_cast<int>(threadIdx.x)) {
@@ -128,8 +132,8 @@ TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, con
       sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; }, thread);
 }
 
-// Rows first ... first + kRows - 1 of a tile, those below `count`, to global memory, by one warp. kAligned as above, but
-// known at run time: every row starts at a multiple of 16 bytes.
+// Stores the rows first ... first + kRows - 1 of a tile that are below `count` to global memory, by one warp. `aligned`
+// is kAligned known at run time: every row starts at a multiple of 16 bytes.
 template <int kRows, class Tile, class RowPointer>
 TESSERA_DEVICE void store_rows(Tile& sTile, int first, int count, int columns, int aligned, RowPointer&& gRow) {
   constexpr int kElems = kLoadBytes / Tile::kElemBytes;
@@ -154,8 +158,8 @@ TESSERA_DEVICE void store_rows(Tile& sTile, int first, int count, int columns, i
   }
 }
 
-// The same for rows `row_stride` bytes apart, of which the tile's row 0 goes to gRows. Where all are there and whole, a
-// store takes an addition.
+// The same for rows `row_stride` bytes apart; row 0 of the tile goes to gRows. If all rows exist in full, each store
+// needs one addition.
 template <int kRows, class Tile>
 TESSERA_DEVICE void store_rows_strided(Tile& sTile, int first, int count, int columns, int aligned, char* gRows,
                                        int64 row_stride) {
@@ -163,7 +167,7 @@ TESSERA_DEVICE void store_rows_strided(Tile& sTile, int first, int count, int co
   constexpr int kRowsAPass = kStoresPerRow < 32 ? 32 / kStoresPerRow : 1;
   if constexpr (kRowsAPass * kStoresPerRow == 32 && kRows % kRowsAPass == 0) {
     if (aligned && first + kRows <= count && columns == Tile::kCols) {
-      // Addresses known before a kernel's loops would hold registers through them.
+      // Addresses computed before a kernel's loops would occupy registers throughout them.
       const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
       const int row = first + lane / kStoresPerRow, offset = lane % kStoresPerRow * kLoadBytes;
       const char* from = sTile.data + Tile::place(row) * Tile::kPitchBytes + offset;

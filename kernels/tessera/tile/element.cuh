@@ -1,18 +1,18 @@
-// Elements of the three types, as registers hold them and as memory does.
+// Elements of the three types, in registers and in memory.
 #pragma once
 
 #include "tessera/ptx/math.cuh"
 
 namespace tessera {
 
-// Two neighbours of a row in 16 bits each.
+// Packs two neighbouring elements of a row into 16 bits each.
 template <Dtype kDtype>
 TESSERA_DEVICE uint32 pack_pair(float low, float high) {
   static_assert(kDtype != Dtype::kFloat32, "float32 is not packed");
   return kDtype == Dtype::kFloat16 ? ptx::cvt_rn_f16x2(low, high) : ptx::cvt_rn_bf16x2(low, high);
 }
 
-// Two neighbours as they lie in memory, and as numbers.
+// Two neighbouring elements in their storage type, and as numbers.
 template <Dtype kDtype>
 struct RawPairOf {
   using Type = uint32;
@@ -36,7 +36,7 @@ TESSERA_DEVICE float2 unpack_pair(const RawPair<kDtype>& pair) {
   }
 }
 
-// Two neighbours in memory.
+// Loads two neighbouring elements.
 template <Dtype kDtype>
 TESSERA_DEVICE float2 load_pair(const char* at) {
   return unpack_pair<kDtype>(*reinterpret_cast<const RawPair<kDtype>*>(at));

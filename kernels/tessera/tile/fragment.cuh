@@ -1,6 +1,6 @@
-// What the lanes of a warp hold of a matrix. Every accumulator is [kM][kN][4]: kM x kN tiles of 16 x 8, of which a lane, with
-// g = lane / 4 and c = lane % 4, holds (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), whatever the type; wgmma's is the
-// same with kM = 1.
+// Fragments: the elements of a matrix that each lane of a warp holds. Every accumulator is [kM][kN][4]: kM x kN tiles
+// of 16 x 8. With g = lane / 4 and c = lane % 4, a lane holds (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1) of
+// each, for every element type; wgmma's accumulator is the same with kM = 1.
 #pragma once
 
 #include "tessera/ptx/mma.cuh"
@@ -22,7 +22,7 @@ TESSERA_DEVICE void clear(float (&acc)[kM][kN][4]) {
       for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.0f;
 }
 
-// An accumulator's 16 x 16 part as the A operand of another product.
+// Packs a 16 x 16 part of an accumulator as the A operand of another product.
 template <Dtype kDtype, int kN>
 TESSERA_DEVICE void pack_a(uint32 (&a)[4], const float (&acc)[kN][4], int k) {
   a[0] = pack_pair<kDtype>(acc[2 * k][0], acc[2 * k][1]);
@@ -31,7 +31,7 @@ TESSERA_DEVICE void pack_a(uint32 (&a)[4], const float (&acc)[kN][4], int k) {
   a[3] = pack_pair<kDtype>(acc[2 * k + 1][2], acc[2 * k + 1][3]);
 }
 
-// All of an accumulator, when nothing is added to it any more: half of the registers.
+// Packs a whole accumulator once it is final; it then needs half of the registers.
 template <Dtype kDtype, int kM, int kSteps, int kN>
 TESSERA_DEVICE void pack_rows(uint32 (&a)[kM][kSteps][4], const float (&acc)[kM][kN][4]) {
   static_assert(kN == 2 * kSteps);
@@ -41,7 +41,7 @@ TESSERA_DEVICE void pack_rows(uint32 (&a)[kM][kSteps][4], const float (&acc)[kM]
     for (int k = 0; k < kSteps; ++k) pack_a<kDtype>(a[m][k], acc[m], k);
 }
 
-// D += A B of one tile, of either type of 16 bits.
+// D += A B for one tile, for both 16-bit types.
 template <Dtype kDtype>
 TESSERA_DEVICE void mma_16bit(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
   if constexpr (kDtype == Dtype::kFloat16) {

@@ -1,4 +1,4 @@
-// Numbers that have names; NVRTC has no <numbers>.
+// Named constants; NVRTC lacks <numbers>.
 #pragma once
 
 #include "tessera/ptx/device.cuh"

@@ -11,11 +11,11 @@ struct alignas(8) Barrier {
   TESSERA_DEVICE uint32 address() const { return shared_address(&state); }
 };
 
-// A place in a ring of stages: which stage is next, and the parity of its barrier's phase.
+// A position in a ring of stages: the next stage, and the parity of its barrier's phase.
 template <int kStages>
 struct RingPosition {
   static constexpr int kStep = sizeof(Barrier), kEnd = kStages * kStep;
-  int offset = 0;  // bytes from the first stage's barrier to this one's, one instruction less than its number
+  int offset = 0;  // bytes from the first stage's barrier to this one's; saves an instruction over the stage's index
   int parity = 0;
 
   TESSERA_DEVICE int stage() const { return static_cast<int>(static_cast<uint32>(offset) / kStep); }
@@ -30,19 +30,20 @@ struct RingPosition {
       offset = 0, parity ^= 1;
     }
   }
-  // By several, at most kStages.
+  // Advances by several stages, at most kStages.
   TESSERA_DEVICE void advance(int stages) {
     offset += stages * kStep;
     if (offset >= kEnd) offset -= kEnd, parity ^= 1;
   }
 };
 
-// full: the producer's arrival and the bytes of the copies. empty: an arrival of each consumer warp.
+// full: the producer's arrival and the bytes of the copies. empty: one arrival of each consumer warp.
 //
-// kBlocks 2: the blocks of a cluster have the same tiles in the same stages, each producer copies a part of a tile into
-// both, and a stage is empty when the consumers of both have released it. The other's part may come before this producer
-// expects it, not before its phase: it is issued after this block's consumers have released the stage, so after `full`'s
-// last phase, and the next cannot end without this producer's arrival (until which the count of bytes may be below 0).
+// With kBlocks == 2 the blocks of a cluster hold the same tiles in the same stages. Each producer copies its part of a
+// tile to both blocks, and a stage is empty once the consumers of both have released it. The other producer's part may
+// arrive before this producer expects it, but not before its phase: it is issued after this block's consumers have
+// released the stage, hence after the last phase of `full`, and the next phase cannot complete without this producer's
+// arrival (until then, the byte count may be below 0).
 template <int kStages, int kBlocks = 1>
 struct Ring {
   static_assert(kBlocks == 1 || kBlocks == 2);
@@ -58,12 +59,12 @@ struct Ring {
       ptx::mbarrier_init(empty[stage].address(), consumer_warps * kBlocks);
     }
   }
-  // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
+  // Producer: waits until the stage is free and announces its bytes. In the first round every stage is free.
   TESSERA_DEVICE void acquire(const RingPosition<kStages>& at, int bytes) {
     wait_empty(at);
     expect(at, bytes);
   }
-  // The second half of it, for a producer that has waited.
+  // The second half of acquire(), for a producer that has already waited.
   TESSERA_DEVICE void expect(const RingPosition<kStages>& at, int bytes) {
     ptx::mbarrier_arrive_expect_tx(address(full, at), bytes);
   }
@@ -73,9 +74,9 @@ struct Ring {
   TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
     ptx::mbarrier_wait_parity(address(full, at), at.parity);
   }
-  // Consumer: this thread, by which a warp counts, is done with the stage.
+  // Consumer: this thread releases the stage on behalf of its warp.
   TESSERA_DEVICE void release_alone(const RingPosition<kStages>& at) { ptx::mbarrier_arrive(address(empty, at)); }
-  // The warp is.
+  // Consumer: the warp releases the stage.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {

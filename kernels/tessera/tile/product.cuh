@@ -1,9 +1,9 @@
-// The matrix products of one warp, with operands from shared memory (tile/shared_tile.cuh) and accumulators as
-// tile/fragment.cuh has them.
+// The matrix products of one warp, with operands from shared memory (tile/shared_tile.cuh) and accumulators as in
+// tile/fragment.cuh.
 //
-// 16 bits: mma.m16n8k16. float32: each number is the sum of two of TF32's, x = high + low, and a product three,
-// low * high' + high * low' + high * high', summed from zero for every 8 columns and then added in float32: the tensor
-// cores' own accumulation truncates.
+// 16-bit types use mma.m16n8k16. For float32, each number is split into two TF32 numbers, x = high + low, and a product
+// is three products, low * high' + high * low' + high * high'. They are summed from zero for every 8 columns and then
+// added in float32, because the tensor cores' own accumulation truncates.
 #pragma once
 
 #include "tessera/ptx/mma.cuh"
@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// x = high + low to 21 bits. An infinity has a place in high * high' alone, where it meets the other number's sign: in the
-// products with a low part it stands as 0.
+// x = high + low to 21 bits. An infinity appears only in high * high', where its sign meets the other number's; it is
+// replaced by 0 in the products with a low part.
 struct Tf32Pair {
   uint32 high, finite_high, low;
 };
@@ -37,7 +37,7 @@ TESSERA_DEVICE void mma_3xtf32(float (&d)[4], const Tf32Pair (&a)[4], const Tf32
 
 // ---- 16-bit fragments ----
 
-// A [kM times 16 rows, kRowStep apart][16 columns from col] as it lies.
+// Loads A [kM x 16 rows, kRowStep apart][16 columns from col] without transposing.
 template <int kM, int kRowStep = 16, class Tile>
 TESSERA_DEVICE void load_a(uint32 (&a)[kM][4], const Tile& sA, int row, int col) {
   const uint32 at = sA.at(row + lane_id() % 16, col + lane_id() / 16 * 8);
@@ -45,7 +45,7 @@ TESSERA_DEVICE void load_a(uint32 (&a)[kM][4], const Tile& sA, int row, int col)
   for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], at + m * kRowStep * Tile::kPitchBytes);
 }
 
-// A = the transpose of sA [16 rows = inner][16 kM columns = A's rows].
+// Loads A as the transpose of sA [16 rows = inner][16 kM columns = A's rows].
 template <int kM, class Tile>
 TESSERA_DEVICE void load_a_transposed(uint32 (&a)[kM][4], const Tile& sA, int row, int col) {
   const uint32 at = sA.at(row + lane_id() % 8 + lane_id() / 16 * 8, col + lane_id() / 8 % 2 * 8);
@@ -53,27 +53,28 @@ TESSERA_DEVICE void load_a_transposed(uint32 (&a)[kM][4], const Tile& sA, int ro
   for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4_trans(a[m], at + m * 16 * Tile::kElemBytes);
 }
 
-// B of two neighbouring 8-column tiles for 16 inner columns, where sB is [n][inner]: b[0], b[1] for the first.
+// Loads B for two neighbouring 8-column tiles and 16 inner columns from sB [n][inner]: b[0] and b[1] are the first
+// tile's.
 template <class Tile>
 TESSERA_DEVICE void load_b_pair(uint32 (&b)[4], const Tile& sB, int n, int inner) {
   ptx::ldmatrix_x4(b, sB.at(n + lane_id() % 8 + lane_id() / 16 * 8, inner + lane_id() / 8 % 2 * 8));
 }
 
-// The same where sB is [inner][n].
+// The same from sB [inner][n].
 template <class Tile>
 TESSERA_DEVICE void load_b_pair_transposed(uint32 (&b)[4], const Tile& sB, int inner, int n) {
   ptx::ldmatrix_x4_trans(b, sB.at(inner + lane_id() % 16, n + lane_id() / 16 * 8));
 }
 
-// ---- float32 fragments: the inner columns of a step of 8 are taken in the order 0 2 4 6 1 3 5 7, the same for A and B,
-// so that a lane's two are neighbours ----
+// ---- float32 fragments: the inner columns of a step of 8 are processed in the order 0 2 4 6 1 3 5 7 in A and B, so
+// that a lane's two columns are neighbours ----
 
 TESSERA_DEVICE float2 load_shared_pair(const char* at) { return *reinterpret_cast<const float2*>(at); }
 
 // ---- products ----
 
-// Fragments of B are loaded so many ahead of their products: a load takes about as long as two products of 16 x 16 x 16
-// with two tiles of rows.
+// Fragments of B are loaded this many ahead of their products: a load takes about as long as two products of 16 x 16 x
+// 16 with two tiles of rows.
 inline constexpr int kFragmentsAhead = 2;
 
 // for_fragments<kCount>(load, multiply): multiply(i, b_i) for i = 0 ... kCount - 1, with load(i, b_i) called earlier.
@@ -90,8 +91,8 @@ TESSERA_DEVICE void for_fragments(Load&& load, Multiply&& multiply) {
   }
 }
 
-// acc += A B^T: A = sA [rows][inner], tiles of 16 rows kRowStep apart from row `row` on, B = sB [columns of acc][inner]
-// from row `row_b`. 16 bits: with beside(i) after the products of the i-th fragment of B.
+// acc += A B^T. A = sA [rows][inner], tiles of 16 rows kRowStep apart from row `row` on; B = sB [columns of acc][inner]
+// from row `row_b` on. 16-bit types: calls beside(i) after the products of the i-th fragment of B.
 template <int kRowStep = 16, int kM, int kN, class TileA, class TileB, class Beside>
 TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b, Beside&& beside) {
   static_assert(TileA::kCols == TileB::kCols && kN % 2 == 0);
@@ -138,8 +139,8 @@ TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, Til
   product_abt<kRowStep>(acc, sA, row, sB, row_b, [](int) {});
 }
 
-// acc += P B: P an accumulator [kM][kInner tiles][4], rounded to the tile's type, B = sB [8 kInner from row `row_b`]
-// [columns of acc from col_b].
+// acc += P B. P is an accumulator [kM][kInner tiles][4], rounded to the tile's type; B = sB [8 kInner rows from
+// `row_b`] [columns of acc from col_b].
 template <int kM, int kInner, int kN, class TileB>
 TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const float (&p)[kM][kInner][4], TileB& sB, int row_b,
                                int col_b = 0) {
@@ -179,7 +180,7 @@ TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const float (&p)[kM][kIn
   }
 }
 
-// The same for a P that pack_rows has packed, 16 bits: all of B's rows.
+// The same for a P packed by pack_rows, 16-bit types, with all rows of B.
 template <int kM, int kSteps, int kN, class TileB>
 TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const uint32 (&p)[kM][kSteps][4], TileB& sB) {
   static_assert(kN % 2 == 0 && kSteps * 16 == TileB::kRows);

@@ -1,20 +1,21 @@
-// The products of the backward pass whose A operand lies in shared memory: as product.cuh's in everything else. B is
-// [inner][columns], shared out among kParts warps, a multiple of 16 columns each: the last shares may lie beyond the
-// tile in part or altogether, and what lies there is left alone.
+// The products of the backward pass whose A operand is in shared memory; otherwise they are as in product.cuh. B is
+// [inner][columns]. Its columns are split among kParts warps, a multiple of 16 each, so the last parts may lie partly
+// or wholly beyond the tile; columns beyond it are not accessed.
 #pragma once
 
 #include "tessera/tile/product.cuh"
 
 namespace tessera {
 
-// kParts warps have kN tiles of 8 columns each: does the n-th of the one that starts at `col` lie beyond all columns?
+// kParts warps have kN tiles of 8 columns each. True if the n-th tile of the warp that starts at column `col` lies
+// beyond all columns.
 template <int kColumns, int kParts, int kN>
 TESSERA_DEVICE bool beyond(int col, int n) {
   return kParts * kN * 8 > kColumns && col + n * 8 >= kColumns;
 }
 
-// acc += A B over kSteps of 16 inner columns, 16 bits: load_a(a, k) and load_b(b, k, n), the k-th step's fragments and of
-// columns 8 n ... of the accumulator, are called ahead of their products.
+// acc += A B over kSteps of 16 inner columns, 16-bit types. load_a(a, k) loads the k-th step's fragments of A,
+// load_b(b, k, n) those of B for the columns 8 n ... of the accumulator; both are called ahead of their products.
 template <class TileB, int kParts, int kSteps, int kM, int kN, class LoadA, class LoadB>
 TESSERA_DEVICE void multiply_steps(float (&acc)[kM][kN][4], int col_b, LoadA&& load_a, LoadB&& load_b) {
   constexpr int kPairs = kN / 2;
@@ -91,7 +92,7 @@ TESSERA_DEVICE void product_atb(float (&acc)[kM][kN][4], TileA& sA, int col_a, T
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         const char* at = sA.pointer(k + lane_col(), col_a + m * 16 + lane_row());
-        const char* next = at + TileA::kPitchBytes;  // the inner index after it
+        const char* next = at + TileA::kPitchBytes;  // the next inner index
         constexpr int kEightRows = 8 * TileA::kElemBytes;
         a[m][0] = split_tf32(*reinterpret_cast<const float*>(at));
         a[m][1] = split_tf32(*reinterpret_cast<const float*>(at + kEightRows));
@@ -103,7 +104,7 @@ TESSERA_DEVICE void product_atb(float (&acc)[kM][kN][4], TileA& sA, int col_a, T
   }
 }
 
-// An accumulator, rounded to the tile's type, into a tile from (row, col) on.
+// Stores an accumulator, rounded to the tile's type, into a tile from (row, col) on.
 template <int kParts, int kM, int kN, class Tile>
 TESSERA_DEVICE void store_accumulator(Tile& sTile, const float (&acc)[kM][kN][4], int row, int col, float factor) {
 #pragma unroll

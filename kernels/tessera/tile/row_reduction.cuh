@@ -1,4 +1,4 @@
-// Reductions over a row of a warp's accumulator (tile/fragment.cuh), which four neighbouring lanes share.
+// Reductions over a row of a warp's accumulator (tile/fragment.cuh), which four neighbouring lanes hold.
 #pragma once
 
 #include "tessera/ptx/device.cuh"

@@ -8,8 +8,8 @@ namespace tessera {
 
 inline constexpr int kLoadBytes = 16;
 
-// kLaneOrder: of 32 rows r = 8 c + 2 n + e stands at 8 n + 2 c + e. Where rows become the columns of a product, columns 2 c and
-// 2 c + 1 of tiles of 8, which are lane c's of four, are then eight neighbours.
+// kLaneOrder permutes each 32 rows: row r = 8 c + 2 n + e is stored at 8 n + 2 c + e. If the rows become the columns of
+// a product, columns 2 c and 2 c + 1 of four tiles of 8, which are lane c's, are then eight neighbours.
 template <Dtype kDtype, int kTileRows, int kTileCols, bool kLaneOrder = false>
 struct SharedTile {
   static_assert(!kLaneOrder || kTileRows % 32 == 0);
@@ -21,7 +21,7 @@ struct SharedTile {
 
   alignas(16) char data[kRows * kPitchBytes];
 
-  // Where a row stands. Of rows without a common bit the sum's place is the places' sum.
+  // Where a row is stored. If two row indices share no set bit, the place of their sum is the sum of their places.
   TESSERA_HOST_DEVICE static constexpr int place(int row) {
     return kLaneOrder ? row / 32 * 32 + row / 2 % 4 * 8 + row / 8 % 4 * 2 + row % 2 : row;
   }
@@ -31,7 +31,7 @@ struct SharedTile {
   TESSERA_DEVICE char* pointer(int row, int col) { return data + row * kPitchBytes + col * kElemBytes; }
 };
 
-// Lanes for `loads` loads of a row: the least power of two that is enough, at most a warp.
+// Lanes for `loads` loads of a row: the least sufficient power of two, at most a warp.
 TESSERA_DEVICE constexpr int lanes_of(int loads) {
   int lanes = 1;
   while (lanes < loads && lanes < 32) lanes *= 2;

@@ -1,6 +1,6 @@
-// Tiles in shared memory as TMA fills them and wgmma reads them: columns in chunks of 64, of 128 bytes a row, whose 16-byte
-// words are swizzled by the row (CU_TENSOR_MAP_SWIZZLE_128B); chunk c of a tile of n rows starts n * 128 bytes after the
-// one before. And wgmma's descriptors of them.
+// Tiles in shared memory that TMA fills and wgmma reads, and wgmma's descriptors of them. The columns form chunks of 64
+// with 128 bytes a row, whose 16-byte words are swizzled by the row (CU_TENSOR_MAP_SWIZZLE_128B). Chunk c + 1 of a tile
+// of n rows starts n * 128 bytes after chunk c.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-shared-memory-layout
 #pragma once
 
@@ -18,48 +18,50 @@ struct SwizzledTile {
   static_assert(kRows % 8 == 0, "the swizzle repeats every 8 rows");
   alignas(kSwizzleBytes) char data[kBytes];
 
-  // The 16-byte word of columns col ... col + 7 of a row.
+  // The address of the 16-byte word of columns col ... col + 7 of a row.
   TESSERA_DEVICE static uint32 at(uint32 base, int row, int col) {
     return base + col / kChunkCols * kChunkBytes + row * kChunkRowBytes + ((col % kChunkCols / 8) ^ (row % 8)) * 16;
   }
 };
 
-// A descriptor's address, in units of 16 bytes. Kept, where from the address alone it were made anew for each tile.
+// A descriptor's address, in units of 16 bytes. `not_hoisted` keeps it in a register; otherwise the compiler recomputes
+// it for every tile.
 TESSERA_DEVICE uint32 descriptor_address(uint32 address) { return uniform(not_hoisted((address & 0x3FFFF) >> 4)); }
 
-// What a tile's descriptors have in common.
+// The common part of a tile's descriptors.
 struct TileDescriptor {
-  uint32 address;  // descriptor_address
+  uint32 address;  // from descriptor_address()
   uint32 high;     // kDescriptorHigh
 };
 
-// `offset` of where the operand starts in the tile and the leading dimension's stride in bytes.
+// The descriptor of an operand that starts `offset` bytes into the tile; leading_bytes is the stride of its leading
+// dimension.
 TESSERA_DEVICE unsigned long long wgmma_descriptor(const TileDescriptor& tile, int offset, int leading_bytes) {
   const uint32 low = tile.address + (offset >> 4 | leading_bytes >> 4 << 16);
   return static_cast<unsigned long long>(tile.high) << 32 | low;
 }
 
-// Columns k ... k + 15, from a row on that is a multiple of 8, of a tile that lies [rows][inner]: A, and B of a product with
-// the tile's transpose.
+// Columns k ... k + 15, from a row on that is a multiple of 8, of a tile stored as [rows][inner]: operand A, or B of a
+// product with the tile's transpose.
 template <class Tile>
 TESSERA_DEVICE unsigned long long inner_major(const TileDescriptor& tile, int row, int k) {
   const int offset = k / kChunkCols * Tile::kChunkBytes + row * kChunkRowBytes + k % kChunkCols * 2;
   return wgmma_descriptor(tile, offset, 16);
 }
 
-// Rows k ... k + 15 of a tile that lies [inner][columns]: B of a product with the tile itself.
+// Rows k ... k + 15 of a tile stored as [inner][columns]: operand B of a product with the tile itself.
 template <class Tile>
 TESSERA_DEVICE unsigned long long outer_major(const TileDescriptor& tile, int k) {
   return wgmma_descriptor(tile, k * kChunkRowBytes, Tile::kChunkBytes);
 }
 
-// A warp's accumulator of wgmma, [1][n / 8][4] as mma's, as the flat array that wgmma takes.
+// A warp's wgmma accumulator, [1][n / 8][4] as for mma, as the flat array that the wgmma wrappers expect.
 template <int kN>
 TESSERA_DEVICE float (&flat(float (&acc)[1][kN][4]))[kN * 4] {
   return reinterpret_cast<float(&)[kN * 4]>(acc);
 }
 
-// acc = A B^T by one warp with mma.sync, 16 rows of A from `row` on: what wgmma computed, again.
+// acc = A B^T by one warp with mma.sync, for 16 rows of A from `row` on: recomputes a result of wgmma.
 template <Dtype kDtype, class TileA, class TileB, int kN>
 TESSERA_DEVICE void warp_product_abt(float (&acc)[1][kN][4], uint32 a_base, int row, uint32 b_base) {
   static_assert(TileA::kCols == TileB::kCols);

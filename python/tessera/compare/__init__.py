@@ -1,7 +1,7 @@
-"""Tessera beside standard attention and PyTorch's own, on this machine: ``python -m tessera compare``.
+"""Compares Tessera with standard attention and PyTorch's own on this machine: ``python -m tessera compare``.
 
-Time, memory and the error against float64 over a range of lengths, as a table, as JSON, as a picture. PyTorch is a peer
-where it is installed; NumPy is needed, rich and matplotlib are for looks (the extra ``compare``).
+Measures time, memory and the error against float64 for a range of lengths, and shows a table, JSON or a chart. PyTorch
+is compared if it is installed. NumPy is required; rich and matplotlib are optional (the extra ``compare``).
 """
 
 from tessera.compare.command import add_arguments, run

@@ -1,4 +1,4 @@
-"""One row of the table: each side measured on the same inputs, one after the other, and held against float64."""
+"""One row of the table: every side is measured on the same inputs, one after another, and compared with float64."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tessera.compare.shape import Shape
 from tessera.compare.sides import Inputs, PyTorchAttention, Side, Standard, Tessera
 
 _BUDGET_SECONDS = 1.0  # for the timed calls of one side
-_SHARE_OF_AVAILABLE = 0.9  # of memory, that a side may need
+_SHARE_OF_AVAILABLE = 0.9  # fraction of available memory that a side may need
 
 
 @dataclass
 class Measured:
-    """One side of a cell; `seconds` is None where it was not run, for want of `needs_bytes` of memory."""
+    """One side of a cell; `seconds` is None if it was not run because `needs_bytes` of memory are not available."""
 
     name: str
     title: str
     kernel: str
     needs_bytes: int
     seconds: float | None = None
-    extra_bytes: int | None = None  # beyond inputs and outputs
-    resident_bytes: int | None = None  # the same as measured, by resident pages or PyTorch's count, during a call
+    extra_bytes: int | None = None  # in addition to inputs and outputs
+    resident_bytes: int | None = None  # the same, measured during a call: resident pages or PyTorch's count
     errors: dict[str, Error] = field(default_factory=dict)
 
     @property
@@ -51,21 +51,21 @@ class Cell:
         return None if side.seconds is None else self.shape.flops / side.seconds * 1e-9
 
     def speed_up(self, side: Measured) -> float | None:
-        """How many times as fast as `side` Tessera was."""
+        """How many times faster Tessera was than `side`."""
         ours = self.sides[0].seconds
         return None if side.seconds is None or ours is None else side.seconds / ours
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all cells."""
+    """Settings common to all cells."""
 
     device: Cpu | Cuda
     framework: NumPy | PyTorch
     kernel: str
     repeat: int
-    limit_bytes: int | None  # that a peer may need, None: what is available
-    busy: str = ""  # a sentence, where other work takes the machine's processors
+    limit_bytes: int | None  # that a peer may need; None: the available memory
+    busy: str = ""  # a sentence, if other processes use the machine's processors
 
 
 def measure_cell(shape: Shape, settings: Settings, report: Callable[[str], None]) -> Cell:
@@ -73,7 +73,7 @@ def measure_cell(shape: Shape, settings: Settings, report: Callable[[str], None]
     report("random inputs")
     inputs = Inputs(shape, framework)
     exact = None
-    if not shape.dropout_p:  # each side drops other entries: there is no one result
+    if not shape.dropout_p:  # each side drops other entries, so there is no common result
         report("float64 reference on a sample")
         exact = Exact(shape, framework, inputs.q, inputs.k, inputs.v, inputs.d_o)
     makers: list[Callable[[], Side]] = [
@@ -87,7 +87,7 @@ def measure_cell(shape: Shape, settings: Settings, report: Callable[[str], None]
         side = make()
         report(side.title)
         sides.append(_measure_side(side, settings, exact))
-        del side  # its matrices are gone before the next one's memory is measured
+        del side  # frees its matrices before the next side's memory is measured
     return Cell(shape, sides)
 
 
@@ -118,8 +118,8 @@ def _measure_side(side: Side, settings: Settings, exact: Exact | None) -> Measur
 
 
 def _median_seconds(call: Callable[[], Any], first: float, settings: Settings) -> float:
-    """Of up to `repeat` calls, fewer when they are long. The first only warmed up, unless it was so long that this
-    cannot matter."""
+    """Median of up to `repeat` calls, fewer if they are long. The first call only warms up, unless it was so long that
+    warming up is negligible."""
     if first >= _BUDGET_SECONDS:
         return first
     seconds: list[float] = []

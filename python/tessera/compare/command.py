@@ -1,4 +1,4 @@
-"""The command: options under the names of the program's `tessera compare`, checked once, and the run."""
+"""The command: the options of the program's `tessera compare`, checked once, and the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="(float32)")
     add("--causal", action="store_true", help="a query sees no key right of the diagonal")
     add("--dropout", type=float, default=0.0, metavar="P",
-        help="probability that an entry is dropped, below 1: without errors, since each side drops other entries")  # fmt: skip
+        help="probability that an entry is dropped, below 1: without errors, since each side drops other "
+             "entries")  # fmt: skip
     add("--repeat", type=int, default=5, metavar="INT",
         help="timed calls of each, fewer when they are long; the median counts (5)")  # fmt: skip
     add("--memory-limit", type=float, metavar="GIB", help="what a peer may take (what is available)")
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     cells = []
     try:
         progress.show("warming up")
-        for direction in directions:  # code that is loaded at its first use would count as memory
+        for direction in directions:  # code loaded at its first use would count as memory
             measure_cell(replace(shapes[0], direction=direction, length=64), settings, lambda what: None)
 
         def product_gflops_of(size: int) -> float:
@@ -91,10 +92,10 @@ def run(options: argparse.Namespace) -> None:
             return 2 * size**3 * 1e-9 / min(device.seconds(lambda: square @ square)[0] for _ in range(3))
 
         product_gflops = product_gflops_of(_SMALL_PRODUCT)
-        # A CPU without half precision's instructions takes a minute for the large one.
+        # On a CPU without half-precision instructions, the large product takes a minute.
         size = device.large_product if product_gflops > _GFLOPS_FOR_LARGE else _SMALL_PRODUCT
         for shape in shapes:
-            # Again beside each cell, the best seen in this run: a machine's clock and its other work change.
+            # Measured again for each cell, keeping the best of this run, since the clock and other load vary.
             product_gflops = max(product_gflops, product_gflops_of(size))
             where = f"{shape.direction}, length {shape.length}: "
             cells.append(measure_cell(shape, settings, partial(progress.show, where)))

@@ -1,4 +1,5 @@
-"""Where a comparison runs: what is there, its clock and its memory. A backend is one more class in DEVICES."""
+"""The device of a comparison: whether it is present, its clock and its memory. A new back end is a new class in
+DEVICES."""
 
 from __future__ import annotations
 
@@ -36,23 +37,24 @@ class Cpu:
         return {"cpu": self.facts["name"], "isa": self.facts["isa"], "threads": self.threads}
 
     def warm_up(self, call: Callable[[], Any]) -> None:
-        """What only a first call does must be done before the clock runs. Here that is little."""
+        """Does one-time work of a first call before timing. Here there is little."""
 
     def calls_at_once(self, seconds: float) -> int:
-        """How many calls of so many seconds are timed together: one, where the clock is much finer."""
+        """How many calls of this duration are timed together: one, since the clock is much finer."""
         return 1
 
     def seconds(self, call: Callable[[], Any], calls: int = 1) -> tuple[float, Any]:
-        """How long each of some calls took, and what the last one returned."""
+        """The mean time of a number of calls, and the result of the last one."""
         result = None
         start = time.perf_counter()
         for _ in range(calls):
-            result = None  # its memory is the next one's
+            result = None  # frees its memory for the next call
             result = call()
         return (time.perf_counter() - start) / calls, result
 
     def growth_bytes(self, call: Callable[[], Any]) -> tuple[int | None, Any]:
-        """The greatest growth of resident memory while a call ran (None where the system does not say), its result."""
+        """The largest growth of resident memory during a call (None if the system does not tell), and the call's
+        result."""
         _release_freed_memory()
         try:
             Path("/proc/self/clear_refs").write_text("5")
@@ -63,14 +65,14 @@ class Cpu:
         return max(0, _kibibytes("/proc/self/status", "VmHWM") - before), result
 
     def memory_bytes(self) -> int | None:
-        """Of the machine, None where the system does not say."""
+        """Of the machine; None if the system does not tell."""
         try:
             return _kibibytes("/proc/meminfo", "MemTotal")
         except OSError:
             return None
 
     def available_bytes(self) -> int | None:
-        """What may still be taken: the machine's, or less within a container."""
+        """Memory that can still be allocated: the machine's, or less within a container."""
         try:
             available = _kibibytes("/proc/meminfo", "MemAvailable")
         except OSError:
@@ -88,7 +90,7 @@ class Cpu:
 
 
 class Cuda:
-    """The current GPU of PyTorch, whose tensors, stream and events are used."""
+    """PyTorch's current GPU, with PyTorch's tensors, stream and events."""
 
     name = "cuda"
     memory_of = "this GPU"
@@ -100,7 +102,7 @@ class Cuda:
         self._cuda = torch.cuda
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.facts: dict[str, Any] = tessera.device(f"cuda:{torch.cuda.current_device()}")
-        self.threads: int = threads or tessera.device()["threads"]  # of what PyTorch does on the CPU
+        self.threads: int = threads or tessera.device()["threads"]  # for PyTorch's work on the CPU
 
     @staticmethod
     def is_there() -> bool:
@@ -127,16 +129,16 @@ class Cuda:
         }
 
     def warm_up(self, call: Callable[[], Any]) -> None:
-        """Kernels are compiled and loaded by their first launch."""
+        """The first launch compiles and loads the kernels."""
         call()
         self._cuda.synchronize()
 
     def calls_at_once(self, seconds: float) -> int:
-        """So many that a call's way through Python costs nothing where its kernels take longer than that."""
+        """Enough calls that Python's overhead is hidden if the kernels take longer."""
         return max(1, min(_MOST_CALLS, math.ceil(_LEAST_SECONDS / max(seconds, 1e-9))))
 
     def seconds(self, call: Callable[[], Any], calls: int = 1) -> tuple[float, Any]:
-        """How long each of some calls, one after the other, took by the GPU's events; what the last one returned."""
+        """The mean time of a number of consecutive calls by the GPU's events, and the result of the last one."""
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         result = None
         start.record()
@@ -148,7 +150,7 @@ class Cuda:
         return start.elapsed_time(end) * 1e-3 / calls, result
 
     def growth_bytes(self, call: Callable[[], Any]) -> tuple[int, Any]:
-        """The greatest growth of PyTorch's memory on the GPU while a call ran, its result."""
+        """The largest growth of PyTorch's memory on the GPU during a call, and the call's result."""
         self._cuda.synchronize()
         self._cuda.reset_peak_memory_stats()
         before = self._cuda.memory_allocated()
@@ -160,19 +162,19 @@ class Cuda:
         return int(self._properties.total_memory)
 
     def available_bytes(self) -> int:
-        """What is free, and what PyTorch keeps of what was freed."""
+        """Free memory, including freed memory that PyTorch caches."""
         return int(self._cuda.mem_get_info()[0] + self._cuda.memory_reserved() - self._cuda.memory_allocated())
 
 
-_LEAST_SECONDS = 5e-3  # of calls that are timed together
+_LEAST_SECONDS = 5e-3  # for calls that are timed together
 _MOST_CALLS = 100
 
-# The first that is there is the default.
+# The first one present is the default.
 DEVICES: dict[str, type[Cpu] | type[Cuda]] = {"cuda": Cuda, "cpu": Cpu}
 
 
 def device_named(name: str | None) -> str:
-    """`name`, if it is one that is there; None: the first that is."""
+    """`name`, if that device is present; None: the first one present."""
     here = [known for known, device in DEVICES.items() if device.is_there()]
     require(name is None or name in here, "--device", f"'{name}'", "here: " + ", ".join(here))
     return name or here[0]
@@ -187,7 +189,8 @@ def _kibibytes(path: str, key: str) -> int:
 
 
 def _release_freed_memory() -> None:
-    """Gives what the C library keeps of freed memory back, or the next call would grow into it unseen."""
+    """Returns freed memory that the C library caches to the system; otherwise the next call could reuse it
+    unnoticed."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

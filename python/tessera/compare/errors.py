@@ -1,8 +1,8 @@
-"""What ends the program with one line: a wrong option, or something that this machine does not have."""
+"""Errors that end the program with one line: a wrong option, or something that this machine lacks."""
 
 
 class WrongUse(Exception):
-    """An option that cannot be served; the message names it, what was given, what is accepted."""
+    """An option that cannot be honoured; the message names it, what was given, what is accepted."""
 
 
 def require(holds: bool, flag: str, given: object, accepted: str) -> None:

@@ -1,4 +1,4 @@
-"""Results held against float64 on a sample: some rows of some heads, and where it stays quick, all of one head."""
+"""Compares results with float64 on a sample: some rows of some heads and, if that is fast, all rows of one head."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tessera.compare.frameworks import NumPy, PyTorch
 from tessera.compare.shape import Shape
 
 _HEADS, _ROWS = 2, 256  # sampled
-_KEY_SCORES = 1 << 26  # entries of the score matrix, up to which the gradients of a key head are computed: seconds
-_CHUNK_SCORES = 1 << 22  # at once: 32 MiB
+_KEY_SCORES = 1 << 26  # size of the score matrix up to which a key head's gradients are computed: seconds
+_CHUNK_SCORES = 1 << 22  # computed at once: 32 MiB
 
 
 class Error(NamedTuple):
-    """Of a result against float64, over the elements of the sample."""
+    """Error of a result against float64, over the elements of the sample."""
 
     max: float
     rms: float
@@ -24,7 +24,7 @@ class Error(NamedTuple):
 
 
 class Exact:
-    """A sample of the results for q, k, v (and d_o) [B, S, H, D], of which each is held by its place in the result."""
+    """A sample of the exact results for q, k, v (and d_o) [B, S, H, D], each stored with its index in the result."""
 
     def __init__(self, shape: Shape, framework: NumPy | PyTorch, q: Any, k: Any, v: Any, d_o: Any | None):
         self._shape, self._framework = shape, framework
@@ -41,7 +41,7 @@ class Exact:
             self._sample_key_head(int(random.integers(shape.batch)), int(random.integers(shape.heads_kv)), group)
 
     def errors(self, results: dict[str, Any]) -> dict[str, Error]:
-        """Of results [B, S, H, D] by their names: o forward; d_q, d_k, d_v backward."""
+        """Errors of results [B, S, H, D] by name: o forward; d_q, d_k, d_v backward."""
         errors = {}
         for name, places in self._expected.items():
             differences = np.concatenate(

@@ -1,4 +1,5 @@
-"""Whose arrays are compared: PyTorch's where it is installed, else NumPy's. Only what the peers need of either."""
+"""The framework of the comparison: PyTorch if it is installed, otherwise NumPy. Only the functions that the peers
+need."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from tessera.compare.errors import WrongUse
 
 
 class NumPy:
-    """Arrays of NumPy. It has no matrix product in half precision: standard attention works in float32 there."""
+    """NumPy arrays. NumPy lacks a half-precision matrix product, so standard attention uses float32 there."""
 
     name = "NumPy"
 
     def __init__(self, threads: int):
         self.version = np.__version__
-        # Without threadpoolctl the matrix product takes the threads that OPENBLAS_NUM_THREADS gave it at the start.
+        # Without threadpoolctl, the matrix product uses the threads that OPENBLAS_NUM_THREADS set at the start.
         try:
             from threadpoolctl import threadpool_limits
         except ImportError:
@@ -41,11 +42,11 @@ class NumPy:
         return values.astype(self.dtype(dtype))
 
     def heads_first(self, x: Any) -> np.ndarray:
-        """[B, S, H, D] as a contiguous [B, H, S, D] that matrix products take."""
+        """[B, S, H, D] as a contiguous [B, H, S, D] for matrix products."""
         return np.ascontiguousarray(x.swapaxes(1, 2), np.float32)
 
     def product_bytes(self, dtype: str) -> int:
-        """Bytes of one entry of what a matrix product makes."""
+        """Bytes of an element of a matrix product's result."""
         return 4
 
     def rounded(self, x: np.ndarray, dtype: str) -> Any:
@@ -59,16 +60,16 @@ class NumPy:
         np.copyto(s, -np.inf, where=hidden)
 
     def softmax(self, s: np.ndarray) -> np.ndarray:
-        """In the place of s."""
+        """In place of s."""
         s -= s.max(axis=-1, keepdims=True)
         np.exp(s, out=s)
         s /= s.sum(axis=-1, keepdims=True)
         return s
 
-    softmax_matrices = 1  # of the scores' size alive at once
+    softmax_matrices = 1  # matrices of the scores' size alive at once
 
     def kept(self, like: np.ndarray, p: float, seed: int) -> np.ndarray:
-        """Dropout's factors in the shape of `like`: 0 with probability p, else 1 / (1 - p)."""
+        """Dropout's factors in the shape of `like`: 0 with probability p, otherwise 1 / (1 - p)."""
         uniform = np.random.default_rng(seed).random(like.shape, np.float32)
         return np.where(uniform < p, np.float32(0), np.float32(1 / (1 - p)))
 
@@ -90,7 +91,7 @@ class PyTorch:
 
         self.torch, self.device, self.version = torch, device, torch.__version__
         torch.set_num_threads(threads)
-        # PyTorch's first backward pass starts a thread and more: none of that is a side's memory.
+        # PyTorch's first backward pass starts a thread and more; none of that is part of a side's memory.
         x = torch.zeros(1, 1, 8, 8, device=device, requires_grad=True)
         torch.nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
 
@@ -135,7 +136,7 @@ class PyTorch:
 
 
 def installed(threads: int, device: str) -> NumPy | PyTorch:
-    """PyTorch's arrays where it can be imported, else NumPy's."""
+    """PyTorch if it can be imported, otherwise NumPy."""
     try:
         return PyTorch(threads, device)
     except ImportError:

@@ -1,7 +1,7 @@
-"""The picture of a comparison: memory and speed at each length, by matplotlib, from the report that `tessera compare --report`
-or `python -m tessera compare --json` wrote.
+"""The chart of a comparison: memory and speed at each length, by matplotlib, from a report of `tessera compare
+--report` or `python -m tessera compare --json`.
 
-    python -m tessera plot REPORT.json PICTURE.png        or, where the package is not installed, this file in its place
+    python -m tessera plot REPORT.json PICTURE.png        or, if the package is not installed, run this file instead
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-SIDES = {  # of a report's cells: title, colour
+SIDES = {  # sides of a report's cells: title, colour
     "tessera": ("Tessera", "#0b7285"),
     "standard": ("standard attention", "#e8590c"),
     "pytorch": ("PyTorch's own", "#6940a5"),
@@ -25,18 +25,18 @@ _TITLE_WIDTH = 120  # characters
 
 
 def check_file(file: str, argument: str) -> None:
-    """Refuses what cannot be written before anything is measured: ValueError, in one line."""
+    """Raises a one-line ValueError if the file cannot be written, before anything is measured."""
     folder = Path(os.path.realpath(file)).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"{argument}: '{file}', accepted is a file in a folder that exists and can be written")
     target = Path(file)
-    # No permission keeps root from a read-only file: the mode itself counts.
+    # Permissions do not stop root from writing a read-only file, so the mode itself is checked.
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise ValueError(f"{argument}: '{file}' is there and read-only, accepted is a file that may be written")
 
 
 def check_plot(file: str, argument: str) -> None:
-    """The same of a picture."""
+    """The same for a chart."""
     if not file.endswith((".png", ".svg")):
         raise ValueError(f"{argument}: '{file}', accepted is a file that ends in .png or .svg")
     check_file(file, argument)
@@ -47,7 +47,7 @@ def check_plot(file: str, argument: str) -> None:
 
 
 def draw_report(report_file: str, file: str) -> None:
-    """Throws ValueError, in one line, where the report is none."""
+    """Raises a one-line ValueError if the file is not a report."""
     try:
         report = json.loads(Path(report_file).read_text(encoding="utf-8"))
         drawable = bool(report["cells"]) and all(cell["tessera"] for cell in report["cells"]) and report["title"]
@@ -77,7 +77,7 @@ def draw_plot(file: str, report: dict[str, Any]) -> None:
         _draw_speed(speed, direction, chosen, sides)
     marks = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in sides]
     figure.legend(handles=marks, loc="outside lower center", ncol=len(marks), frameon=False)
-    target = os.path.realpath(file)  # through links
+    target = os.path.realpath(file)  # resolves links
     partial = f"{target}.{os.getpid()}.partial"
     try:
         figure.savefig(partial, format=file[-3:], dpi=110)
@@ -89,7 +89,7 @@ def draw_plot(file: str, report: dict[str, Any]) -> None:
 
 
 def _in_lines(heading: str) -> str:
-    """The heading's parts, as many on a line as there is room for."""
+    """Fills lines with the parts of the heading."""
     lines: list[str] = []
     for part in heading.split(" · "):
         if lines and len(lines[-1]) + 3 + len(part) <= _TITLE_WIDTH:
@@ -113,7 +113,7 @@ def _seconds_text(seconds: float) -> str:
 def _draw_bars(
     axes: Any, side: str, sides: list[str], heights: list[float | None], texts: list[str], **style: Any
 ) -> None:
-    """A bar a length, where there is a height, and a text upon it."""
+    """One bar per length, if there is a height, with a text above it."""
     width = 0.86 / len(sides)
     shown = [(n + (sides.index(side) + 0.5) * width - 0.43, height, text)
              for n, (height, text) in enumerate(zip(heights, texts)) if height]  # fmt: skip
@@ -133,7 +133,7 @@ def _finish(axes: Any, title: str, ticks: list[str], xlabel: str) -> None:
 
 
 def _draw_memory(axes: Any, title: str, cells: list[dict[str, Any]], sides: list[str], report: dict[str, Any]) -> None:
-    """On a logarithmic axis; hollow where a side was not run, for it needs too much."""
+    """On a logarithmic axis; a hollow bar if a side was not run because it needs too much memory."""
     axes.set_yscale("log", base=2)
     for side in sides:
         held = [cell[side]["extra_bytes"] if cell[side] else None for cell in cells]
@@ -156,7 +156,7 @@ def _draw_memory(axes: Any, title: str, cells: list[dict[str, Any]], sides: list
 
 
 def _draw_speed(axes: Any, direction: str, cells: list[dict[str, Any]], sides: list[str]) -> None:
-    """Upon a peer's bars how many times longer it takes."""
+    """A peer's bars are labelled with Tessera's speed-up."""
     for side in sides:
         ran = [cell[side] for cell in cells]
         rates = [one["gflops"] if one else None for one in ran]
@@ -175,7 +175,7 @@ def _draw_speed(axes: Any, direction: str, cells: list[dict[str, Any]], sides: l
 
 
 def _mark_bytes(axes: Any) -> None:
-    """Marked at powers of 32: 32 KiB, 1 MiB, 32 MiB."""
+    """Ticks at powers of 32: 32 KiB, 1 MiB, 32 MiB."""
     low, high = axes.get_ylim()
     first = 5 * math.ceil(math.log2(max(low, 1)) / 5)
     powers = range(first, math.floor(math.log2(high)) + 1, 5)

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, shown only where that is a terminal."""
+"""A progress bar on standard error, shown only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Progress:
             length = min(32, columns // 4)
             filled = int(share * length)
             line = f"{'█' * filled}{'░' * (length - filled)} {share:4.0%}  {''.join(what)}"
-            if len(line) >= columns:  # a line that went on in the next one could not be taken away again
+            if len(line) >= columns:  # a wrapped line could not be erased
                 line = line[: columns - 2] + "…"
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""The table, which the program draws its own by, in colours where rich is installed; and the JSON."""
+"""The table, with the program's own layout, in colours if rich is installed; and the JSON."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def title(cells: list[Cell], settings: Settings, product_gflops: float) -> str:
     visible = "causal" if shape.causal else "full"
     dropout = f", dropout {shape.dropout_p:g}" if shape.dropout_p else ""
     return (
-        f"Exact attention, {directions} · {shape.dtype} · B {shape.batch}, {heads}, D {shape.head_dim}, {visible}{dropout}"
+        f"Exact attention, {directions} · {shape.dtype} · B {shape.batch}, {heads}, D {shape.head_dim}, "
+        f"{visible}{dropout}"
         f" · {settings.device.describe()} · {settings.framework.name} {settings.framework.version}"
         f" · a large matrix product {product_gflops:.0f} GFLOP/s"
     )
 
 
 def notes(cells: list[Cell], settings: Settings) -> str:
-    """What stands below the table beside what it says itself."""
+    """Notes below the table, in addition to the table's own."""
     lines = [settings.busy] if settings.busy else []
     if any(side.name == "pytorch" for side in cells[0].sides):
         lines.append("PyTorch's own extra is as measured.")
@@ -47,7 +48,7 @@ def _numbers(cell: Cell, side: Measured) -> dict[str, Any]:
 
 
 def plain_table(cells: list[Cell], settings: Settings, width: int | None = None) -> tuple[str, str]:
-    """The table in lines of at most `width` characters where that can be, and what stands below it."""
+    """The table in lines of at most `width` characters if possible, and the text below it."""
     sides = [(side.title, _SHORT[side.name], side.name == "pytorch") for side in cells[0].sides]
     table = _core.ComparisonTable(sides, settings.device.name == "cuda", width)
     lines = table.header()
@@ -58,7 +59,7 @@ def plain_table(cells: list[Cell], settings: Settings, width: int | None = None)
 
 
 def print_table(cells: list[Cell], heading: str, settings: Settings) -> None:
-    """As wide as the terminal, in colours by rich where it is installed; elsewhere with all columns."""
+    """As wide as the terminal, in colours by rich if it is installed; otherwise with all columns."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     plain, below = plain_table(cells, settings, width)
     if width is not None:
@@ -98,7 +99,7 @@ def _side_json(cell: Cell, side: Measured, product_gflops: float) -> dict[str, A
 
 
 def as_json(cells: list[Cell], settings: Settings, product_gflops: float) -> dict[str, Any]:
-    """The keys of the program `tessera compare --json`, and PyTorch's side."""
+    """The keys of the program's `tessera compare --json`, and PyTorch's side."""
     shape = cells[0].shape
     entries = []
     for cell in cells:

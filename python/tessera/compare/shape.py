@@ -42,5 +42,5 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """4 B H S^2 D, half of it where causal, times 2.5 backward."""
+        """4 B H S^2 D, half of it if causal, times 2.5 backward."""
         return 4.0 * self.scores * self.head_dim * (0.5 if self.causal else 1) * (2.5 if self.backward else 1)

@@ -1,4 +1,4 @@
-"""What stands side by side: Tessera, standard attention, PyTorch's own. Each takes and gives [B, S, H, D]."""
+"""The sides of the comparison: Tessera, standard attention, PyTorch's own. Inputs and outputs are [B, S, H, D]."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ class Inputs:
 
 
 class Side:
-    """One way to compute it. `prepare` is not timed: layouts that suit it, and backward what forward leaves behind."""
+    """One way to compute attention. `prepare` is not timed: it makes suitable layouts and, backward, runs the forward
+    pass."""
 
     name: str  # in JSON
     title: str  # in the table
-    kernel = ""  # which of its kernels runs
+    kernel = ""  # the kernel that runs
 
     def __init__(self, shape: Shape, framework: Any, inputs: Inputs):
         self.shape, self.framework, self.inputs = shape, framework, inputs
 
     def needs_bytes(self) -> int:
-        """What must be free before it is tried: an estimate, 0 where nothing grows with the square of the length."""
+        """Estimate of the memory that must be free before it is tried; 0 if nothing grows with the square of the
+        length."""
         return 0
 
     def extra_bytes(self) -> int | None:
-        """Memory beyond inputs and outputs where it is known; else what is measured counts."""
+        """Memory in addition to inputs and outputs, if it is known; otherwise the measured value is used."""
         return None
 
     def prepare(self) -> None: ...
@@ -51,7 +53,7 @@ class Side:
         raise NotImplementedError
 
     def results(self, returned: Any) -> dict[str, Any]:
-        """What `call` returned, by names: o forward; d_q, d_k, d_v backward."""
+        """The results of `call` by name: o forward; d_q, d_k, d_v backward."""
         raise NotImplementedError
 
 
@@ -69,7 +71,7 @@ class Tessera(Side):
             self._options.update(dropout_p=shape.dropout_p, dropout_seed=_SEED)
 
     def extra_bytes(self) -> int:
-        """The plan's workspace, and LSE."""
+        """The plan's workspace, and the LSE."""
         return self._workspace_bytes + 4 * self.shape.batch * self.shape.heads * self.shape.length
 
     def prepare(self) -> None:
@@ -78,7 +80,7 @@ class Tessera(Side):
         self.kernel = plan["kernel"]
         self._workspace_bytes = plan["workspace_bytes"]
         if self.shape.backward:
-            forward = {**self._options, "kernel": "auto"}  # the kernel asked for may be one of the backward pass
+            forward = {**self._options, "kernel": "auto"}  # the requested kernel may be a backward one
             self._o, self._lse = tessera.attention(q, k, v, return_lse=True, **forward)
 
     def call(self) -> Any:
@@ -92,15 +94,15 @@ class Tessera(Side):
 
 
 class Standard(Side):
-    """The textbook's: P = softmax(scale Q K^T) is stored, whole matrix products do the rest.
+    """The textbook's algorithm: stores P = softmax(scale Q K^T) and uses whole matrix products.
 
-    The heads that share a key head stand one below the other, q [B, Hkv, G S, D], so that keys are never repeated.
+    The heads of a key head are stacked as rows, q [B, Hkv, G S, D], so that keys are never repeated.
     """
 
     name, title = "standard", "standard attention"
 
     def needs_bytes(self) -> int:
-        """P, and backward dS; dropout's factors, and P once they are applied; the mask."""
+        """P, and backward dS; dropout's factors, and P with dropout applied; the mask."""
         matrices = 2 if self.shape.backward else self.framework.softmax_matrices
         matrices += 2 if self.shape.dropout_p else 0
         mask = self.shape.length**2 if self.shape.causal else 0
@@ -157,7 +159,7 @@ class Standard(Side):
 
 
 class PyTorchAttention(Side):
-    """torch.nn.functional.scaled_dot_product_attention, by the backend that PyTorch picks."""
+    """torch.nn.functional.scaled_dot_product_attention, with the backend that PyTorch chooses."""
 
     name, title = "pytorch", "PyTorch's own"
 
@@ -173,7 +175,8 @@ class PyTorchAttention(Side):
         self.kernel = names.get(choice, "unknown").lower().removesuffix("_attention")
 
     def needs_bytes(self) -> int:
-        """Nothing with flash; written out ("math") the scores and their softmax in float32, their gradients backward."""
+        """None with flash. Written out ("math"), the scores and their softmax in float32, and backward their
+        gradients."""
         return 0 if self.kernel != "math" else (4 if self.shape.backward else 2) * 4 * self.shape.scores
 
     def prepare(self) -> None:

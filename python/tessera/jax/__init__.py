@@ -1,15 +1,16 @@
 """Tessera in JAX: `attention` under jit, grad and vmap, and `jax.nn.dot_product_attention` on Tessera.
 
     import tessera.jax
-    o = tessera.jax.attention(q, k, v, causal=True)                  # [B, S, H, D], under any of JAX's transformations
+    o = tessera.jax.attention(q, k, v, causal=True)                  # [B, S, H, D], under all of JAX's transformations
 
-    o = tessera.jax.dot_product_attention(q, k, v, is_causal=True)   # jax.nn's own arguments
-    tessera.jax.activate()                                           # jax.nn.dot_product_attention, unchanged programs
-    tessera.jax.restore()                                            # JAX's own again
+    o = tessera.jax.dot_product_attention(q, k, v, is_causal=True)   # the arguments of jax.nn's function
+    tessera.jax.activate()                                           # replaces jax.nn.dot_product_attention
+    tessera.jax.restore()                                            # restores JAX's own
 
-    nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention)     # a layer of Flax, dropout with it
+    nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention)     # a layer of Flax, with its dropout
 
-XLA calls the library by its foreign function interface: nothing is computed in Python, and nothing leaves the device.
+XLA calls the library through its foreign function interface: nothing is computed in Python, and no data leave the
+device.
 """
 
 from .api import attention

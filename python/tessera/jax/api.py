@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tessera._options import Options
 
 _TENSORS = frozenset(field["name"] for field in _core.option_fields() if field["kind"] == "tensor") - {"lse_low"}
-_VALUES = frozenset(field["name"] for field in _core.option_fields() if field["kind"] in ("value", "execution")) - {"openmp"}
+_VALUES = frozenset(field["name"] for field in _core.option_fields() if field["kind"] in ("value", "execution")) - {
+    "openmp"
+}
 
 
 def _array(name: str, value: Any) -> Any:
@@ -30,7 +32,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def _halves(name: str, value: Any) -> Any:
-    """An integer of 64 bits as two of 32, which JAX always has: the lower half first."""
+    """A 64-bit integer as two 32-bit ones, which JAX always supports, the lower half first."""
     if isinstance(value, (int, np.integer)):
         if not 0 <= value < 2**64:
             raise Error(f"{name}: {value}, accepted an integer, 0 .. 2^64 - 1")
@@ -38,7 +40,7 @@ def _halves(name: str, value: Any) -> Any:
     value = jnp.asarray(value)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    if value.shape == (2,) and value.dtype == np.uint32:  # a key's data
+    if value.shape == (2,) and value.dtype == np.uint32:  # the data of a key
         return value
     if value.shape == () and jnp.issubdtype(value.dtype, jnp.integer):
         upper = (value >> 32).astype(jnp.uint32) if value.dtype.itemsize == 8 else jnp.uint32(0)
@@ -47,7 +49,7 @@ def _halves(name: str, value: Any) -> Any:
 
 
 def _along_keys(bias: Any, tensors: dict[str, Any], values: dict[str, Any]) -> Any:
-    """The kernels make no gradient of a bias that is the same for all keys: it is repeated, which has one."""
+    """The kernels compute no gradient for a bias that is the same for all keys; repeated along the keys, it has one."""
     dense = tensors["k"].ndim == 4 and "page_table" not in tensors and "page_indices" not in tensors
     if not dense or bias.ndim == 0 or bias.shape[-1] != 1:
         return bias
@@ -55,35 +57,40 @@ def _along_keys(bias: Any, tensors: dict[str, Any], values: dict[str, Any]) -> A
 
 
 @overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[Options]) -> jax.Array: ...
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[Options]
+) -> jax.Array: ...
+
+
 @overload
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> tuple[jax.Array, jax.Array]: ...
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
-    """Exact attention of JAX's arrays, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink,
-    through O and LSE, under jit, grad, vmap and what is made of them.
+    """Exact attention of JAX arrays, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink,
+    through O and LSE, under jit, grad, vmap and combinations of them.
 
-    Shapes, dtypes and options are `tessera.attention`'s. Options that are arrays may be traced; the others are Python
-    values, and a compiled program holds them fast. Differences:
+    Shapes, dtypes and options are those of `tessera.attention`. Options that are arrays may be traced; the others are
+    Python values and constants of a compiled program. Differences:
 
-        dropout_seed: an integer, a key of jax.random, or a traced integer; with dropout_p it must be given, and a step's
-            own is jax.random.fold_in(key, step). dropout_offset: an integer, traced or not. dropout_state: uint32 [4],
-            seed and offset by their lower and upper halves, or int64 [2].
-        lse_low, openmp: not here.
+        dropout_seed: an integer, a key of jax.random, or a traced integer; required with dropout_p. For a seed per
+            step, use jax.random.fold_in(key, step). dropout_offset: an integer, traced or not. dropout_state: uint32
+            [4], seed and offset as lower and upper halves, or int64 [2].
+        lse_low, openmp: not available.
 
     Paged keys, tree masks and shared prefixes have no gradient. There is no second derivative and no forward mode.
 
-    vmap: the mapped axis joins the batch of dense q, k, v. Entries are computed one after another where that cannot be:
-    packed and paged sequences, dropout (each entry drops what it would drop alone) and a sink that is mapped or whose
-    gradient is asked for.
+    vmap: the mapped axis joins the batch of dense q, k, v. Entries are computed one after another where that is
+    impossible: for packed and paged sequences, dropout (each entry drops what it would drop alone), and a sink that is
+    mapped or whose gradient is requested.
 
     Returns:
         O, or with `return_lse` the pair (O, LSE), float32.
 
     Raises:
-        tessera.Error: (a ValueError) while the program is traced: an argument is wrong, in one line. What data alone
-            tell, an index out of range, is an error of XLA's with the same line when the program runs.
+        tessera.Error: (a ValueError) an argument is wrong; raised with one line while the program is traced. An error
+            that depends on data, such as an index out of range, is an XLA error with the same line when the program
+            runs.
     """
     tensors = {"q": _array("q", q), "k": _array("k", k), "v": _array("v", v)}
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The two calls into XLA, forward and backward: their operands and attributes, their gradients, and vmap."""
+"""The two calls into XLA, forward and backward: operands and attributes, gradients, and vmap."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ import numpy as np
 from tessera import _core
 from tessera._core import Error
 
-Tensors = dict[str, Any]  # by the names of a problem's tensors: q, k, v and those options that are arrays
+from . import sharding
+
+Tensors = dict[str, Any]  # by the names of a problem's tensors: q, k, v and the options that are arrays
 
 _TARGET = "tessera_attention"
 _FIELDS = {field["name"]: field for field in _core.option_fields()}
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
-# What numbers sequences or rows of keys, of which a batch inside a batch would need another numbering.
-_NUMBERING = ("cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens")
+# Tensors that number sequences or rows of keys; a batch within a batch would need another numbering.
+_NUMBERING = (
+    "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens",
+)  # fmt: skip
 
 for _platform, _handler in _core.jax_handlers().items():
     jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
 
 
 class Settings(NamedTuple):
-    """What a traced program holds fast: the options that are no arrays, those that differ from their defaults."""
+    """Constants of a traced program: the options that are not arrays and differ from their defaults."""
 
     options: tuple[tuple[str, Any], ...] = ()
     heads_first: bool = False  # q, k, v and o are [B, H, S, D]
@@ -35,12 +39,14 @@ class Settings(NamedTuple):
 
 
 def settings_of(options: dict[str, Any]) -> Settings:
-    """Refuses what is no value of its option, or is one of an array's that a transformation traces."""
+    """Refuses an invalid value of an option, and a tracer where an option must be concrete."""
     given = []
     for name, value in options.items():
         field = _FIELDS[name]
         if isinstance(value, jax.core.Tracer):
-            raise Error(f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)")
+            raise Error(
+                f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)"
+            )
         if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
             value = value.item()
         if isinstance(value, list):
@@ -52,7 +58,7 @@ def settings_of(options: dict[str, Any]) -> Settings:
 
 
 def _attributes(settings: Settings) -> dict[str, Any]:
-    """As the handler reads them: integers of 64 bits, or doubles."""
+    """As the XLA handler expects them: 64-bit integers, or doubles."""
     attributes: dict[str, Any] = {"heads_first": np.int64(settings.heads_first)}
     for name, value in settings.options:
         annotation = _FIELDS[name]["annotation"]
@@ -68,8 +74,8 @@ def _attributes(settings: Settings) -> dict[str, Any]:
 
 
 def check(settings: Settings, tensors: Tensors) -> None:
-    """Raises what the library would, while the program is traced: no device is asked."""
-    dtypes = {"uint32": "int64"}  # of dropout_state
+    """Raises the library's errors while the program is traced, without a device."""
+    dtypes = {"uint32": "int64"}  # for dropout_state
     layouts = []
     for name, array in tensors.items():
         shape = (2,) if name == "dropout_state" else array.shape
@@ -89,24 +95,30 @@ def _lse_shape(settings: Settings, q: Any) -> tuple[int, ...]:
 
 
 def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensors) -> Tensors:
-    """`results`: shapes and dtypes."""
-    call = jax.ffi.ffi_call(_TARGET, list(results.values()), vmap_method="sequential")
-    arrays = call(
-        *operands.values(), operands=" ".join(operands), results=" ".join(results), backward=np.int64(backward),
-        **_attributes(settings),
-    )  # fmt: skip
-    return dict(zip(results, arrays))
+    """`results`: those that are wanted, with the shape and dtype that each has for operands of any shapes."""
+    attributes = {"backward": np.int64(backward), **_attributes(settings)}
+
+    def run(*arrays: Any) -> list[Any]:
+        given = dict(zip(operands, arrays))
+        call = jax.ffi.ffi_call(_TARGET, [shape_of(given) for shape_of in results.values()], vmap_method="sequential")
+        return list(call(*arrays, operands=" ".join(operands), results=" ".join(results), **attributes))
+
+    shapes = {name: x.shape for name, x in operands.items()}
+    division = sharding.Division(shapes, settings.heads_first, bool(settings.get("dropout_p")))
+    call = sharding.divided(run, division, list(operands), list(results), backward)
+    return dict(zip(results, call(*operands.values())))
 
 
 # ---- shard_map ------------------------------------------------------------------------------------------------------
 
 
 def _varying(x: Any) -> frozenset:
-    """The axes of a mesh along which shards of `x` differ, as shard_map knows them; none in releases without that."""
+    """The mesh axes along which shards of `x` differ, as known to shard_map; empty in releases without that
+    information."""
     if not hasattr(jax, "typeof"):
         return frozenset()
     kind = jax.typeof(x)
-    of_axes = getattr(kind, "manual_axis_type", None)  # JAX 0.10; before it `vma`
+    of_axes = getattr(kind, "manual_axis_type", None)  # JAX 0.10; earlier `vma`
     return getattr(kind, "vma", frozenset()) if of_axes is None else of_axes.varying
 
 
@@ -118,7 +130,8 @@ def _vary(x: Any, axes: frozenset) -> Any:
 
 
 def _vary_with(tensors: Tensors, results: Tensors) -> Tensors:
-    """Results differ wherever a tensor does, which the transformations of the calls forget."""
+    """Marks results as varying along every axis along which a tensor varies; the transformations of the calls lose
+    this."""
     axes = frozenset().union(*map(_varying, tensors.values()))
     return {name: _vary(x, axes) for name, x in results.items()}
 
@@ -127,7 +140,7 @@ def _vary_with(tensors: Tensors, results: Tensors) -> Tensors:
 
 
 def _map_in_turn(function: Any, tensors: Tensors, batched: dict[str, bool]) -> Any:
-    """One entry after another, where no other way gives each its own."""
+    """Computes one entry after another, where entries cannot be joined."""
     mapped = {name: x for name, x in tensors.items() if batched[name]}
     shared = {name: x for name, x in tensors.items() if not batched[name]}
     return jax.lax.map(lambda entry: function({**shared, **entry}), mapped)
@@ -136,7 +149,7 @@ def _map_in_turn(function: Any, tensors: Tensors, batched: dict[str, bool]) -> A
 def _can_fold(settings: Settings, tensors: Tensors, batched: dict[str, bool], inner_q: tuple[int, ...]) -> bool:
     if any(name in tensors for name in _NUMBERING) or len(inner_q) != 4:
         return False
-    # Dropout's bits are of (seed, batch, head, row, column): each entry has those that it would have alone.
+    # Dropout depends on (seed, batch, head, row, column), and each entry must get the bits that it would get alone.
     if settings.get("dropout_p"):
         return False
     return "sink" not in tensors or (not batched["sink"] and "d_o" not in tensors)
@@ -146,8 +159,8 @@ _BY_SCORES = ("bias", "mask", "block_mask")  # [B|1, H|1, ...] or the last axes
 
 
 def _fold(n: int, name: str, x: Any, is_batched: bool, batch: int, split: bool) -> Any:
-    """[n, B, ...] as [n B, ...]; what is the same for all entries is repeated, where its shape tells them apart.
-    `split`: every entry needs rows of its own, for a gradient."""
+    """[n, B, ...] as [n B, ...]. An unmapped tensor is repeated if its shape distinguishes the entries. `split`: every
+    entry needs its own rows, for a gradient."""
     if name == "sink":
         return x
     if name in _BY_SCORES:
@@ -190,7 +203,7 @@ def _vmapped(run: Any, settings: Settings, static: Any, axis_size: int, in_batch
     if wants_d_bias:
         inner = tensors["bias"].shape[1:] if batched["bias"] else tensors["bias"].shape
         d_bias = out["d_bias"]
-        if len(inner) < 4 or inner[0] == 1:  # one for the batch inside
+        if len(inner) < 4 or inner[0] == 1:  # one bias for the inner batch
             d_bias = d_bias.sum(1, keepdims=True)
         out["d_bias"] = d_bias.reshape(axis_size, *inner)
     return out, {name: True for name in out}
@@ -215,25 +228,26 @@ def _mappable(call: Any) -> Any:
 
 @_mappable
 def _forward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
-    q, v = tensors["q"], tensors["v"]
-    shapes = {
-        "o": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-        "lse": jax.ShapeDtypeStruct(_lse_shape(settings, q), np.float32),
-    }
-    return _call(settings, False, tensors, {name: shapes[name] for name in results})
+    def of_o(given: Tensors) -> Any:
+        return jax.ShapeDtypeStruct((*given["q"].shape[:-1], given["v"].shape[-1]), given["q"].dtype)
+
+    def of_lse(given: Tensors) -> Any:
+        return jax.ShapeDtypeStruct(_lse_shape(settings, given["q"]), np.float32)
+
+    return _call(settings, False, tensors, {name: of_o if name == "o" else of_lse for name in results})
 
 
 @_mappable
 def _backward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
-    def twin(name: str) -> Any:
-        source = tensors[name.removeprefix("d_")]
+    def twin(name: str, given: Tensors) -> Any:
+        source = given[name.removeprefix("d_")]
         return jax.ShapeDtypeStruct(source.shape, np.float32 if name in ("d_bias", "d_sink") else source.dtype)
 
-    return _call(settings, True, tensors, {name: twin(name) for name in results})
+    return _call(settings, True, tensors, {name: functools.partial(twin, name) for name in results})
 
 
 def _differentiated_once(run: Any) -> Any:
-    """`run` in a rule of differentiation, where a derivative of it would be a second one."""
+    """`run` within a differentiation rule, where differentiating it would give a second derivative."""
 
     def call(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
         return run(settings, results, tensors)
@@ -286,7 +300,7 @@ def _cotangent(gradients: Tensors, name: str, tensor: Any) -> Any:
     gradient = gradients.get(f"d_{name}")
     if gradient is None:
         return None
-    summed = tuple(_varying(gradient) - _varying(tensor))  # what all shards read is differentiated by each
+    summed = tuple(_varying(gradient) - _varying(tensor))  # a tensor shared by all shards gets a gradient from each
     return (jax.lax.psum(gradient, summed) if summed else gradient).astype(tensor.dtype)
 
 
@@ -295,7 +309,7 @@ o_and_lse.defvjp(_save, _differentiate, symbolic_zeros=True)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def o_alone(settings: Settings, tensors: Tensors) -> Any:
-    """Without an LSE where no gradient is asked for: the quicker call."""
+    """Without an LSE if no gradient is requested, which is faster."""
     return _forward(settings, ("o",), tensors)["o"]
 
 
@@ -310,5 +324,5 @@ def _differentiate_o(settings: Settings, saved: Any, d_o: Any) -> Any:
 
 o_alone.defvjp(_save_o, _differentiate_o, symbolic_zeros=True)
 
-# Outside of jit, too, a call is traced once for its settings and shapes.
+# Also outside of jit, a call is traced only once for its settings and shapes.
 o_and_lse, o_alone = (jax.jit(function, static_argnums=0, inline=True) for function in (o_and_lse, o_alone))

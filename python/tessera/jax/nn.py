@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention` by Tessera: its arguments, its errors, and its place in programs that call it."""
+"""`jax.nn.dot_product_attention` on Tessera: its arguments, its errors, and its replacement in existing programs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,13 @@ def _require(holds: bool, text: str) -> None:
         raise ValueError(text)
 
 
+def _within(extent: int, lengths: Any) -> Any:
+    """[B, extent], True for positions before their sequence's end. Ranks are equal, for jax_numpy_rank_promotion."""
+    return jnp.arange(extent)[None, :] < lengths[:, None]
+
+
 def _check(name: str, array: Any, shape: tuple[int, ...], dtype: Any = None) -> None:
-    """The errors of jax.nn, in its words. -1: any extent."""
+    """The errors of jax.nn, with its messages. -1: any extent."""
     if array is None:
         return
     _require(array.ndim == len(shape), f"{name} ndim should be {len(shape)}, but got {array.ndim}")
@@ -54,8 +59,10 @@ def dot_product_attention(
 ) -> Any:
     """`jax.nn.dot_product_attention` with Tessera's kernels: the same arguments, [B, T, N, H] or [T, N, H], and errors.
 
-    Causal and windows are measured from the first key, as there. A query that sees nothing is 0 here (the mean of all
-    values by XLA). The residual is float32. `implementation` None or "tessera" is this one; others are JAX's own.
+    Causal masks and windows are measured from the first key, as in jax.nn. A query that sees no key gives 0 (XLA gives
+    the mean of all values), and a residual of -inf. The residual has the dtype of `key` and no gradient, as in jax.nn:
+    `attention` with `return_lse` gives a float32 LSE with a gradient. `implementation` None or "tessera" uses Tessera;
+    other values use JAX's own.
     """
     if implementation not in (None, "tessera"):
         more = {"return_residual": True} if return_residual else {}
@@ -92,10 +99,10 @@ def dot_product_attention(
     if mask is not None:
         options["mask"] = mask
     if lengths[1] is not None:
-        # Beside a diagonal from the first key, whatever the lengths are: a mask, and no range of keys.
+        # With a diagonal measured from the first key, whatever the lengths are: a mask instead of a range of keys.
         if "top_left" in options:
-            visible = (jnp.arange(keys) < lengths[1][:, None])[:, None, None, :]
-            options["mask"] = visible if mask is None else mask & visible
+            visible = _within(keys, lengths[1])[:, None, None, :]
+            options["mask"] = visible if mask is None else jnp.logical_and(*jnp.broadcast_arrays(mask, visible))
         else:
             options["seqused_k"] = lengths[1]
     if scale is not None:
@@ -105,8 +112,9 @@ def dot_product_attention(
     except Error as error:
         raise ValueError(str(error)) from None
     o, lse = out if return_residual else (out, None)
+    lse = None if lse is None else jax.lax.stop_gradient(lse).astype(k.dtype)
     if lengths[0] is not None:
-        inside = jnp.arange(q.shape[1]) < lengths[0][:, None]  # [B, T]
+        inside = _within(q.shape[1], lengths[0])  # [B, T]
         o = jnp.where(inside[:, :, None, None], o, jnp.zeros((), o.dtype))
         lse = None if lse is None else jnp.where(inside[:, None, :], lse, -jnp.inf)
     o = o.reshape(shape)
@@ -129,16 +137,18 @@ def flax_attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """What Flax's attention layers call, nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention): query
-    [..., T, N, H], dropout with it. Every entry is dropped by itself, whatever `broadcast_dropout` says; `precision` is
-    the kernels' own (float32 sums). The weights are never stored: `module`, which would show them, is refused.
+    """The attention function for Flax's layers, nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention):
+    query [..., T, N, H], with dropout. Every entry is dropped independently, whatever `broadcast_dropout` says;
+    `precision` is that of the kernels (float32 sums). The weights are never stored, so `module`, which would receive
+    them, is refused.
     """
     if module is not None:
         raise ValueError("module: given, accepted None: the weights are never stored (sow_weights=False)")
     if others.get("force_fp32_for_softmax") is False:
         others.pop("force_fp32_for_softmax")
     for name in others:
-        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum", "qk_attn_weights_einsum",
+        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum",
+                        "qk_attn_weights_einsum",
                         "attn_weights_value_einsum"):  # fmt: skip
             raise TypeError(f"flax_attention() got an unexpected keyword argument '{name}'")
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
@@ -160,17 +170,17 @@ def flax_attention(
     return api.attention(q, k, v, **options).reshape(*shape[:-1], jnp.shape(value)[-1])
 
 
-# ---- in programs that call jax.nn's ---------------------------------------------------------------------------------
+# ---- replacement in programs that call jax.nn's ----------------------------------------------------------------------
 
 _replaced: list[tuple[Any, str]] = []  # (module, name)
 
 
 def activate() -> list[str]:
-    """`jax.nn.dot_product_attention` is Tessera's from here on: in jax.nn, and in every imported module that holds JAX's
-    own under some name ("from jax.nn import dot_product_attention").
+    """Replaces `jax.nn.dot_product_attention` by Tessera's, in jax.nn and in every imported module that holds JAX's own
+    under some name ("from jax.nn import dot_product_attention").
 
     Returns:
-        Where it was replaced, as "module.name". Functions that were compiled before keep what they were compiled with.
+        The replaced names, as "module.name". Functions compiled before keep the function that they were compiled with.
     """
     for module in list(sys.modules.values()):
         names = vars(module) if hasattr(module, "__dict__") else {}
@@ -184,7 +194,7 @@ def activate() -> list[str]:
 
 
 def restore() -> None:
-    """JAX's own again, wherever it was replaced and was not replaced since."""
+    """Restores JAX's own, except where it was replaced again since."""
     while _replaced:
         module, name = _replaced.pop()
         if getattr(module, name, None) is dot_product_attention:

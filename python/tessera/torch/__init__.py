@@ -3,10 +3,10 @@
     import tessera.torch
     o = tessera.torch.attention(q, k, v, causal=True)               # [B, S, H, D], differentiable
 
-    torch.nn.attention.activate_flash_attention_impl("Tessera")      # F.scaled_dot_product_attention, unchanged programs
-    torch.nn.attention.restore_flash_attention_impl()                # PyTorch's own again
+    torch.nn.attention.activate_flash_attention_impl("Tessera")      # F.scaled_dot_product_attention uses Tessera
+    torch.nn.attention.restore_flash_attention_impl()                # restores PyTorch's own
 
-`activate()` and `restore()` do the same, in releases of PyTorch without that registry too.
+`activate()` and `restore()` do the same, also in releases of PyTorch without that registry.
 
     parallel = tessera.torch.context_parallel(group)                 # one batch over many processes, by rows
     o = parallel.attention(q, k, v, causal=True)
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "context_parallel":  # torch.distributed is not in every build of PyTorch
+    if name == "context_parallel":  # some builds of PyTorch lack torch.distributed
         from .ranks import context_parallel
 
         return context_parallel

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Optional[Tensor]:
-    """A bias or mask as [B|1, Hq|1, Sq|1, Sk] without copying: leading dimensions appear, a last one of 1 expands."""
+    """A bias or mask as a view [B|1, Hq|1, Sq|1, Sk]: leading dimensions are added, a last one of 1 is expanded."""
     if tensor is None:
         return None
     if not 1 <= tensor.dim() <= 4:
@@ -37,7 +37,7 @@ def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Opt
 
 
 def _sink(sink: Tensor) -> Tensor:
-    """In float32, as the kernels read it; models keep it in their own dtype."""
+    """In float32, as the kernels expect it; models keep it in their own dtype."""
     if not sink.is_floating_point():
         raise Error(f"sink: dtype {sink.dtype}, accepted floating-point ones")
     return sink.float()
@@ -46,7 +46,7 @@ def _sink(sink: Tensor) -> Tensor:
 def _autocast(
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """In the dtype of autocast, where that is on."""
+    """In autocast's dtype, if autocast is active."""
     device_type = q.device.type
     if q.is_meta or not torch.is_autocast_enabled(device_type) or q.dtype == torch.float64:
         return q, k, v, bias
@@ -57,7 +57,8 @@ def _autocast(
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = None, **options) -> None:
-    """Raises what `attention` would for these arguments, whose names are `tessera.attention`'s, but for what data tell."""
+    """Raises the errors of `attention` for these arguments, named as in `tessera.attention`, except those that depend
+    on data."""
     q, k, v, _ = _autocast(q, k, v, None)
     given = of_call.given("attention", options)
     if kernels.has_data(q):
@@ -67,7 +68,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = 
 
 
 def _add_dropout(given: of_call.Options, q: Tensor, seed=None, offset=None) -> None:
-    """The state of a call with dropout, from what the caller says or from PyTorch's generator."""
+    """Adds the state of a call with dropout, from the caller's arguments or from PyTorch's generator."""
     if "dropout_state" in given:
         dropout.check_state(given["dropout_state"], seed, offset)
     seed = None if seed is None else of_call.unsigned("dropout_seed", seed)
@@ -89,13 +90,13 @@ _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
 def _watched(*tensors: Optional[Tensor]) -> bool:
-    """Whether more than autograd wants to see the call."""
+    """True if more than autograd must see the call."""
     return tensors[0].is_meta or dropout.traced() or not _PLAIN_TYPES.issuperset(map(type, tensors))
 
 
 def attention_by_heads(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    """`attention` of q, k, v [B, H, S, D], as models have them, and no option that is a tensor: o [B, Sq, Hq, Dv]. Three transposes are
-    a fifth of the host's time of a call with gradients; here they are no nodes of autograd's graph."""
+    """`attention` of q, k, v [B, H, S, D], the layout of models, without tensor options: o is [B, Sq, Hq, Dv]. Three
+    transposes take a fifth of the host's time of a call with gradients; here they are not nodes of autograd's graph."""
     alone = (
         not torch.compiler.is_compiling()
         and torch.is_grad_enabled()
@@ -115,7 +116,7 @@ def attention_by_heads(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
 
 
 def _by_rows(layout: str, **tensors: Tensor) -> Iterator[Tensor]:
-    """[B, H, S, D] as [B, S, H, D], packed [H, T, D] as [T, H, D], or the other way round: views of the same memory."""
+    """[B, H, S, D] as [B, S, H, D], packed [H, T, D] as [T, H, D], or the reverse: views of the same memory."""
     if layout != "bhsd":
         raise Error(f'layout: {layout!r}, accepted "bshd", [B, S, H, D], or "bhsd", [B, H, S, D]')
     for name, tensor in tensors.items():
@@ -142,8 +143,16 @@ def attention(
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse_low: Literal[True], return_lse: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse_low: Literal[True],
+    return_lse: bool = False,
+    **options: Unpack[Options],
 ) -> Tuple[Tensor, Tensor, Tensor]: ...
+
+
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], return_lse_low: Literal[False] = False,
@@ -151,27 +160,37 @@ def attention(
 ) -> Tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = False,
+    return_lse_low: bool = False,
+    **options: Unpack[Options],
 ) -> Union[Tensor, Tuple[Tensor, ...]]: ...
+
+
 @functools.partial(with_options, without=("openmp",))
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
-) -> Union[Tensor, Tuple[Tensor, ...]]:
-    """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False,
+    **options: Unpack[Options],
+) -> Union[Tensor, Tuple[Tensor, ...]]:  # fmt: skip
+    """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and
+    LSE.
 
     Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], with Hq a multiple of Hkv; packed [T, H, D] with
-    `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32,
-    [B, max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
-    Dtypes: float32, float16, bfloat16, and float64 by the reference kernel. Any strides; a last dimension that is not
-    contiguous is copied. Under autocast q, k, v take autocast's dtype.
+    `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32, [B,
+    max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
+    Dtypes: float32, float16, bfloat16, and float64 by the reference kernel. Strides are arbitrary; a tensor whose last
+    dimension is not contiguous is copied. Under autocast, q, k, v are converted to its dtype.
 
     For query i and key j: s = scale * (q_i . k_j); softcap c > 0: s = c tanh(s / c); s += bias; ALiBi:
     s -= slope |i + Sk - Sq - j|; s = -inf where j is not visible.
 
     Args:
-        options, all by name:
-        layout: "bshd", or "bhsd" where q, k, v and O are [B, H, S, D], as SDPA has them (packed [H, T, D], pages
-            [pages, Hkv, page_size, D]).
+        Options, by keyword only:
+        layout: "bshd", or "bhsd" if q, k, v and O are [B, H, S, D] as in SDPA (packed [H, T, D], pages [pages, Hkv,
+            page_size, D]).
         scale: of the scores; 1 / sqrt(D) by default.
         causal: key j is visible to query i if j <= i + Sk - Sq, or j <= i with `top_left`.
         window: keys visible left and right of that diagonal, -1 = all.
@@ -181,21 +200,22 @@ def attention(
         block_mask: bool [B|1, Hq|1, ceil(Sq / mask_block[0]), ceil(Sk / mask_block[1])], True = visible.
         alibi_slopes: float32 [Hq] or [B, Hq].
         sink: [Hq], a logit that joins the denominator and the LSE.
-        causal_seqs, tree_mask, prefix_groups, prefix_lens, max_prefix_k, max_suffix_k: as `tessera.attention` has them; a tree
-            mask and prefixes have no gradient.
+        causal_seqs, tree_mask, prefix_groups, prefix_lens, max_prefix_k, max_suffix_k: as in `tessera.attention`; a
+            tree mask and prefixes have no gradient.
         dropout_p: 0 <= p < 1. Seed and offset come from torch's generator, unless `dropout_seed` or `dropout_state`
-            (int64 [2]: seed, offset) gives them.
-        max_seqlen_q, max_seqlen_k: bounds of a packed sequence, 0 = unknown; required with bias or masks on packed input.
+            (int64 [2]: seed, offset) is given.
+        max_seqlen_q, max_seqlen_k: upper bounds of a packed sequence, 0 = unknown; required with bias or masks on
+            packed input.
         deterministic: backward repeats its bits. batch_invariant: forward's bits do not depend on the batch.
-        kernel: as `tessera.attention` has it; for a call without gradients, where it is one pass's.
+        kernel: as in `tessera.attention`; a kernel for one direction can be given only for a call without gradients.
         threads: 0 = torch.get_num_threads().
-        return_lse: also return LSE, float32 [B, Hq, Sq] or packed [Hq, Tq]; -inf where a query sees nothing.
-        return_lse_low: also return what LSE's rounding leaves out, float32 in its shape, for `combine` and
+        return_lse: also return LSE, float32 [B, Hq, Sq] or packed [Hq, Tq]; -inf if a query sees no key.
+        return_lse_low: also return the rounding error of the LSE, float32 with its shape, for `combine` and
             `tessera.attention_backward`; it has no gradient.
 
     Returns:
         O [B, Sq, Hq, Dv] or [Tq, Hq, Dv] in q's dtype; with `return_lse` (O, LSE), with `return_lse_low` (O, LSE,
-        LSE's rest).
+            rounding error of the LSE).
 
     Raises:
         tessera.Error: (a ValueError) an argument is wrong; one line names it, what was given and what is accepted.
@@ -212,7 +232,7 @@ def attention(
     compiling = torch.compiler.is_compiling()
     if compiling or torch._C._is_any_autocast_enabled():
         q, k, v, bias = _autocast(q, k, v, bias)
-    # Only dense keys tell Sk.
+    # Sk is known only for dense keys.
     seqlen_k = k.shape[1] if k.dim() == 4 and "page_table" not in given and "page_indices" not in given else None
     if bias is not None:
         bias = _scores("bias", bias, seqlen_k)
@@ -224,7 +244,8 @@ def attention(
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
     if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(given):
         raise Error(
-            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) writes no "
+            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) "
+            "writes no "
             "lse_low"
         )
     results = 3 if return_lse_low else 2 if return_lse else 1
@@ -248,7 +269,8 @@ def attention_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Optional[Tensor], *, d_lse: Optional[Tensor] = None,
     lse_low: Optional[Tensor] = None, grad_bias: bool = False, grad_sink: bool = False, **options: Unpack[Options],
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
-    """`tessera.attention_backward` of tensors: d_q, d_k, d_v, d_bias, d_sink, whose own derivative is refused."""
+    """`tessera.attention_backward` of tensors: returns d_q, d_k, d_v, d_bias, d_sink; their own derivative is
+    refused."""
     for name, tensor in dict(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse, lse_low=lse_low).items():
         if tensor is not None or name not in ("d_lse", "lse_low"):
             check_tensor(name, tensor)
@@ -264,7 +286,7 @@ def attention_backward(
         if wanted and name not in given:
             raise Error(f"grad_{name}: True without {name}, accepted only with it")
     if "dropout_p" in given and seed is None and "dropout_state" not in given:
-        seed = 0  # as the library has it: the forward pass says which
+        seed = 0  # the library's default: the forward pass determines it
     _add_dropout(given, q, seed, offset)
     inputs = (q, k, v, o, lse, d_o, d_lse, lse_low, *given.values())
     if "sink" in given:

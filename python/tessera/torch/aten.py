@@ -1,7 +1,7 @@
-"""PyTorch's own attention operators, computed by Tessera: their arguments, their outputs and the layouts of these.
+"""PyTorch's own attention operators, computed by Tessera: their arguments, their outputs and the outputs' layouts.
 
-Each function has an operator's arguments and returns what its kernels return, as PyTorch's shape functions say it.
-Dense tensors are [B, H, S, D] here. What Tessera does not serve raises `Refused`, or the library's own refusal.
+Each function has an operator's arguments and returns the outputs of its kernels, as defined by PyTorch's shape
+functions. Dense tensors are [B, H, S, D] here. Unsupported arguments raise `Refused`, or the library's own error.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from tessera import _core
 from . import dropout, kernels
 from . import options as of_call
 
-# Memory-efficient attention pads the rows of its LSE, and those of its bias' gradient, to whole vectors.
+# Memory-efficient attention pads the rows of its LSE, and those of the gradient of its bias, to full vectors.
 _LSE_ALIGNMENT = 32
 _BIAS_ALIGNMENT = 16
 _BY_ROWS = (0, 2, 1, 3)  # memory in the order [B, S, H, D]
 
-# An LSE that is computed here begins so many elements after its memory does; none of PyTorch's own does. This tells a
-# backward operator which implementation computed the forward pass, whatever is active by then, and waits for no GPU.
+# An LSE computed here has this storage offset in elements; PyTorch's own never do. By this a backward operator knows
+# which implementation computed the forward pass, whatever is active by then, without waiting for a GPU.
 _LSE_OFFSET = 16
 
 
 def is_ours(lse: Tensor, offset: Optional[Tensor] = None) -> bool:
-    """Whether Tessera computed the forward pass that returned `lse`, and `offset` of dropout's state.
+    """True if Tessera computed the forward pass that returned `lse` and `offset` of dropout's state.
 
-    Hooks on saved tensors may have copied the LSE; the offset of a state on the host then tells."""
+    Hooks on saved tensors may have copied the LSE; the offset of a state on the host is then used."""
     marked = lse.storage_offset() == _LSE_OFFSET
     return marked or (offset is not None and offset.numel() > 0 and dropout.is_ours(offset) is True)
 
 
 def _new_lse(query: Tensor, shape: tuple, order: Optional[tuple] = None) -> Tensor:
-    """Uninitialised, float32; `order`: of its axes in memory, the outermost first."""
+    """Uninitialised, float32; `order`: its axes in memory, the outermost first."""
     strides, elements = [0] * len(shape), 1
     for axis in reversed(order or range(len(shape))):
         strides[axis] = elements
@@ -45,7 +45,7 @@ def _new_lse(query: Tensor, shape: tuple, order: Optional[tuple] = None) -> Tens
 
 
 class Refused(NotImplementedError):
-    """PyTorch's own kernel is to compute this."""
+    """Raised if PyTorch's own kernel must compute the call."""
 
 
 def _check(query: Tensor, return_debug_mask: bool = False) -> None:
@@ -61,7 +61,7 @@ def _check_no_dropout(dropout_p: float) -> None:
 
 
 def _check_first_derivative(*tensors: Optional[Tensor]) -> None:
-    """A second derivative is refused by PyTorch's own node, wherever autograd records the backward operator."""
+    """PyTorch's own node refuses a second derivative wherever autograd records the backward operator."""
     if kernels.in_detached_double_backward(*tensors):
         raise RuntimeError("scaled_dot_product_attention: a second derivative was asked for, accepted is the first")
 
@@ -76,7 +76,7 @@ def _new_state(query: Tensor, dropout_p: float) -> Optional[Tensor]:
 
 
 def _saved_state(dropout_p: float, seed: Tensor, offset: Tensor) -> Optional[Tensor]:
-    """Of the forward pass."""
+    """Dropout's state of the forward pass."""
     return torch.stack((seed.view(torch.int64), offset.view(torch.int64))) if dropout_p else None
 
 
@@ -90,7 +90,7 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def _twin(tensor: Tensor) -> Tensor:
-    """Uninitialised, in its shape, dtype, place and, if that has contiguous rows, its order in memory."""
+    """Uninitialised, with the same shape, dtype, device and, if rows are contiguous there, the same order in memory."""
     twin = torch.empty_like(tensor)
     return twin if twin.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
@@ -154,7 +154,7 @@ def flash_for_cpu(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Optional[Tensor] = None, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
-    """o as query lies in memory, and lse [B, H, Sq] in the order [B, Sq, H]. Causal from the top left corner."""
+    """o with query's order in memory, and lse [B, H, Sq] in the order [B, Sq, H]. Causal from the top-left corner."""
     _check(query)
     _check_no_dropout(dropout_p)
     _check_head_sizes(query, value)
@@ -185,7 +185,7 @@ def flash(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """o as query lies in memory, lse [B, H, Sq], and dropout's state. Causal from the bottom right corner."""
+    """o with query's order in memory, lse [B, H, Sq], and dropout's state. Causal from the bottom-right corner."""
     _check(query, return_debug_mask)
     _check_head_sizes(query, value)
     batch, heads, seqlen_q, _ = query.shape
@@ -197,7 +197,7 @@ def flash(
 
 
 def _random_state(query: Tensor, state: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
-    """rng_state, unused and debug_attn_mask. Where nothing is random nobody reads them, and no kernel fills them."""
+    """rng_state, unused and debug_attn_mask. Without dropout they are never read, so no kernel fills them."""
     if state is None:
         rng_state = torch.empty(2, dtype=torch.uint64, device=query.device)
     else:
@@ -214,7 +214,7 @@ def flash_backward(
     cum_seq_q: Optional[Tensor], cum_seq_k: Optional[Tensor], max_q: int, max_k: int, dropout_p: float, is_causal: bool,
     philox_seed: Tensor, philox_offset: Tensor, *, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """d_q, d_k, d_v as query, key and value lie in memory."""
+    """d_q, d_k, d_v with the orders in memory of query, key and value."""
     _check(query)
     _check_head_sizes(query, value)
     state = _of_random_state(dropout_p, philox_seed)
@@ -230,14 +230,14 @@ def efficient(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """o in the order [B, Sq, H, Dv], lse [B, H, Sq in whole vectors] or [B, H, 0], dropout's seed and offset."""
+    """o in the order [B, Sq, H, Dv], lse [B, H, Sq in full vectors] or [B, H, 0], dropout's seed and offset."""
     _check(query)
     batch, heads, seqlen_q, _ = query.shape
     o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]))
     padded = _round_up(seqlen_q, _LSE_ALIGNMENT) if compute_log_sumexp else 0
     lse = _new_lse(query, (batch, heads, padded))
     if padded > seqlen_q:
-        lse[..., seqlen_q:] = torch.inf  # rows that are not there have no weights, for PyTorch's backward too
+        lse[..., seqlen_q:] = torch.inf  # padding rows have no weights, also in PyTorch's backward
     rows = lse[..., :seqlen_q] if compute_log_sumexp else None
     state = _new_state(query, dropout_p)
     _forward(query, key, value, o, rows, attn_bias, is_causal, True, scale, dropout_p, state)
@@ -255,7 +255,7 @@ def efficient_backward(
     logsumexp: Tensor, philox_seed: Tensor, philox_offset: Tensor, dropout_p: float, grad_input_mask: list,
     is_causal: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """d_q, d_k, d_v in the order [B, S, H, D], d_bias in whole vectors or None."""
+    """d_q, d_k, d_v in the order [B, S, H, D], d_bias in full vectors or None."""
     _check(query)
     state = _saved_state(dropout_p, philox_seed, philox_offset)
     gradients = (_permuted(query, query.shape), _permuted(key, key.shape), _permuted(value, value.shape))
@@ -265,12 +265,13 @@ def efficient_backward(
         d_bias = attn_bias.new_empty((*leading, _round_up(seqlen_k, _BIAS_ALIGNMENT)))[..., :seqlen_k]
         d_bias_exact = torch.empty(attn_bias.shape, dtype=torch.float32, device=attn_bias.device)
     lse = logsumexp[..., : query.shape[2]]
-    if lse.shape[-1] < query.shape[2]:  # PyTorch asks for none where nothing but the bias requires a gradient
+    if lse.shape[-1] < query.shape[2]:  # PyTorch omits it if only the bias requires a gradient
         out = _permuted(query, out.shape)
         lse = query.new_empty(query.shape[:3], dtype=torch.float32)
         _forward(query, key, value, out, lse, attn_bias, is_causal, True, scale, dropout_p, state)
     _backward(
-        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, dropout_p, state, d_bias_exact
+        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, dropout_p, state,
+        d_bias_exact
     )  # fmt: skip
     if d_bias is not None and d_bias_exact is not None:
         d_bias.copy_(d_bias_exact)
@@ -284,7 +285,8 @@ def cudnn(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """o in query's order of dimensions, lse [B, H, Sq, 1], dropout's seed and offset. Causal from the top left."""
+    """o in query's order of dimensions, lse [B, H, Sq, 1], dropout's seed and offset. Causal from the top-left
+    corner."""
     _check(query, return_debug_mask)
     batch, heads, seqlen_q, head_dim = query.shape
     if value.shape[-1] == head_dim:
@@ -303,12 +305,13 @@ def cudnn_backward(
     philox_offset: Tensor, attn_bias: Optional[Tensor], cum_seq_q: Optional[Tensor], cum_seq_k: Optional[Tensor],
     max_q: int, max_k: int, dropout_p: float, is_causal: bool, *, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """d_q, d_k, d_v as query, key and value lie in memory."""
+    """d_q, d_k, d_v with the orders in memory of query, key and value."""
     _check(query)
     state = _saved_state(dropout_p, philox_seed, philox_offset)
     gradients = (_twin(query), _twin(key), _twin(value))
     _backward(
-        grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale, dropout_p, state
+        grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale,
+        dropout_p, state
     )  # fmt: skip
     return gradients
 
@@ -337,7 +340,7 @@ def rows_forward(
     window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, block_table=None, num_splits=None,
     out=None,
 ):  # fmt: skip
-    """o as query lies in memory, or in `out`; lse [H, Tq] or [B, H, Sq]; and dropout's state."""
+    """o with query's order in memory, or in `out`; lse [H, Tq] or [B, H, Sq]; and dropout's state."""
     _check(query, return_debug_mask)
     _check_head_sizes(query, value)
     state = _new_state(query, dropout_p)
@@ -352,7 +355,7 @@ def rows_forward(
 
 
 def rows_forward_into(out, *arguments, **options):
-    """lse; o is written to `out`. Without dropout, whose state it does not return."""
+    """Returns lse and writes o to `out`. Without dropout, since it does not return dropout's state."""
     lse = rows_forward(*arguments, **options, out=out)[1]
     kernels.mark_written(out)
     return lse

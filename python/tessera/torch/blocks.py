@@ -19,22 +19,25 @@ def block_mask(
     block: Tuple[int, int] = (128, 128),
     device: Union[str, torch.device, None] = None,
 ) -> Tensor:
-    """The `block_mask` of `attention`, with ``mask_block=block``, from a rule, which is evaluated for all blocks at once on the device::
+    """The `block_mask` of `attention`, with ``mask_block=block``, from a rule that is evaluated for all blocks at once
+    on the device::
 
         near = tessera.torch.block_mask(lambda i, j: ((i - j).abs() < 4) | (j == 0), 65536, 65536)
         o = tessera.torch.attention(q, k, v, block_mask=near, mask_block=(128, 128))
 
     Args:
-        visible: of numbers of blocks of queries, int64 [rows, 1], and of keys, [1, cols]: bool, broadcast to [rows, cols]. With
-            leading axes, [B|1, Hq|1, rows, cols], batch entries or heads have masks of their own.
-        block: queries and keys of a block. Hopper's kernels take multiples of 64 by lists of blocks; others any.
-        device: "cuda" where there is one, by default.
+        visible: a function of block numbers of queries, int64 [rows, 1], and of keys, [1, cols]; returns bool,
+            broadcast to [rows, cols]. With leading axes, [B|1, Hq|1, rows, cols], batch entries or heads have their own
+            masks.
+        block: queries and keys of a block. Hopper's kernels walk lists of blocks for multiples of 64; other kernels
+            accept any size.
+        device: by default "cuda" if available.
 
     Returns:
         bool [1, 1, ceil(seqlen_q / block[0]), ceil(seqlen_k / block[1])], True = visible.
 
     Raises:
-        tessera.Error: the rule gave another dtype or shape.
+        tessera.Error: the rule returned another dtype or shape.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

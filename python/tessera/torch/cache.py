@@ -1,4 +1,4 @@
-"""New keys and values into a cache, in place: the operator `tessera::append`, which tracers see."""
+"""Appends new keys and values to a cache in place: the operator `tessera::append`, which tracers see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera import _core
 from . import kernels
 
 _TENSORS = ("cu_seqlens", "page_table", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped")
-_WRITTEN = ("k_cache", "v_cache", "q_out", "dropped")  # and q, where q_out is absent
+_WRITTEN = ("k_cache", "v_cache", "q_out", "dropped")  # and q, if q_out is absent
 
 
 def _append(
@@ -53,7 +53,8 @@ def append(
     interleaved: bool = False,
     **tensors: Any,
 ) -> None:
-    """`tessera.append` of tensors. What it writes counts as modified; it refuses tensors that require a gradient."""
+    """`tessera.append` of tensors. Written tensors are marked as modified; tensors that require a gradient are
+    refused."""
     by_name = {name: tensors.get(name) for name in _TENSORS}
     kernels.refuse_gradients("tessera.append", k=k, v=v, k_cache=k_cache, v_cache=v_cache, **by_name)
     q, q_out = by_name["q"], by_name["q_out"]
@@ -62,7 +63,7 @@ def append(
         _append(*inputs, interleaved)
         kernels.mark_written(k_cache, v_cache, q if q_out is None else q_out, by_name["dropped"])
         return
-    if q is not None and q_out is None:  # an operator says which of its arguments it writes
+    if q is not None and q_out is None:  # an operator declares which of its arguments it writes
         by_name["q_out"] = torch.empty_like(q, memory_format=torch.contiguous_format)
     _operator(k, v, k_cache, v_cache, seqused_k, *by_name.values(), interleaved)
     if q is not None and q_out is None:

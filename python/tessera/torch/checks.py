@@ -1,4 +1,4 @@
-"""What every call of PyTorch's refuses before it computes."""
+"""Checks of every PyTorch call before it computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera import _core
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:
-    """Refuses what is no dense tensor."""
+    """Refuses anything but a dense tensor."""
     if not isinstance(tensor, Tensor):
         raise _core.Error(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
     if tensor.layout is not torch.strided:

@@ -1,8 +1,9 @@
-"""Where dropout's seed and offset come from: PyTorch's generator of the device, as its own kernels' do, so that
-torch.manual_seed, activation checkpointing and Megatron's generators a rank repeat or tell apart what they should.
+"""Dropout's seed and offset. They come from PyTorch's generator of the device, as in its own kernels, so that
+torch.manual_seed, activation checkpointing and Megatron's per-rank generators repeat or separate the right calls.
 
-A state is an int64 tensor [2]: seed, offset. An eager call for a GPU draws it on the host. All others draw it on the
-device by an operator of PyTorch's, so a captured CUDA graph draws anew at each replay, and vmap's `randomness` decides.
+A state is an int64 tensor [2]: seed, offset. An eager call for a GPU generates it on the host. All other calls generate
+it on the device by a PyTorch operator, so that a captured CUDA graph gets a new state at each replay, and vmap's
+`randomness` applies.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from torch import Tensor
 from tessera._core import Error
 
 _UINT64 = 1 << 64
-_OURS = 1 << 62  # in every offset that is drawn here: it tells a state of Tessera's from one of PyTorch's own kernels
+_OURS = 1 << 62  # set in every offset generated here: distinguishes Tessera's states from those of PyTorch's kernels
 _MOST = (1 << 63) - 1
-_DRAW = 4  # what a call takes of a CUDA generator's offset, which goes in fours
-_KEY = 0x74657373657261  # other bits than PyTorch's kernels make of the same seed
+_DRAW = 4  # how far a call advances a CUDA generator's offset, a multiple of 4
+_KEY = 0x74657373657261  # gives other bits than PyTorch's kernels for the same seed
 
 
 def traced() -> bool:
-    """Whether a tracer or a mode must see the call."""
+    """True if a tracer or a mode must see the call."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _on_host(device: torch.device) -> bool:
-    """Whether a GPU's generator may be asked by the host."""
+    """True if the host may read a GPU's generator."""
     return (
         device.type == "cuda"
         and not traced()
@@ -41,7 +42,7 @@ def _signed(value: int) -> int:
 
 
 def new_state(device: torch.device) -> Tensor:
-    """A seed and an offset, int64 [2], on `device`; on the CPU for a GPU whose generator the host may ask."""
+    """A seed and an offset, int64 [2], on `device`; on the CPU for a GPU whose generator the host may read."""
     if not _on_host(device):
         return torch.randint(_OURS, _MOST, (2,), dtype=torch.int64, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -52,7 +53,7 @@ def new_state(device: torch.device) -> Tensor:
 
 
 def given_state(seed: Union[int, Tensor], offset: Union[int, Tensor], device: torch.device) -> Tensor:
-    """The caller's own, of numbers that `options.unsigned` has checked."""
+    """The caller's own seed and offset, checked by `options.unsigned`."""
     if isinstance(seed, Tensor) or isinstance(offset, Tensor):
         whole = {"dtype": torch.int64, "device": device}
         parts = (x if isinstance(x, Tensor) else torch.full((), _signed(x), **whole) for x in (seed, offset))
@@ -61,7 +62,7 @@ def given_state(seed: Union[int, Tensor], offset: Union[int, Tensor], device: to
 
 
 def check_state(state: Tensor, seed: object, offset: object) -> None:
-    """Refuses a state of another form, and a seed or an offset beside it."""
+    """Refuses a state of the wrong form, and a seed or an offset beside a state."""
     for name, value in (("dropout_seed", seed), ("dropout_offset", offset)):
         if value is not None:
             raise Error(f"{name}: given with dropout_state, accepted is one of them")
@@ -70,11 +71,11 @@ def check_state(state: Tensor, seed: object, offset: object) -> None:
 
 
 def seed_and_offset(state: Tensor) -> Tuple[int, int]:
-    """Waits for the GPU if the state lies there."""
+    """Waits for the GPU if the state is there."""
     seed, offset = state.tolist()
     return seed % _UINT64, offset % _UINT64
 
 
 def is_ours(offset: Tensor) -> Optional[bool]:
-    """Whether a state was drawn here, by its offset; None where it lies on a GPU, for which nothing waits."""
+    """True if the state was generated here, by its offset; None if it is on a GPU, to avoid waiting."""
     return bool(int(offset) & _OURS) if offset.device.type == "cpu" else None

@@ -1,4 +1,4 @@
-"""Calls of the kernels on plain tensors: no autograd, no tracing, nothing but layout and allocation."""
+"""Calls of the kernels on plain tensors, without autograd and tracing: only layouts and allocation."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from tessera import _core
 from .dropout import seed_and_offset
 from .options import Options
 
-# DLPack's C exchange interface hands out memory whatever autograd thinks of it, __dlpack__ none that needs a gradient.
+# DLPack's C exchange interface exports memory whatever autograd says; __dlpack__ refuses tensors that require a
+# gradient.
 _MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 
 def in_detached_double_backward(*tensors: Optional[Tensor]) -> bool:
-    """Whether a compiled program's backward pass with create_graph=True runs this kernel on detached tensors.
+    """True if a compiled program's backward pass with create_graph=True runs this kernel on detached tensors.
 
-    PyTorch refuses the second derivative of a compiled program by a node whose inputs are what the program has saved. If
-    those are intermediate results alone, which are detached, torch.autograd.grad does not reach the node, and the
-    derivative is dropped. Such a call is known by this: the kernel runs in a backward pass whose graph is kept, either in
-    the forward function of an autograd.Function (PyTorch 2.13) or recorded, though nothing there requires a gradient (2.11).
+    PyTorch refuses the second derivative of a compiled program by a node whose inputs are the tensors saved by the
+    program. If all of them are intermediate results, which are detached, torch.autograd.grad does not reach the node,
+    and the derivative is silently dropped. Such a call is recognised as follows: the kernel runs in a backward pass
+    whose graph is kept, either in the forward function of an autograd.Function (PyTorch 2.13), or recorded although no
+    tensor there requires a gradient (2.11).
     """
     return (
         (torch.is_grad_enabled() or not torch._C._is_fwd_grad_enabled())
@@ -37,21 +39,24 @@ def in_detached_double_backward(*tensors: Optional[Tensor]) -> bool:
 
 
 def refuse_tangents(*tensors) -> None:
-    """Forward-mode derivatives, which autograd's nodes refuse by themselves, where there is none."""
+    """Refuses forward-mode derivatives where there is no autograd node that would refuse them."""
     for tensor in tensors:
         if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError("tessera.torch: a forward-mode derivative was asked for, accepted is reverse mode")
+            raise NotImplementedError(
+                "tessera.torch: a forward-mode derivative was asked for, accepted is reverse mode"
+            )
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The same memory without autograd's marks, where they are in the way; a copy of what is stored negated."""
-    if tensor.is_neg():  # memory does not tell: torch.Tensor.resolve_neg
+    """The same memory without autograd's marks, if they prevent the export; a copy of a lazily negated tensor."""
+    if tensor.is_neg():  # memory does not show the negation: torch.Tensor.resolve_neg
         return tensor.detach().resolve_neg()
     return tensor.detach() if _MARKS_MATTER and tensor.requires_grad else tensor
 
 
 def seen_by_others(*tensors: Optional[Tensor]) -> bool:
-    """Whether a tracer, a mode, a transform of torch.func or torch.autograd.grad's is_grads_batched must see a call."""
+    """True if a tracer, a mode, a transform of torch.func or is_grads_batched of torch.autograd.grad must see a
+    call."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -61,31 +66,34 @@ def seen_by_others(*tensors: Optional[Tensor]) -> bool:
 
 
 def refuse_gradients(what: str, **tensors: Optional[Tensor]) -> None:
-    """Of a call that writes where it is told and is no node of autograd's graph."""
+    """For a call that writes to given tensors and is not a node of autograd's graph."""
     if not torch.is_grad_enabled():
         return
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            raise _core.Error(f"{name}: requires a gradient, which {what} has not: accepted under torch.no_grad()")
+            raise _core.Error(
+                f"{name}: requires a gradient, which {what} does not compute: accepted under torch.no_grad()"
+            )
 
 
 def mark_written(*tensors: Optional[Tensor]) -> None:
-    """What the library wrote in place counts as modified, so that autograd refuses what it saved of it before."""
+    """Marks tensors that the library wrote in place as modified, so that autograd refuses their earlier saved
+    versions."""
     torch.autograd.graph.increment_version([tensor for tensor in tensors if isinstance(tensor, Tensor)])
 
 
 # ---- checks without data --------------------------------------------------------------------------------------------
 
-_DEVICE_TYPES = {"meta": 0, "cpu": 1, "cuda": 2}  # DLPack's, and one for meta tensors
+_DEVICE_TYPES = {"meta": 0, "cpu": 1, "cuda": 2}  # DLPack's numbers, and one for meta tensors
 _OTHER_DEVICE, _NO_GPU = 12, -1
 
 
 class Unknown(Exception):
-    """A size that a tracer has no value for."""
+    """A size without a value during tracing."""
 
 
 def _value(number):
-    """What stands behind a symbolic number, or a pair of them, without a guard on it."""
+    """The value of a symbolic number, or of a pair of them, without adding a guard."""
     if isinstance(number, tuple):
         return tuple(map(_value, number))
     if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -96,7 +104,7 @@ def _value(number):
 
 
 def without_data(tensor: Tensor, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
-    """The tensor as the library's checks take it. contiguous_rows: a copy where `rows` would make one."""
+    """The tensor as the library's checks expect it. contiguous_rows: with the layout that `rows` would copy to."""
     shape, strides = [_value(n) for n in tensor.shape], [_value(n) for n in tensor.stride()]
     if contiguous_rows and strides and strides[-1] != 1:
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
@@ -112,19 +120,19 @@ def has_data(tensor: object) -> bool:
 
 
 def described(value):
-    """An argument of a plan: of a tensor without data what is known of it, everything else as it is."""
+    """An argument of a plan: the layout of a tensor without data, anything else unchanged."""
     return value if has_data(value) else without_data(value)
 
 
 def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **others: Optional[Tensor]) -> None:
-    """Raises what a call of these tensors would, except for what only data tell. `others`: o, lse, d_o."""
+    """Raises the errors of a call with these tensors, except those that depend on data. `others`: o, lse, d_o."""
     try:
         by_rows = {name: without_data(x, contiguous_rows=True) for name, x in dict(q=q, k=k, v=v).items()}
         by_rows.update((name, without_data(x, contiguous_rows=True)) for name, x in others.items() if x is not None)
         given = {
             name: without_data(x) if isinstance(x, Tensor) else _value(x)
             for name, x in options.items()
-            if name != "dropout_state" or x.device == q.device  # which may be on the host for any q
+            if name != "dropout_state" or x.device == q.device  # it may be on the host for any q
         }
     except Unknown:
         return
@@ -132,25 +140,26 @@ def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **o
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """With a contiguous last dimension, as kernels read their rows. contiguous() would keep an empty one's strides."""
+    """With a contiguous last dimension, as kernels require. contiguous() would keep the strides of an empty tensor."""
     if tensor.stride(-1) != 1:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return plain(tensor)
 
 
 def _empty_twin(tensor: Tensor) -> Tensor:
-    """Uninitialised, contiguous, in its shape, dtype and place. empty_like is quicker, but would keep other strides."""
+    """Uninitialised, contiguous, with the same shape, dtype and device. empty_like is faster, but keeps other
+    strides."""
     return torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
 
 
 def _twin_by_heads(tensor: Tensor) -> Tensor:
-    """The same of [B, H, S, D], in its order in memory where that has contiguous rows."""
+    """The same for [B, H, S, D], with its order in memory if rows are contiguous there."""
     twin = torch.empty_like(tensor)
     return twin if twin.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
 
 def _keywords(q: Tensor, options: Options) -> dict:
-    """`options` as `_core` takes them, and where the call computes."""
+    """`options` as `_core` expects them, with the place of the computation."""
     keywords = {name: plain(value) if isinstance(value, Tensor) else value for name, value in options.items()}
     state = keywords.pop("dropout_state", None)
     if state is not None and keywords.get("dropout_p"):
@@ -160,9 +169,9 @@ def _keywords(q: Tensor, options: Options) -> dict:
 
 
 def add_dropout(options: dict, q: Tensor, state: Tensor) -> None:
-    """Adds dropout's state, which the kernels read where q lies when they run.
+    """Adds dropout's state, which the kernels read on q's device when they run.
 
-    A GPU's call whose state is on the host gets its two numbers: nothing is copied, and nothing waits."""
+    For a GPU call whose state is on the host, its two numbers are passed: nothing is copied, and nothing waits."""
     if q.is_cuda and not state.is_cuda:
         options["dropout_seed"], options["dropout_offset"] = seed_and_offset(state)
     else:
@@ -170,21 +179,21 @@ def add_dropout(options: dict, q: Tensor, state: Tensor) -> None:
 
 
 def add_place(options: dict, q: Tensor, threads: int = 0) -> None:
-    """What computing where q lies takes: PyTorch's memory on a GPU, its threads on the CPU."""
+    """Adds what a computation on q's device uses: PyTorch's memory on a GPU, its threads on the CPU."""
     if q.is_cuda:
         options["workspace"] = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
         return
     options["threads"] = threads = threads or torch.get_num_threads()
     if threads > 1:
-        options["openmp"] = True  # PyTorch's own threads, which spin for a while after each of its operators
+        options["openmp"] = True  # PyTorch's own threads, which spin for a while after each operator
 
 
 class NotWhatEagerDoes(RuntimeError):
-    """A captured call failed where an eager one would not: PyTorch's kernel in its place would be another program."""
+    """A captured call failed where an eager call would not; PyTorch's kernel instead would change the program."""
 
 
 def planned(run, direction: str, tensors: tuple, options: dict) -> None:
-    """run(*tensors, **options). Under capture it refuses only what the plan refuses, as an eager call does."""
+    """run(*tensors, **options). Under capture it raises only the refusals of the plan, as an eager call does."""
     try:
         run(*tensors, **options)
     except _core.Error as error:
@@ -206,13 +215,13 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     raise _core.Error(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
 
 
-# Inference alone has these: what no backward pass has needs no lower digits.
+# These options are for inference only; without a backward pass, the LSE's low float is not needed.
 _WITHOUT_GRADIENT = ("page_table", "page_indices", "tree_mask", "prefix_groups")
 
 
 def keeps_low(options: Options) -> bool:
-    """Whether a forward pass keeps what its LSE's rounding leaves out, for its backward pass."""
-    standard = "standard" in str(options.get("kernel", ""))  # it stores its scores, and has no use for more of the LSE
+    """True if a forward pass keeps the rounding error of its LSE for the backward pass."""
+    standard = "standard" in str(options.get("kernel", ""))  # it stores its scores, and does not need the low float
     return not standard and not any(name in options for name in _WITHOUT_GRADIENT)
 
 
@@ -220,7 +229,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, want_lse: bool = True, o: Optional[Tensor] = None,
     lse: Optional[Tensor] = None, by_heads: bool = False,
 ) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
-    """o and lse, written where they are given. by_heads: q, k, v are [B, H, S, D], and o is [B, Sq, Hq, Dv]."""
+    """o and lse, written to the given tensors, if any. by_heads: q, k, v are [B, H, S, D], and o is [B, Sq, Hq, Dv]."""
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v, *options.values())
     if by_heads:
@@ -242,7 +251,7 @@ def backward(
     d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     want_d_bias: bool, want_d_sink: bool, options: Options, by_heads: bool = False,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
-    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted. by_heads: as forward's."""
+    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, or None if not requested. by_heads: as in forward."""
     if forward_ad._current_level >= 0:
         refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options.values())
     keywords = _keywords(q, options)

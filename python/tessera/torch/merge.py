@@ -19,7 +19,7 @@ def _outputs(o_parts: Tensor, lse_parts: Tensor) -> Tuple[Tensor, Tensor, Tensor
 
 
 def _merge(o_parts: Tensor, lse_parts: Tensor, lse_low_parts: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
-    """o, lse, lse_low; the last is empty where no part has one."""
+    """o, lse, lse_low; the last is empty if no part has one."""
     if kernels.forward_ad._current_level >= 0:
         kernels.refuse_tangents(o_parts, lse_parts)
     o, lse, low = _outputs(o_parts, lse_parts)
@@ -55,7 +55,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _weights(lse_parts: Tensor, lse_low_parts: Optional[Tensor]) -> Tensor:
-    """exp(LSE_n - LSE) [N, B, H, S] from the parts' own LSEs. The rounded LSE of the result is off by 0.5 at 8e6."""
+    """exp(LSE_n - LSE) [N, B, H, S] from the parts' own LSEs. The rounded LSE of the result has an error of 0.5 at
+    8e6."""
     exact = lse_parts.double()
     if lse_low_parts is not None:
         exact = exact + lse_low_parts.double()
@@ -73,7 +74,7 @@ def _backward(ctx, d_o: Tensor, d_lse: Tensor, _: Optional[Tensor] = None) -> Tu
         return x.transpose(-1, -2)[..., None]  # [N, B, S, H, 1]
 
     w = _weights(lse_parts, lse_low_parts)
-    counts = by_row(lse_parts > -torch.inf)  # what saw nothing may hold anything
+    counts = by_row(lse_parts > -torch.inf)  # the o of a part that saw no key may hold anything
     parts, d_o = torch.where(counts, o_parts.float(), 0.0), d_o.float()
     difference = torch.where(counts, parts - (by_row(w) * parts).sum(0), 0.0)
     d_lse_parts = w * ((d_o * difference).sum(-1).transpose(-1, -2) + d_lse)
@@ -102,7 +103,7 @@ _combine.register_vmap(functools.partial(_vmap, _combine))
 
 
 class _Transformable(torch.autograd.Function):
-    """The operator for torch.func's transforms, which do not look into its registered gradient."""
+    """The operator for torch.func's transforms, which do not use its registered gradient."""
 
     @staticmethod
     def forward(*arguments):
@@ -145,8 +146,8 @@ def combine(
 
     Args:
         o_parts: [N, B, S, H, Dv], float32, float16 or bfloat16, on the CPU or a GPU.
-        lse_parts: [N, B, H, S], float32. Parts that saw nothing (-inf) do not count, whatever their o holds.
-        lse_low_parts: what the rounding of lse_parts leaves out, in their shape; it has no gradient of its own.
+        lse_parts: [N, B, H, S], float32. Parts that saw no key (-inf) are skipped, whatever their o holds.
+        lse_low_parts: the rounding error of lse_parts, with the same shape; it has no gradient of its own.
 
     Returns:
         o [B, S, H, Dv] in o_parts' dtype; with `return_lse` (o, lse [B, H, S]), with `return_lse_low` (o, lse,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import kernels, options
 
-# Operators take options flat: those with a gradient first.
+# Operators have flat options: those with a gradient first.
 _OPTION_NAMES, _NUM_TENSOR_OPTIONS = options.NAMES, options.NUM_TENSORS
 _BIAS, _SINK = _OPTION_NAMES.index("bias"), _OPTION_NAMES.index("sink")
 
@@ -22,7 +22,7 @@ SECOND_DERIVATIVE = "tessera.torch.attention: a second derivative was asked for,
 
 
 class _Recorded(threading.local):
-    """Whether `FirstDerivative` runs here, which is in autograd's graph whatever its tensors say within torch.func."""
+    """True if `FirstDerivative` runs; within torch.func it is part of autograd's graph whatever its tensors say."""
 
     active = False
 
@@ -32,7 +32,7 @@ _recorded = _Recorded()
 
 
 def _new_low(q: Tensor, given: options.Options, lse_shape: tuple) -> Tensor:
-    """For lse_low, what the LSE's rounding leaves out; empty where it is not kept."""
+    """A tensor for lse_low, the rounding error of the LSE; empty if it is not kept."""
     return q.new_empty(lse_shape if kernels.keeps_low(given) else (0,), dtype=torch.float32)
 
 
@@ -61,7 +61,7 @@ attention_forward = torch.library.custom_op(
 def _backward(
     d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, *flat
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """kernels.backward as an operator, which returns tensors only: what is not wanted is empty."""
+    """kernels.backward as an operator, which returns tensors only: outputs that are not requested are empty."""
     if not _recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, flat[_BIAS], flat[_SINK]):
         raise NotImplementedError(SECOND_DERIVATIVE)
     given = options.unpack(flat)
@@ -150,8 +150,8 @@ attention_backward.register_autograd(_refuse_second_derivative)
 
 
 class FirstDerivative(torch.autograd.Function):
-    """`attention_backward` as a node of autograd's graph, for create_graph=True and torch.func: its inputs are those of
-    the call, so that whatever is differentiated through the gradients meets it, and it refuses."""
+    """`attention_backward` as a node of autograd's graph, for create_graph=True and torch.func. Its inputs are those of
+    the call, so that any derivative through the gradients reaches it, and it refuses."""
 
     @staticmethod
     def forward(*arguments):
@@ -184,7 +184,7 @@ class _Connected(torch.autograd.Function):
 
 
 def refuse_derivatives(refusal: str, outputs, *inputs):
-    """Outputs that were computed outside of autograd, as functions of `inputs` whose derivative is refused."""
+    """Outputs computed outside of autograd, as functions of `inputs` whose derivative is refused."""
     if kernels.forward_ad._current_level >= 0:
         kernels.refuse_tangents(*inputs)
     if not torch.is_grad_enabled():
@@ -197,10 +197,9 @@ refuse_second_derivatives = functools.partial(refuse_derivatives, SECOND_DERIVAT
 
 
 # ---- vmap -----------------------------------------------------------------------------------------------------------
-#
 # The mapped dimension V joins the batch B of dense tensors, [V, B, ...] -> [V * B, ...], and one call computes all
-# elements. The elements are computed one after another where a sequence's number in the batch has a meaning (dropout,
-# packed and paged sequences, prefixes), for a sink of each element, and for gradients of a shared bias or sink.
+# elements. They are computed one after another if a sequence's number in the batch matters (dropout, packed and paged
+# sequences, prefixes), for a sink per element, and for gradients of a shared bias or sink.
 
 
 class _Fold:
@@ -290,7 +289,7 @@ def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, lse_low, wan
     d_q, d_k, d_v, d_bias, d_sink = run(*tensors, want_d_bias, False, *_fold_options(fold, dims, named))
     if want_d_bias:
         d_bias = fold.undo(d_bias)
-        if named["bias"].movedim(dims["bias"], 0).shape[1] == 1:  # one bias for the batch inside
+        if named["bias"].movedim(dims["bias"], 0).shape[1] == 1:  # one bias for the inner batch
             d_bias = d_bias.sum(1, keepdim=True)
     return (fold.undo(d_q), fold.undo(d_k), fold.undo(d_v), d_bias, d_sink), (0, 0, 0, 0 if want_d_bias else None, None)
 
@@ -298,7 +297,7 @@ def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, lse_low, wan
 attention_backward.register_vmap(functools.partial(_backward_vmap, attention_backward))
 
 
-# ---- torch.func: its transforms do not look into an operator's registered gradient ----------------------------------
+# ---- torch.func: its transforms do not use an operator's registered gradient -----------------------------------------
 
 
 class Transformable(torch.autograd.Function):
@@ -320,10 +319,11 @@ class Transformable(torch.autograd.Function):
 
 
 class Eager(torch.autograd.Function):
-    """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch.
+    """`attention_forward` if only autograd needs to see the call: the kernels without an operator's Python dispatch.
 
-    What has no gradient is one argument, a dict, for each argument costs. `by_heads`: q, k, v are [B, H, S, D], and o is [B, Sq, Hq, Dv] all
-    the same: the transposes are no nodes of autograd's graph. `results`: how many of o, lse and lse_low are returned.
+    Everything without a gradient is passed as one argument, a dict, because each argument has a cost. `by_heads`: q, k,
+    v are [B, H, S, D] while o is [B, Sq, Hq, Dv]; the transposes are not nodes of autograd's graph. `results`: how many
+    of o, lse and lse_low are returned.
     """
 
     @staticmethod
@@ -376,9 +376,9 @@ class Eager(torch.autograd.Function):
 
 
 def _by_rows(by_heads: bool, *tensors: Tensor) -> Tuple[Tensor, ...]:
-    """[B, H, S, D] as [B, S, H, D], or the other way round."""
+    """[B, H, S, D] as [B, S, H, D], or the reverse."""
     return tuple(t.transpose(1, 2) for t in tensors) if by_heads else tensors
 
 
-# Function.apply without its search for torch.func's transforms, which `attention` has made already.
+# Function.apply without its search for torch.func's transforms, which `attention` has already done.
 apply_eager = super(torch.autograd.Function, Eager).apply

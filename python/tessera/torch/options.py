@@ -1,7 +1,7 @@
-"""A call's options in their one form, a dict of what differs from the default, and flat, as an operator's schema has them.
+"""A call's options as a dict of those that differ from the default, and flat, as in an operator's schema.
 
-Names, kinds and defaults are the library's own (src/core/fields.hpp, by `_core.option_fields`). Operators have dropout's seed
-and offset as a tensor alone, `dropout_state`.
+Names, kinds and defaults are the library's own (src/core/fields.hpp, by `_core.option_fields`). Operators have
+dropout's seed and offset only as a tensor, `dropout_state`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ SCHEMA = ", ".join(f"{field.schema} {field.name}" for field in FIELDS)
 _BY_NAME = {field.name: field for field in FIELDS}
 
 
-# ---- values: what a call is given, in the type that the library and an operator's schema take ------------------------
+# ---- values: a call's arguments, converted to the types that the library and an operator's schema expect
+# --------------
 
 
 def _refusal(name: str, value: Any, accepted: str) -> _core.Error:
@@ -57,7 +58,7 @@ def _refusal(name: str, value: Any, accepted: str) -> _core.Error:
 
 
 def _without_gradient(name: str, value: Any, accepted: str) -> None:
-    """A tensor in the place of a number is read, which hides it from autograd and from torch.func."""
+    """A tensor in place of a number is read, which hides it from autograd and from torch.func."""
     if not isinstance(value, Tensor):
         return
     if value.dim() != 0:
@@ -68,7 +69,7 @@ def _without_gradient(name: str, value: Any, accepted: str) -> None:
         raise _core.Error(f"{name}: mapped over by vmap, accepted {accepted}, one for all")
 
 
-# In a compiled program a node that reads the tensor, for whose every value the program is the same.
+# In a compiled program, a node that reads the tensor; the program is the same for all of its values.
 @torch.library.custom_op("tessera::integer", mutates_args=(), schema="(Tensor value) -> SymInt")
 def _read(value: Tensor) -> int:
     return int(value)
@@ -80,7 +81,7 @@ def _(value: Tensor) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Of Python, NumPy, or a tensor of rank 0."""
+    """From Python, NumPy, or a tensor of rank 0."""
     if isinstance(value, (float, int)):
         return value
     _without_gradient(name, value, "a number")
@@ -93,7 +94,7 @@ def number(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """Of Python, NumPy, or a tensor of rank 0 whose dtype is one of integers."""
+    """From Python, NumPy, or a tensor of rank 0 with an integer dtype."""
     if isinstance(value, (int, torch.SymInt)):
         return value
     _without_gradient(name, value, "an integer")
@@ -103,7 +104,7 @@ def integer(name: str, value: Any) -> int:
         return _read(value) if torch.compiler.is_compiling() else int(value)
     if isinstance(value, float) or not hasattr(value, "__index__"):
         raise _refusal(name, value, "an integer")
-    if torch.compiler.is_compiling():  # where NumPy's scalars are tensors
+    if torch.compiler.is_compiling():  # NumPy's scalars are tensors there
         return torch.as_tensor(value).item()
     try:
         return operator.index(value)
@@ -146,7 +147,7 @@ _MOST_UNSIGNED = (1 << 64) - 1
 
 
 def unsigned(name: str, value: Any) -> Union[int, Tensor]:
-    """A seed or an offset of dropout. A tensor of a GPU, and one that is traced, is left one: reading it would wait."""
+    """A seed or an offset of dropout. A tensor on a GPU or under tracing stays a tensor: reading it would wait."""
     if isinstance(value, Tensor):
         _without_gradient(name, value, "an integer, 0 .. 2^64 - 1")
         if value.dtype.is_floating_point or value.dtype.is_complex:
@@ -160,7 +161,7 @@ def unsigned(name: str, value: Any) -> Union[int, Tensor]:
 
 
 def given(function: str, options: Options) -> Options:
-    """Those that are not left at their default. TypeError for a name that does not exist, Error for a wrong value."""
+    """The options that differ from their defaults. TypeError for an unknown name, Error for a wrong value."""
     result = {}
     for name, value in options.items():
         field = _BY_NAME.get(name)
@@ -177,7 +178,7 @@ def given(function: str, options: Options) -> Options:
 
 
 def refuse_gradients(options: Options) -> None:
-    """Tensors among `options` that require a gradient which no kernel computes."""
+    """Refuses tensors among `options` that require a gradient which no kernel computes."""
     if not torch.is_grad_enabled():
         return
     for name, value in options.items():
@@ -186,12 +187,12 @@ def refuse_gradients(options: Options) -> None:
 
 
 def pack(options: Options) -> Tuple[Any, ...]:
-    """Flat, for an operator."""
+    """As flat arguments of an operator."""
     return tuple(options.get(name, default) for name, _, default in FIELDS)
 
 
 def unpack(flat: Tuple[Any, ...]) -> Options:
-    """The other way round."""
+    """The inverse of `pack`."""
     options = {}
     for (name, schema, default), value in zip(FIELDS, flat):
         if value is None:

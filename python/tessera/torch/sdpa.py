@@ -1,11 +1,12 @@
-"""PyTorch's own attention on Tessera, by PyTorch's registry of flash attention implementations.
+"""PyTorch's own attention on Tessera, through PyTorch's registry of flash attention implementations.
 
-`torch.nn.attention.activate_flash_attention_impl("Tessera")` puts the kernels of `aten.py` into the dispatcher's places
-for the CPU and for CUDA; `restore_flash_attention_impl()` takes them out. `activate()` and `restore()` do the same, in
-releases without a registry too. What Tessera refuses goes to the kernel that stood there before.
+`torch.nn.attention.activate_flash_attention_impl("Tessera")` registers the kernels of `aten.py` with the dispatcher for
+the CPU and for CUDA; `restore_flash_attention_impl()` removes them. `activate()` and `restore()` do the same, also in
+releases without a registry. Calls that Tessera refuses go to the kernel that was registered before.
 
-The implementation that computed a call's forward pass computes its backward pass, whatever was activated or restored in
-between: the kernels of backward operators stay after the first activation, and tell by the LSE (`aten.is_ours`).
+The implementation that computed a call's forward pass also computes its backward pass, whatever was activated or
+restored in between: the kernels of backward operators remain after the first activation, and decide by the LSE
+(`aten.is_ours`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ROWS: Dict[str, Callable] = {
     "_flash_attention_forward_no_dropout_inplace": aten.rows_forward_into,
     "_flash_attention_backward": aten.rows_backward,
 }
-# By dispatch key. For the operators of _ROWS, PyTorch itself has no kernels on the CPU.
+# By dispatch key. For the operators of _ROWS, PyTorch itself lacks kernels on the CPU.
 _KERNELS: Dict[str, Dict[str, Callable]] = {
     "CPU": {
         "_scaled_dot_product_flash_attention_for_cpu": aten.flash_for_cpu,
@@ -52,9 +53,10 @@ _KERNELS: Dict[str, Dict[str, Callable]] = {
 
 
 def fallback_reasons(reset: bool = False) -> Dict[str, int]:
-    """Why calls went to PyTorch's own kernel since activation (or the last reset), and how many each.
+    """Why calls went to PyTorch's own kernel since activation (or the last reset), with the number of calls for each
+    reason.
 
-    The logger "tessera.torch" says each one at level INFO when it happens.
+    The logger "tessera.torch" logs each call at level INFO when it happens.
     """
     reasons = dict(_fallbacks)
     if reset:
@@ -68,7 +70,7 @@ def _refused(reason: str) -> None:
 
 
 class _Passing(threading.local):
-    """Whether a kernel of PyTorch's runs here: it may call another operator of ours, and means its own."""
+    """True if one of PyTorch's kernels runs: it may call another of our operators, and must get its own."""
 
     active = False
 
@@ -77,7 +79,7 @@ _passing = _Passing()
 
 
 def _kernel(ours: Callable, original) -> Callable:
-    """Tessera's kernel, and PyTorch's for what it refuses; `original` None: PyTorch has none."""
+    """Tessera's kernel, with PyTorch's for refused calls; `original` None: PyTorch has none."""
     if original is None:
         return lambda keyset, *arguments, **options: ours(*arguments, **options)
 
@@ -98,9 +100,9 @@ def _kernel(ours: Callable, original) -> Callable:
 
 
 def _copied_by_a_compiler() -> bool:
-    """Whether TorchInductor may have copied what a program saved, for its layout.
+    """True if TorchInductor may have copied the tensors that a program saved, to change their layout.
 
-    Without dropout either implementation may compute its backward pass: the active one does."""
+    Without dropout either implementation may compute its backward pass; the active one does."""
     node = torch._C._current_autograd_node() if _Activation.current is not None else None
     return node is not None and node.name() == "CompiledFunctionBackward"
 
@@ -113,7 +115,7 @@ def _backward_kernel(ours: Callable, original) -> Callable:
     of_lse, of_dropout = names.index("logsumexp"), names.index("dropout_p")
     of_state = next((names.index(name) for name in ("philox_offset", "rng_state") if name in names), None)
     if "philox_seed" in names and ours is aten.flash_backward:
-        of_state = names.index("philox_seed")  # which is seed and offset there
+        of_state = names.index("philox_seed")  # it is seed and offset there
     kernel = _kernel(ours, original)
 
     def call(keyset, *arguments, **options):
@@ -130,7 +132,7 @@ def _backward_kernel(ours: Callable, original) -> Callable:
 
 
 def _install(rows: Callable[[str], bool], kernel_of: Callable) -> torch.library.Library:
-    """Registers kernel_of(ours, PyTorch's) for the operators of those rows, until the library is destroyed."""
+    """Registers kernel_of(ours, PyTorch's) for the operators of those rows, until the library object is destroyed."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
@@ -152,7 +154,7 @@ def _is_backward(name: str) -> bool:
 
 
 class _Activation:
-    """The kernels in the dispatcher, for as long as PyTorch's registry, or `activate`, keeps this handle."""
+    """The kernels in the dispatcher, as long as PyTorch's registry or `activate` keeps this handle."""
 
     current: Optional["_Activation"] = None
     _backward: Optional[torch.library.Library] = None
@@ -180,7 +182,8 @@ def _can_fall_through() -> bool:
 
 
 def register() -> bool:
-    """Tells PyTorch's registry the name "Tessera". False in releases without a registry. Activates nothing."""
+    """Adds the name "Tessera" to PyTorch's registry. Returns False in releases without a registry. Activates
+    nothing."""
     add = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if add is None or not _can_fall_through():
         return False
@@ -189,10 +192,11 @@ def register() -> bool:
 
 
 def activate() -> None:
-    """PyTorch's attention on Tessera from now on, by PyTorch's registry where the release has one.
+    """From now on PyTorch's attention uses Tessera, through PyTorch's registry if the release has one.
 
     Raises:
-        NotImplementedError: the release has no `torch.library.get_kernel`, by which refused calls find PyTorch's own.
+        NotImplementedError: the release lacks `torch.library.get_kernel`, by which refused calls find PyTorch's own
+            kernel.
     """
     if not _can_fall_through():
         raise NotImplementedError(f"PyTorch {torch.__version__}, accepted releases with torch.library.get_kernel")
@@ -203,7 +207,7 @@ def activate() -> None:
 
 
 def restore() -> None:
-    """PyTorch's own attention again; nothing happens where Tessera is not active."""
+    """Restores PyTorch's own attention; does nothing if Tessera is not active."""
     active = _Activation.current
     if active is None:
         return

@@ -2,12 +2,12 @@
 
     import tessera.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tessera")
-    model.set_attn_implementation("tessera")                        # or a model that is there already
+    model.set_attn_implementation("tessera")                        # or an existing model
 
-    tessera.transformers.activate_flash_attention_2()               # "flash_attention_2" by the drop-in, on the CPU too
+    tessera.transformers.activate_flash_attention_2()               # "flash_attention_2" by the drop-in, CPU included
     tessera.transformers.restore_flash_attention_2()
 
-    parallel = tessera.torch.context_parallel(group)                # a model over many processes
+    parallel = tessera.torch.context_parallel(group)                # a model on many processes
     model.set_attn_implementation(tessera.transformers.context_parallel(parallel))
 
 Importing this module registers the name "tessera" with Transformers and changes no model.

@@ -36,23 +36,23 @@ def attention_forward(
     """O = softmax(scaling * Q K^T + ...) V for a layer of a Transformers model, with gradients for all of its tensors.
 
     Args:
-        module: the layer; `module.is_causal` (True without it) decides where neither mask nor `is_causal` does.
+        module: the layer; `module.is_causal` (True if absent) applies if neither the mask nor `is_causal` decides.
         query: [B, Hq, Sq, D]. key: [B, Hkv, Sk, D]. value: [B, Hkv, Sk, Dv]; key and value heads are not repeated.
             float32, float16, bfloat16, or float64 by the reference kernel.
-        attention_mask: what `tessera.transformers.attention_mask` made; or all that there is to know, as bool
-            [B|1, Hq|1, Sq|1, Sk], True = visible, or as numbers that are added to the scores; or None.
-        dropout: probability, of training. scaling: 1 / sqrt(D) by default. softcap: c tanh(s / c); None = none.
-        sliding_window: without a mask, a query sees so many keys, its own included.
+        attention_mask: the result of `tessera.transformers.attention_mask`; or the whole mask, as bool [B|1, Hq|1,
+            Sq|1, Sk], True = visible, or as numbers that are added to the scores; or None.
+        dropout: probability, in training. scaling: 1 / sqrt(D) by default. softcap: c tanh(s / c); None = none.
+        sliding_window: without a mask, a query sees this many keys, including its own.
         s_aux: [Hq], a logit that joins each head's denominator.
         position_bias: [B|1, Hq, Sq, Sk], added to the scores.
         cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1]: sequences in the flattened [B * S] rows, of lengths up to
-            `max_length_q`, `max_length_k`; not with padding, a static cache, or a mask that is a matrix, which decides.
+            `max_length_q`, `max_length_k`; ignored with padding, a static cache, or a mask that is a matrix.
 
     Returns:
         O [B, Sq, Hq, Dv], and None for the probabilities.
 
     Raises:
-        ValueError: `output_attentions`, for the probabilities are never stored; an argument is wrong; or a keyword
+        ValueError: `output_attentions`, since the probabilities are never stored; a wrong argument; or a keyword that
             changes the result and is not supported, such as the keys that sparse models choose for other kernels.
     """
     if output_attentions:
@@ -77,8 +77,8 @@ def attention_forward(
         return attention_by_heads(query, key, value, **options), None
 
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    cu_seqlens = None  # of q and of k
-    given = attention_mask is None  # whether the keywords may give them
+    cu_seqlens = None  # for q and for k
+    given = attention_mask is None  # True if the keywords may give them
     if isinstance(attention_mask, Pattern):
         pattern = attention_mask
         if pattern.keys is not None:
@@ -117,8 +117,8 @@ def attention_forward(
     return o.unflatten(0, (batch, seqlen_q)), None
 
 
-# Keywords of Transformers' models that change the result. Models turn indices and block_indices, the keys that a query
-# sees, into a mask only for "eager" and "sdpa".
+# Keywords of Transformers' models that change the result. Models convert indices and block_indices, the keys that a
+# query sees, to a mask only for "eager" and "sdpa".
 _REFUSED = ("indices", "block_indices", "sinks", "cache", "head_mask", "layer_head_mask")
 
 
@@ -133,6 +133,6 @@ def _refuse(keywords: dict) -> None:
 
 
 def _without_unused_keys(mask: Tensor) -> Tensor:
-    """mask [B, 1, 1, Sk] of one query up to the last visible key: a static cache is mostly empty at first."""
+    """mask [B, 1, 1, Sk] of one query, up to the last visible key: a static cache is mostly empty at first."""
     seen = mask.any(dim=0).flatten().nonzero()
     return mask[..., : int(seen[-1]) + 1] if seen.numel() else mask

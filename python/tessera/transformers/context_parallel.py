@@ -1,4 +1,4 @@
-"""A Transformers model over many processes, each with a part of every sequence's rows."""
+"""A Transformers model on many processes, each with a part of every sequence's rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def context_parallel(parallel: ContextParallel, name: str = "tessera_context_parallel") -> str:
-    """Registers attention over the ranks of `parallel` and returns its name. A model trains on N ranks by two lines,
-    and inputs that are sharded::
+    """Registers attention over the ranks of `parallel` and returns its name. Training a model on N ranks takes two
+    lines and sharded inputs::
 
         parallel = tessera.torch.context_parallel(group)
         model.set_attn_implementation(tessera.transformers.context_parallel(parallel))
@@ -25,13 +25,13 @@ def context_parallel(parallel: ContextParallel, name: str = "tessera_context_par
         loss = model(
             parallel.shard(input_ids), position_ids=parallel.position_ids(length)[None], use_cache=False,
             labels=local, shift_labels=local,                # local = parallel.shard of the labels, shifted beforehand
-        ).loss                                               # the mean of this rank's rows, of which all have as many
+        ).loss                                               # the mean over this rank's rows, equally many on each
 
-    Gradients of parameters are this rank's part: average them over the ranks, as data parallelism does.
+    Gradients of parameters are this rank's part: average them over the ranks, as in data parallelism.
 
-    Decoders, causal and with sliding windows, softcaps and sinks; full attention without padding. Packed rows have
-    `cu_seq_lens_q`, that of the whole batch, as a keyword of the model's call. Padding, masks that are matrices, caches
-    and dropout are refused in words.
+    Supported are decoders, causal and with sliding windows, softcaps and sinks, and full attention without padding. For
+    packed rows, pass `cu_seq_lens_q` of the whole batch as a keyword of the model's call. Padding, masks that are
+    matrices, caches and dropout are refused with an error.
     """
 
     def attention_forward(
@@ -70,8 +70,8 @@ def context_parallel(parallel: ContextParallel, name: str = "tessera_context_par
         return (o if cu_seq_lens_q is None else o.unflatten(0, query.shape[:1] + query.shape[2:3])), None
 
     def attention_mask(mask_function=None, attention_mask=None, q_length=0, kv_length=0, **kwargs) -> Pattern:
-        """Positions jump where a rank's chunks meet, which Transformers takes for packed sequences: those have
-        cu_seq_lens_q here."""
+        """Positions jump where a rank's chunks meet, and Transformers would mistake that for packed sequences; those
+        are given by cu_seq_lens_q here."""
         if attention_mask is not None and not (isinstance(attention_mask, Tensor) and bool(attention_mask.all())):
             raise ValueError(f"attention_mask: with padding, or no tensor, accepted none with {name}")
         if q_length != kv_length:

@@ -1,7 +1,8 @@
-"""`attn_implementation="flash_attention_2"` by Tessera's drop-in for `flash_attn`, on the CPU too.
+"""`attn_implementation="flash_attention_2"` by Tessera's drop-in for `flash_attn`, also on the CPU.
 
-Transformers offers "flash_attention_2" where a distribution named flash-attn is installed and PyTorch has a GPU. The
-drop-in has another name, on purpose, and needs no GPU, so Transformers must be told: in three places, listed below.
+Transformers offers "flash_attention_2" if a distribution named flash-attn is installed and PyTorch has a GPU. The
+drop-in deliberately has another name and needs no GPU, so Transformers must be patched in the three places listed
+below.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ def _available(kernels_fallback_ok: bool = False) -> bool:
 
 
 def activate_flash_attention_2() -> None:
-    """From now on models may be made with, or set to, `attn_implementation="flash_attention_2"`, computed by Tessera.
+    """From now on models can be created with, or set to, `attn_implementation="flash_attention_2"`, computed by
+    Tessera.
 
-    It concerns the whole process, until `restore_flash_attention_2`. Twice is as once.
+    This affects the whole process, until `restore_flash_attention_2`. Calling it twice has no further effect.
 
     Raises:
         ImportError: `flash_attn` is missing, or is not Tessera's drop-in.
@@ -36,7 +38,7 @@ def activate_flash_attention_2() -> None:
         ) from error
     entry = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]
     _saved.update(entry=dict(entry), available=utils.is_flash_attn_2_available)
-    # 1. a model's check of what it was asked for; 2. its check of where its weights are
+    # 1. a model's check of the requested implementation; 2. its check of the device of its weights
     entry["general_availability_check"] = _available
     entry["supported_devices"] = (*entry["supported_devices"], (_available, "cpu"))
     # 3. the choice of the functions to call
@@ -45,7 +47,8 @@ def activate_flash_attention_2() -> None:
 
 
 def restore_flash_attention_2() -> None:
-    """Transformers' own answer again. Models that were set to "flash_attention_2" meanwhile must be set to another."""
+    """Restores Transformers' own check. Models set to "flash_attention_2" meanwhile must be set to another
+    implementation."""
     if not _saved:
         return
     utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2].update(_saved["entry"])

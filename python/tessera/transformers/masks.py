@@ -1,8 +1,9 @@
-"""What a model's queries may see, in Tessera's terms: causal, window, packed sequences, padding; no [Sq, Sk] matrix.
+"""The visible keys of a model's queries in Tessera's terms: causal, window, packed sequences, padding; no [Sq, Sk]
+matrix.
 
 Transformers describes a mask by a composed function of (batch, head, query, key) indices. The compositions that it
-makes itself are recognised by their code, and become a `Pattern`, which costs O(Sk) memory at most. Whatever is not
-recognised (chunks, image blocks, a user's own function) is evaluated to a boolean [B, 1, Sq, Sk], as for "sdpa".
+makes itself are recognised by their code and become a `Pattern`, which needs at most O(Sk) memory. Other masks (chunks,
+image blocks, a user's own function) are evaluated to a boolean [B, 1, Sq, Sk], as for "sdpa".
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if "q_offset" not in inspect.signature(hf.sdpa_mask).parameters:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A mask that needs no matrix. Query i and key j count from the end: the last query is at the last key."""
+    """A mask that needs no matrix. Query i and key j are aligned at the end: the last query with the last key."""
 
     causal: bool
     window: tuple[int, int] = (-1, -1)  # keys visible left and right of the diagonal, -1 = all
-    keys: Optional[int] = None  # only so many keys count: a static cache is longer than what it holds; None = all
+    keys: Optional[int] = None  # only this many keys are used: a static cache is longer than its content; None = all
     padding: Optional[Tensor] = None  # bool [B, keys], False = not visible
     cu_seqlens: Optional[Tensor] = None  # int32 [sequences + 1]: sequences in the flattened [B * S] rows
-    matrix: Optional[Tensor] = None  # bool [B, 1, Sq, Sk], True = visible; the whole mask, where a tracer reads no values
+    matrix: Optional[Tensor] = None  # bool [B, 1, Sq, Sk], True = visible; the whole mask, for a tracer
 
-    # generate() makes the masks of a static cache ahead, and treats them as it would a tensor.
+    # generate() makes the masks of a static cache ahead of time, and treats them like tensors.
     ndim = 4
 
     def contiguous(self) -> "Pattern":
@@ -40,7 +41,7 @@ class Pattern:
 
     @property
     def by_position(self) -> bool:
-        """Nothing but a query's and a key's position decides."""
+        """True if only the positions of a query and a key decide."""
         return self.keys is None and self.padding is None and self.cu_seqlens is None and self.matrix is None
 
 
@@ -49,7 +50,7 @@ class _Recognised:
     causal: bool = False
     left: int = -1
     right: int = -1
-    segments: Optional[Tensor] = None  # int [B, S], the sequence that each token belongs to
+    segments: Optional[Tensor] = None  # int [B, S], the sequence of each token
 
 
 def _no_segments() -> Tensor:
@@ -57,7 +58,7 @@ def _no_segments() -> Tensor:
 
 
 def _code_of(maker: str, *arguments) -> object:
-    """The code that all functions of a maker share, whatever they closed over; nobody's in releases without it."""
+    """The code shared by all functions of a maker, whatever their closures; a dummy in releases that lack the maker."""
     make = getattr(hf, maker, None)
     return object() if make is None else make(*arguments).__code__
 
@@ -75,7 +76,8 @@ def _closed_over(function: Callable) -> dict:
 
 
 def _parts(function: Callable) -> Iterator[Callable]:
-    """The functions whose conjunction it is. Within one packed sequence, distances are those of the indices."""
+    """The functions whose conjunction `function` is. Within one packed sequence, distances equal those of the
+    indices."""
     code = getattr(function, "__code__", None)
     if code is _AND:
         for part in _closed_over(function)["mask_functions"]:
@@ -112,15 +114,16 @@ def _cu_seqlens(segments: Tensor) -> Tensor:
 
 
 def _traced(*tensors: Optional[Tensor]) -> bool:
-    """Whether values cannot be read: a tracer runs, or a tensor is not a plain one."""
+    """True if values cannot be read: a tracer runs, or a tensor is not a plain one."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     return any(isinstance(t, Tensor) and type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
 def _known_causal(mask_function: Callable, arguments: dict) -> bool:
-    """Whether a tracer, which cannot look into a function, may take it for causal or a part of that: what Transformers composes for
-    its causal layers (packed sequences, windows, chunks) is a conjunction. Only its bidirectional layers name the other skip."""
+    """True if a tracer, which cannot inspect a function, may treat it as causal or a part of causal: the functions that
+    Transformers composes for its causal layers (packed sequences, windows, chunks) are conjunctions. Only its
+    bidirectional layers pass the other skip."""
     conjunction = mask_function is hf.causal_mask_function or mask_function.__code__ is _AND
     return conjunction and "config" in arguments
 
@@ -140,14 +143,14 @@ def attention_mask(
     device: Union[torch.device, str] = "cpu",
     **kwargs,
 ) -> Union[Tensor, Pattern, None]:
-    """The mask that `attention_forward` takes; Transformers calls it once a forward pass and kind of layer.
+    """The mask for `attention_forward`; Transformers calls this once per forward pass and kind of layer.
 
     Args:
         q_length, kv_length: Sq and Sk. q_offset, kv_offset: the positions of the first query and the first key.
         mask_function: Transformers' description of the pattern.
         attention_mask: bool [B, S], False = padding, in positions from 0; or what this function returned before.
-        local_size: a window or chunk, if there is one; for `sdpa_mask`, where the pattern is not recognised.
-        allow_is_causal_skip, allow_is_bidirectional_skip: False asks for a matrix even where none is needed.
+        local_size: a window or chunk, if any; for `sdpa_mask`, if the pattern is not recognised.
+        allow_is_causal_skip, allow_is_bidirectional_skip: False requests a matrix even if none is needed.
         use_vmap: whether `mask_function` must be mapped over indices. device: of the matrix.
 
     Returns:
@@ -160,21 +163,21 @@ def attention_mask(
     keys = kv_length
     if found is not None and found.segments is None:
         if found.causal or max(found.left, found.right) >= 0:
-            # The diagonal ends at this call's last key; a static cache goes on beyond it.
+            # The diagonal ends at this call's last key; a static cache continues after it.
             keys = int(q_offset) + q_length - kv_offset
             if keys > kv_length or (keys < kv_length and not found.causal):
                 found = None
         if not (allow_is_causal_skip or allow_is_bidirectional_skip):
             found = None
     if found is None:
-        # As many queries as keys, or the missing mask would not say where the queries stand.
+        # Only with as many queries as keys, since a missing mask does not tell how the queries are aligned.
         skip = allow_is_causal_skip and q_length == kv_length
         matrix = hf.sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
             mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
             allow_is_causal_skip=skip, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device,
         )  # fmt: skip
-        # Told that nothing is visible beyond the diagonal, the kernels pass over half of the tiles.
+        # If nothing is visible beyond the diagonal, the kernels skip half of the tiles.
         square = q_length == kv_length and isinstance(q_offset, int) and q_offset == kv_offset == 0
         one_sided = traced and square and not use_vmap and allow_is_bidirectional_skip is None
         if matrix is not None and one_sided and _known_causal(mask_function, kwargs):
@@ -189,7 +192,7 @@ def attention_mask(
         padding = hf.prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + keys]
         if padding.all():
             padding = None
-    # A window that reaches every key is none.
+    # A window that reaches every key has no effect.
     left, right = (-1 if side >= keys - 1 else side for side in (found.left, found.right))
     if found.causal and left == right == -1 and keys == kv_length and padding is None:
         return None

@@ -1,4 +1,4 @@
-"""The name "tessera" in Transformers' two registries: of attention functions, and of functions that make masks."""
+"""The name "tessera" in Transformers' two registries: attention functions, and functions that make masks."""
 
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -8,6 +8,6 @@ from .masks import attention_mask
 
 
 def register(name: str = "tessera") -> None:
-    """Offers Tessera as `attn_implementation=name`. No model changes until one asks for that name."""
+    """Offers Tessera as `attn_implementation=name`. No model changes until it requests that name."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

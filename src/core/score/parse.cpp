@@ -354,7 +354,7 @@ class Parser {
       for (int n = 0; n < count; ++n) given += std::string(n ? " and " : "") + type_name(operands[n]);
       throw Wrong{column, "'" + std::string(text) + "' of " + given + accepted_by(text)};
     }
-    if ((row->op == Op::kFloorDiv || row->op == Op::kMod) && builder_.at(places[1]).op == Op::kConstant &&
+    if (count == 2 && (row->op == Op::kFloorDiv || row->op == Op::kMod) && builder_.at(places[1]).op == Op::kConstant &&
         builder_.at(places[1]).constant == 0) {
       throw Wrong{operands[1].column, "divides by 0"};
     }

@@ -1,5 +1,6 @@
 #include "core/score/print.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string_view>
@@ -27,34 +28,42 @@ class Printer {
   explicit Printer(const Program& program)
       : program_(program), uses_(program.values.size()), local_(program.values.size()) {}
 
-  std::string text(int root) {
-    count(root);
-    std::string statements;
-    for (int place = 0; place < root; ++place) {
+  Texts texts(const std::vector<int>& roots) {
+    const int last = *std::ranges::max_element(roots);
+    count(roots, last);
+    Texts result;
+    std::vector<int> depth(program_.values.size());  // of the expression that a value is written as
+    for (int place = 0; place <= last; ++place) {
       const Value& value = at(place);
-      if (uses_[static_cast<size_t>(place)] < 2 || value.op <= Op::kScalar) continue;
+      const size_t n = static_cast<size_t>(place);
+      if (uses_[n] == 0 || value.op <= Op::kScalar) continue;
+      for (int operand = 0; operand < operand_count(value); ++operand) {
+        depth[n] = std::max(depth[n], depth[static_cast<size_t>(value.operands[operand])] + 1);
+      }
+      if ((uses_[n] < 2 && depth[n] < kMostDepth) || (uses_[n] == 1 && std::ranges::count(roots, place) > 0)) continue;
       std::string name;
       do name = "v" + std::to_string(locals_++);
       while (named(name));
-      statements += name + " = " + expression(place, kFunction) + "; ";
-      local_[static_cast<size_t>(place)] = name;
+      result.statements += name + " = " + expression(place, kFunction) + "; ";
+      local_[n] = name;
+      depth[n] = 0;
     }
-    return statements + expression(root, kFunction);
+    for (const int root : roots) result.values.push_back(expression(root, kFunction));
+    return result;
   }
 
  private:
+  // An operation is at most two of the parser's levels deep, "-(...)".
+  static constexpr int kMostDepth = kMaxNesting / 2 - 4;
+
   const Value& at(int place) const { return program_.values[static_cast<size_t>(place)]; }
 
-  // How often each value is used below `root`: once for each operation that has it as an operand.
-  void count(int root) {
-    std::vector<bool> needed(program_.values.size());
-    needed[static_cast<size_t>(root)] = true;
-    for (int place = root; place >= 0; --place) {
-      if (!needed[static_cast<size_t>(place)]) continue;
-      for (int n = 0; n < operand_count(at(place)); ++n) {
-        needed[static_cast<size_t>(at(place).operands[n])] = true;
-        ++uses_[static_cast<size_t>(at(place).operands[n])];
-      }
+  // How often each value is used: once for each root that it is, and for each operation that has it as an operand.
+  void count(const std::vector<int>& roots, int last) {
+    for (const int root : roots) ++uses_[static_cast<size_t>(root)];
+    for (int place = last; place >= 0; --place) {
+      if (uses_[static_cast<size_t>(place)] == 0) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) ++uses_[static_cast<size_t>(at(place).operands[n])];
     }
   }
 
@@ -112,17 +121,21 @@ class Printer {
 
 }  // namespace
 
-std::string to_text(const Program& program, int root) { return Printer(program).text(root); }
+Texts to_texts(const Program& program, const std::vector<int>& roots) { return Printer(program).texts(roots); }
+
+std::string to_text(const Program& program, int root) {
+  const Texts texts = to_texts(program, {root});
+  return texts.statements + texts.values[0];
+}
 
 std::string key(const Program& program) {
-  std::string text = "1;";  // the version of the language
-  text += program.score < 0 ? "" : to_text(program, program.score);
-  text += "|";
-  text += program.mask < 0 ? "" : to_text(program, program.mask);
+  std::string text = "1\n";  // the version of the language
+  text += (program.score < 0 ? "" : to_text(program, program.score)) + "\n";
+  text += (program.mask < 0 ? "" : to_text(program, program.mask)) + "\n";
   for (const std::vector<Name>* names : {&program.tensors, &program.scalars}) {
     for (const Name& name : *names) {
-      text += "|" + name.text + ":" + kTypeNames[static_cast<int>(name.type)] +
-              (name.is_tensor ? std::to_string(name.rank) : "");
+      text += name.text + ":" + kTypeNames[static_cast<int>(name.type)] +
+              (name.is_tensor ? std::to_string(name.rank) : "") + "\n";
     }
   }
   return text;

@@ -56,7 +56,8 @@ bool read_all(int file, char* data, size_t bytes) {
   return true;
 }
 
-// A limit on the size of files would end the process by a signal; here it is one more reason that a write fails.
+// If a write exceeds the limit on file sizes, the default signal would end the process; blocked, it is an ordinary
+// write error.
 class FileSizeSignalBlocked {
  public:
   FileSizeSignalBlocked() {
@@ -148,7 +149,8 @@ bool unpack(const std::string& payload, Binary& binary) {
          reader.get(binary.wgmma_serialized) && reader.get(binary.cubin) && reader.at_end();
 }
 
-// Whole, unchanged since it was written, and by none but `writers`; else what is wrong with it. `key` is what it says of itself.
+// Returns "" if the entry is complete, unchanged since it was written, and writable by `writers` only; otherwise the
+// reason. `key` is read from the entry.
 std::string read_entry(const Descriptor& folder, const std::string& name, const Writers& writers, CacheKey& key,
                        Binary& binary) {
   constexpr const char* kDamaged = "damaged";
@@ -170,7 +172,7 @@ std::string read_entry(const Descriptor& folder, const std::string& name, const 
   return unpack(payload, binary) && key.file_name() == name ? "" : kDamaged;
 }
 
-// A name that no other writer has.
+// A temporary name, unique among all writers.
 std::string temporary_name() {
   static std::atomic<uint64_t> counter{0};
   const uint64_t now = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -193,7 +195,7 @@ bool write_entry(const Descriptor& folder, const std::string& name, const std::s
   }
   const auto rename_it = [&] { return renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) == 0; };
   if (rename_it()) return true;
-  // An empty folder may have taken the place.
+  // An empty folder may be in the way.
   if (unlinkat(folder.get(), name.c_str(), AT_REMOVEDIR) == 0 && rename_it()) return true;
   unlinkat(folder.get(), temporary.c_str(), 0);
   return false;
@@ -226,7 +228,7 @@ bool stat_of(const Descriptor& folder, const std::string& name, struct stat& inf
 
 constexpr mode_t kOwnersAlone = 0700, kRightsOfOthers = 0077;
 
-// A folder that an older version or the user has made for the cache: what is theirs in it is entries and nothing else.
+// True if an older version or the user made the folder for the cache: all files in it that the user owns are entries.
 bool made_for_entries(const Descriptor& folder) {
   for (const std::string& name : names_in(folder)) {
     struct stat info;
@@ -246,7 +248,7 @@ std::string CacheKey::file_name() const {
 
 std::string Cache::default_folder() {
   if (const std::string folder = environment_variable(kCacheFolder); !folder.empty()) return folder;
-  // Relative paths are to be ignored there: https://specifications.freedesktop.org/basedir-spec/latest/
+  // The specification says to ignore relative paths: https://specifications.freedesktop.org/basedir-spec/latest/
   if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/'))
     return folder + "/tessera";
   if (const std::string home = environment_variable("HOME"); home.starts_with('/')) return home + "/.cache/tessera";
@@ -267,7 +269,7 @@ Descriptor Cache::open_folder(bool make, std::string& reason) const {
   Descriptor folder = open_trusted(folder_, {.writers = writers_, .make = make ? mode : 0}, reason);
   struct stat info;
   if (!folder || fstat(folder.get(), &info) != 0) return {};
-  // A sticky folder is a shared one, such as /tmp.
+  // A sticky folder, such as /tmp, is shared.
   const bool too_open = personal_ && info.st_uid == geteuid() && (info.st_mode & kRightsOfOthers);
   if (too_open && !(info.st_mode & S_ISVTX) && S_ISDIR(info.st_mode) && made_for_entries(folder) &&
       fchmodat(folder.get(), ".", kOwnersAlone, 0) == 0) {
@@ -329,7 +331,7 @@ bool Cache::store(const CacheKey& key, const Binary& binary) {
   return write_entry(folder, key.file_name(), data + payload, personal_ ? 0600 : 0644);
 }
 
-// What writers that were killed have left, once a process.
+// Removes the files of killed writers, once per process.
 void Cache::sweep(const Descriptor& folder) {
   if (swept_.exchange(true)) return;
   for (const std::string& name : names_in(folder)) {

@@ -13,33 +13,34 @@
 
 namespace tessera::cuda {
 
-// The most that a kernel may take, on any architecture, by the compiler that the prebuilt kernels' rows hold for (prebuilt.hpp).
+// Upper limits for a kernel on any architecture, for the compiler of the prebuilt kernels' rows (prebuilt.hpp).
 struct Limits {
-  int32_t registers = 0;  // of a thread; 0: the row of its family says
+  int32_t registers = 0;  // per thread; 0: given by its family's row
   int32_t spill_bytes = 0, stack_bytes = 0;
 };
 
-// One kernel to be had: what its source says and what a launch of it needs.
+// One kernel: its source, and what a launch needs to know.
 struct KernelSpec {
-  const char* name = "";    // "fwd_sm80": the template, and after "tessera_" the symbol
+  const char* name = "";    // "fwd_sm80": the template's name, and the symbol's after "tessera_"
   const char* header = "";  // "tessera/fwd_sm80/kernel.cuh"
   const char* params = "";  // "FwdParams"
-  std::string config;       // the template's argument, config_text() of it
+  std::string config;       // the template's argument, from config_text()
   int32_t threads = 0, min_blocks_per_sm = 1;
-  int32_t cluster = 1;     // blocks of a cluster; a launch's grid.x is a multiple
+  int32_t cluster = 1;     // blocks of a cluster; grid.x of a launch is a multiple
   int64_t smem_bytes = 0;  // dynamic
-  // It waits for the kernel ahead of it in the stream by itself (ptx/griddepcontrol.cuh), and may begin before that has ended.
+  // The kernel itself waits for its predecessor in the stream (ptx/griddepcontrol.cuh), so it may start before that has
+  // ended.
   bool begins_early = false;
-  Limits limits{};    // of one that is the same in all problems
-  std::string claim;  // what host and device must agree on, asserted: "tessera::kCombineWarps == 4"
+  Limits limits{};    // of a kernel that is the same for all problems
+  std::string claim;  // what host and device must agree on, checked by static_assert: "tessera::kCombineWarps == 4"
 };
 
 std::string symbol_of(const KernelSpec& spec);
 std::string source_of(const KernelSpec& spec);
 
-// ---- a config's fields (TESSERA_CONFIG_FIELDS) as text and as numbers -------------------------------------------------
+// ---- a config's fields (TESSERA_CONFIG_FIELDS) as text and as numbers -----------------------------------------------
 
-// A config's fields as numbers: what a kernel is looked up by, free of the padding between the fields.
+// A config's fields as numbers, without padding: the key under which a kernel is found.
 struct ConfigValues {
   std::array<int32_t, 40> value{};
   int32_t count = 0;
@@ -101,7 +102,7 @@ ConfigValues config_values(const Config& config) {
   return values;
 }
 
-// The names of a config's fields, in their order.
+// The names of a config's fields, in order.
 template <class Config>
 std::vector<std::string> config_fields(const Config& config) {
   std::vector<std::string> fields;

@@ -1,4 +1,4 @@
-// What a GPU has.
+// Properties of a GPU.
 #include <cstdio>
 #include <string>
 
@@ -9,8 +9,8 @@
 namespace tessera::cuda {
 namespace {
 
-// What stands for an architecture where no GPU says what it has. Shared memory of a block: CUDA C++ Programming Guide,
-// compute capabilities.
+// Typical properties of an architecture, used if no GPU of it is present. Shared memory per block: CUDA C++ Programming
+// Guide, compute capabilities.
 struct UsualGpu {
   int32_t arch;
   const char* name;

@@ -67,7 +67,7 @@ constexpr Symbol kSymbols[] = {
 };
 #undef TESSERA_SYMBOL
 
-// Every function; false, and the name of the first that is missing, when the library is older.
+// Loads every function. Returns false, with the name of the first missing one, if the library is older.
 bool load_symbols(void* library, Driver& driver, const char*& missing) {
   for (const Symbol& symbol : kSymbols) {
     void* address = dlsym(library, symbol.name);
@@ -90,7 +90,7 @@ tessera_status forked() {
 }
 
 tessera_status initialise(void* library, Driver& driver) {
-  // Asked first, since an old driver lacks functions that the table wants.
+  // Checked first, because an old driver lacks functions of the table.
   const auto version = reinterpret_cast<CUresult (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
   if (!version || version(&driver.version) != kCudaSuccess) {
     return unsupported("CUDA: %s does not answer which version it is", kLibrary);
@@ -122,12 +122,13 @@ std::mutex& opening() {
   return mutex;
 }
 std::atomic<bool> is_open{false};
-std::atomic<bool> in_forked_child{false};  // of a process in which it was open
+std::atomic<bool> in_forked_child{false};  // of a process in which the driver was open
 
-// NULL, legacy and per-thread default streams belong to the context that is current.
+// NULL and the legacy and per-thread default streams belong to the current context.
 bool default_stream(const void* stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
 
-// A primary context is retained once and kept: releasing it would destroy it under a caller who keeps none.
+// A primary context is retained once and never released: releasing it would destroy it for a caller who does not retain
+// it.
 tessera_status primary_context(const Driver& driver, CUdevice device, CUcontext& context) {
   static std::mutex& mutex = *new std::mutex;
   static std::map<CUdevice, CUcontext>& contexts = *new std::map<CUdevice, CUcontext>;

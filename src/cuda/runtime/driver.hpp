@@ -1,5 +1,5 @@
-// libcuda, opened when it is first needed: its types, as far as they are used here, and its functions. Building needs no
-// CUDA header. https://docs.nvidia.com/cuda/cuda-driver-api/
+// libcuda, opened when it is first needed: the types and functions that are used here, so that building needs no CUDA
+// header. https://docs.nvidia.com/cuda/cuda-driver-api/
 #pragma once
 
 #include <cstddef>
@@ -67,12 +67,12 @@ struct CUlaunchConfig {
 };
 
 struct CUkernelNodeParams {
-  CUfunction function;  // null: `kernel`
+  CUfunction function;  // null: use `kernel`
   unsigned grid[3], block[3], smem_bytes;
   void** params;
   void** extra;
   CUkernel kernel;
-  CUcontext context;  // null: the current one
+  CUcontext context;  // null: the current context
 };
 struct CUmemsetNodeParams {
   CUdeviceptr address;
@@ -87,7 +87,7 @@ enum CUtensorMapSwizzle : int { kTensorMapNotSwizzled = 0, kTensorMapSwizzle128B
 enum CUtensorMapL2promotion : int { kTensorMapL2Promotion128B = 2 };
 enum CUtensorMapFloatOOBfill : int { kTensorMapZeroFill = 0 };
 
-// The functions, by the driver's own names, none newer than 12.0, the oldest that is served.
+// The functions, under the driver's own names. All of them exist in version 12.0, the oldest supported.
 struct Driver {
   CUresult (*cuInit)(unsigned flags);
   CUresult (*cuDriverGetVersion)(int* version);  // 1000 * major + 10 * minor
@@ -146,8 +146,8 @@ struct Driver {
   CUresult (*cuGraphExecDestroy)(CUgraphExec executable);
   CUresult (*cuGraphLaunch)(CUgraphExec executable, CUstream stream);
 
-  // `map`: 128 bytes, aligned to 64. Extents, strides (in bytes, from the second dimension's on) and boxes from the
-  // innermost dimension outwards.
+  // `map`: 128 bytes, aligned to 64. Extents, strides (in bytes, from the second dimension on) and boxes are ordered
+  // from the innermost dimension outwards.
   CUresult (*cuTensorMapEncodeTiled)(void* map, CUtensorMapDataType type, uint32_t rank, void* data,
                                      const uint64_t* extents, const uint64_t* strides, const uint32_t* box,
                                      const uint32_t* steps, CUtensorMapInterleave interleave,
@@ -158,15 +158,15 @@ struct Driver {
   int devices;
 };
 
-// The driver, opened and initialised by the first call. UNSUPPORTED, with the reason, when this machine has none that
-// serves: no libcuda, one older than CUDA 12.0, no GPU; INTERNAL in the child of a process that had initialised it.
-// What failed is tried again by the next call, except that a library once opened stays.
+// The driver, opened and initialised by the first call. UNSUPPORTED, with the reason, if this machine lacks a usable
+// one: no libcuda, one older than CUDA 12.0, no GPU. INTERNAL in the child of a process that had initialised it. The
+// next call retries after a failure, except that a library once opened stays open.
 tessera_status open_driver(const Driver*& driver);
 
-// OK, or INTERNAL: "`what`: CUDA_ERROR_..., the driver's own words".
+// OK, or INTERNAL: "`what`: CUDA_ERROR_..., the driver's message".
 tessera_status check(const Driver& driver, CUresult result, const char* what);
 
-// For a call whose context is set: makes it current, and what was current before current again at the end.
+// For the duration of a call: makes its context current, and restores the previous one at the end.
 class ContextScope {
  public:
   ContextScope() = default;
@@ -174,12 +174,12 @@ class ContextScope {
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
-  // The stream's context; for the default stream the current one, if it is of GPU `ordinal`, else that GPU's primary
-  // context, which frameworks use. INVALID_ARGUMENT when the stream is another GPU's.
+  // Enters the stream's context. For the default stream: the current context if it belongs to GPU `ordinal`, otherwise
+  // that GPU's primary context, which frameworks use. INVALID_ARGUMENT if the stream belongs to another GPU.
   tessera_status enter(int32_t ordinal, void* stream);
 
   const Driver& driver() const { return *driver_; }
-  CUcontext current() const { return current_; }  // since enter()
+  CUcontext current() const { return current_; }  // valid after enter()
 
  private:
   const Driver* driver_ = nullptr;
@@ -187,7 +187,8 @@ class ContextScope {
   bool pushed_ = false;
 };
 
-// While one exists, its thread may do what allocates, which a capture on another stream of it would refuse.
+// While one exists, its thread may make allocating calls, which a capture on another of its streams would otherwise
+// refuse.
 class CaptureRelaxed {
  public:
   explicit CaptureRelaxed(const Driver& driver) : driver_(driver) { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }

@@ -1,5 +1,5 @@
-// The environment variables of the CUDA back end. None is read by a launch: those of plans when one is made, the others when they
-// are first needed.
+// The environment variables of the CUDA back end. No launch reads them: those that affect plans are read when a plan is
+// made, the others when they are first needed.
 #pragma once
 
 #include <span>
@@ -12,10 +12,10 @@ struct EnvironmentVariable {
   const char* meaning;
 };
 
-// Those that are this library's own, for `tessera info`.
+// This library's own variables, for `tessera info`.
 std::span<const EnvironmentVariable> environment_variables();
 
-// "" where it is not set, and in a program that runs with more rights than its caller has (setuid).
+// "" if the variable is not set, or if the program runs with more rights than its caller (setuid).
 std::string environment_variable(const char* name);
 
 inline constexpr const char* kCacheFolder = "TESSERA_CACHE_DIR";

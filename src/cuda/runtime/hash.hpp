@@ -1,4 +1,5 @@
-// FNV-1a, 128 bits: http://www.isthe.com/chongo/tech/comp/fnv/. A content hash; it guards against accidents, not attacks.
+// FNV-1a, 128 bits: http://www.isthe.com/chongo/tech/comp/fnv/. A content hash that guards against accidents, not
+// attacks.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ class Hasher {
   void bytes(std::string_view data) {
     for (const char byte : data) state_ = (state_ ^ static_cast<unsigned char>(byte)) * kPrime;
   }
-  // With its length, so that "ab", "c" and "a", "bc" differ.
+  // Includes the length, so that "ab", "c" and "a", "bc" differ.
   void text(std::string_view text) {
     number(static_cast<int64_t>(text.size()));
     bytes(text);

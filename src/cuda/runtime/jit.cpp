@@ -16,7 +16,7 @@
 namespace tessera::cuda {
 namespace {
 
-// Changed when a kernel's launch changes in a way that its source does not show.
+// Incremented when a kernel's launch changes in a way that its source does not show.
 constexpr int64_t kKeyVersion = 1;
 
 // Over 100 KiB of text, the same for every kernel of this library.
@@ -42,7 +42,7 @@ Digest content_of(const KernelSpec& spec, int32_t arch) {
   return hasher.digest();
 }
 
-// As trusted as the library beside which it lies.
+// Trusted as much as the library that it is installed with.
 Cache& prebuilt_cache() {
   static Cache& cache = *[] {
     Writers writers;
@@ -114,7 +114,7 @@ Kernels& kernels() {
   return it;
 }
 
-// Into the context that is current, so that no launch has to. The library stays as long as the process.
+// Loads into the current context, so that no launch has to. The module stays loaded as long as the process runs.
 tessera_status load(const Driver& cu, const KernelSpec& spec, const Binary& binary, const tessera_device& device,
                     Kernel& kernel) {
   const CaptureRelaxed relaxed(cu);
@@ -155,7 +155,7 @@ tessera_status make_kernel(const KernelSpec& spec, const tessera_device& device,
   ContextScope context;
   TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, nullptr));
   Binary binary;
-  // One that this driver does not take, being of a newer CUDA, is compiled here.
+  // A prebuilt kernel that this driver cannot load, because it is of a newer CUDA, is compiled here.
   if (load_prebuilt(spec, device.arch, binary) &&
       load(context.driver(), spec, binary, device, kernel).code == TESSERA_OK) {
     return ok();
@@ -191,7 +191,7 @@ tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, 
   key = {content_of(spec, arch), 0};
   CompilerInfo compiler;
   const tessera_status found = find_compiler(compiler);
-  // Without a compiler, what any compiler has left there serves.
+  // Without a compiler, an entry of any compiler version is accepted.
   if (found.code == TESSERA_OK) key.compiler = compiler.version;
   if (cache.load(key, binary)) return ok();
   TESSERA_RETURN_IF_ERROR(found);

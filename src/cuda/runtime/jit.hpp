@@ -1,5 +1,5 @@
-// From a kernel's config to a kernel that can be launched: in memory, prebuilt beside the library, in the cache on disk,
-// or compiled now.
+// Turns a kernel's config into a kernel that can be launched. In this order: in memory, prebuilt beside the library, in
+// the cache on disk, compiled now.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ struct Kernel {
   bool begins_early = false;
 };
 
-// A kernel by its name, a literal, and its config's values. False: it is not in memory.
+// Finds a kernel by its name, a literal, and its config's values. Returns false if it is not in memory.
 bool find_kernel(const char* name, const ConfigValues& config, const tessera_device& device, Kernel& out);
 
-// Into memory. One thread compiles and loads it, others that want it wait, and what is captured into graphs meanwhile is not
-// disturbed.
+// Loads a kernel into memory. One thread compiles and loads it while other threads that need it wait; captures of
+// graphs are not disturbed.
 tessera_status load_kernel(const KernelSpec& spec, const ConfigValues& config, const tessera_device& device,
                            Kernel& out);
 
@@ -32,21 +32,21 @@ tessera_status load_kernel(const KernelSpec& spec, const ConfigValues& config, c
 
 enum class Origin { kPrebuilt, kCached, kCompiled };
 
-// A kernel compiled for an architecture: prebuilt, from `cache`, or compiled now and put there. `origin`, if wanted,
-// tells which.
+// A kernel compiled for an architecture: prebuilt, from `cache`, or compiled now and stored there. `origin`, if not
+// NULL, receives which.
 tessera_status find_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary,
                            Origin* origin = nullptr);
 
-// Into `cache`, whatever is prebuilt. `key`, if wanted: under which it lies there.
+// Compiles a kernel into `cache`, even if it is prebuilt. `key`, if not NULL, receives its key there.
 tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary,
                             Origin* origin = nullptr, CacheKey* key = nullptr);
 
 // The cache of this process, in Cache::default_folder().
 Cache& default_cache();
 
-// Where prebuilt kernels lie: tessera/aot beside the library, or aot in a wheel; "" when there are none.
+// The folder of prebuilt kernels: tessera/aot beside the library, or aot in a wheel; "" if there is none.
 std::string prebuilt_folder();
-// Why none of them is loaded: others than the library's own writers may write them. "" when they are.
+// Why no prebuilt kernel is loaded (users other than the library's writers may write the folder), or "" if they are.
 std::string prebuilt_refusal();
 
 }  // namespace tessera::cuda

@@ -11,7 +11,7 @@
 namespace tessera::cuda {
 namespace {
 
-// Whether `device` is a GPU of this machine, and not one that is only planned for.
+// True if `device` is a GPU of this machine, not one that is only planned for.
 bool is_here(const tessera_device& device) {
   if (device.ordinal < 0) return false;
   const Driver* driver = nullptr;
@@ -35,12 +35,12 @@ class Found {
 
   const Kernel& operator[](int index) const { return kernels_[index]; }
 
-  // The others, each in a thread of its own but the first: compilers run beside each other, and a call waits for the longest.
-  // `here`: the GPU is, and takes them.
+  // Loads the missing kernels, each in its own thread except the first: compilations run in parallel, and a call waits
+  // for the longest. `here`: the GPU is in this machine, and the kernels are loaded into it.
   tessera_status load(bool here) {
     if (count_ == 0) return ok();
     const Driver* cu = nullptr;
-    CUcontext context = nullptr;  // into which they are loaded: this thread's
+    CUcontext context = nullptr;  // the context into which they are loaded: this thread's
     if (here && open_driver(cu).code == TESSERA_OK) cu->cuCtxGetCurrent(&context);
     const auto load_one = [&](int index) {
       try {
@@ -58,7 +58,7 @@ class Found {
           load_one(next);
         });
       }
-    } catch (const std::system_error&) {  // no more threads: the rest is this one's
+    } catch (const std::system_error&) {  // no more threads: this thread loads the rest
     }
     load_one(0);
     for (; next < count_; ++next) load_one(next);

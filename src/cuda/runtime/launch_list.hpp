@@ -1,5 +1,5 @@
-// What one call launches: its kernel family writes the list once, and three consumers take the same one: submit puts it into a
-// stream, prepare compiles or loads its kernels ahead, collect tells which they are.
+// The launches of one call. Its kernel family writes the list once, and three consumers use it: submit launches it in a
+// stream, prepare compiles or loads its kernels ahead of time, collect lists the kernels.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@
 
 namespace tessera::cuda {
 
-// One kernel: what it is compiled for, and what it reads.
+// One kernel launch: the config that the kernel is compiled for, and its params.
 struct Launch {
   static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 2048, kParamsAlignment = 64;
 
-  const char* name;     // a literal, by which and by `values` it is found in memory
-  ConfigValues values;  // the config's
+  const char* name;     // a literal; with `values` it identifies the kernel in memory
+  ConfigValues values;  // of the config
   Grid grid;
   KernelSpec (*spec_of)(const void* config);
   alignas(8) char config[kMaxConfigBytes];
-  alignas(kParamsAlignment) char params[kMaxParamsBytes];  // its one argument
+  alignas(kParamsAlignment) char params[kMaxParamsBytes];  // the kernel's only argument
 
   KernelSpec spec() const { return spec_of(config); }
 };
@@ -33,18 +33,19 @@ class LaunchList {
  public:
   static constexpr int kMaxLaunches = Launches::kMaxKernels;
 
-  // `driver` makes the tensor maps that some params have. Null: the data's addresses are not known, and nothing is submitted.
+  // `driver` makes the tensor maps that some params have. NULL: the data's addresses are unknown, and nothing is
+  // submitted.
   explicit LaunchList(const Driver* driver = nullptr) : driver_(driver) {}
   LaunchList(const LaunchList&) = delete;
   LaunchList& operator=(const LaunchList&) = delete;
 
   const Driver* driver() const { return driver_; }
 
-  // A word of memory becomes 0, before the kernels. At most one.
+  // Sets a word of memory to 0 before the kernels. At most one.
   void clear(void* word) { cleared_ = word; }
   void* cleared() const { return cleared_; }
 
-  // After those before it. Without blocks there is nothing to launch. `SpecOf`: how a kernel of that config is compiled.
+  // Appends a launch; a grid without blocks is skipped. `SpecOf`: how a kernel with that config is compiled.
   template <class Config, class Params>
   void add(const char* name, const Config& config, KernelSpec (*spec_of)(const void* config), const Grid& grid,
            const Params& params) {
@@ -69,14 +70,14 @@ class LaunchList {
   Launch launches_[kMaxLaunches];
 };
 
-// Into the stream of `launches`, which has begun; what is not in memory is loaded or compiled at once, each kernel in a thread
-// of its own.
+// Launches the list in the stream of `launches`, for which begin() was called. Kernels that are not in memory are
+// loaded or compiled at the same time, each in its own thread.
 tessera_status submit(const LaunchList& list, Launches& launches);
 
-// Into memory, or, for a GPU that is not here, into the cache on disk.
+// Loads the kernels into memory or, for a GPU that is not in this machine, compiles them into the cache on disk.
 tessera_status prepare(const LaunchList& list, const tessera_device& device);
 
-// Each kernel's spec, in order.
+// The spec of each kernel, in order.
 std::vector<KernelSpec> collect(const LaunchList& list);
 
 }  // namespace tessera::cuda

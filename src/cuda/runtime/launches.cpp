@@ -11,8 +11,8 @@
 namespace tessera::cuda {
 namespace {
 
-// TESSERA_CUDA_GRAPHS: 0, launches go one by one; first, a form's calls are graphs from the first on, for tests; else where it
-// pays.
+// TESSERA_CUDA_GRAPHS. 0: kernels are launched one by one. first: a form's calls are graphs from the first on, for
+// tests. Otherwise graphs are used where they are faster.
 enum class Wanted { kNever, kWhereItPays, kFromFirst };
 Wanted graphs_wanted() {
   static const Wanted wanted = [] {
@@ -22,11 +22,11 @@ Wanted graphs_wanted() {
   return wanted;
 }
 
-// Calls of one form on one stream. A graph has a stream of its own since two launches of it wait for each other, a thread of
-// its own since setting its parameters and launching it are two steps, and kernels of its own: the driver puts another kernel
-// into a node, but what was the last one's may stay, such as its clusters.
+// Calls of one form on one stream. Each graph has its own stream, since two launches of a graph are serialised; its own
+// thread, since setting its parameters and launching it are two steps; and its own kernels, since the driver can change
+// a node's kernel but may keep attributes of the old one, such as its clusters.
 struct Form {
-  uint64_t stream = 0;  // the driver's number of it, which no later stream gets
+  uint64_t stream = 0;  // the driver's id of it, which is never reused
   CUcontext context = nullptr;
   std::array<CUkernel, Launches::kMaxKernels> kernels{};
   int count = 0;
@@ -46,7 +46,7 @@ CUkernelNodeParams kernel_params(const Kernel& kernel, const Grid& grid, void** 
           .params = arguments,
           .extra = nullptr,
           .kernel = kernel.handle,
-          .context = nullptr};  // the current one
+          .context = nullptr};  // the current context
 }
 
 class Graph {
@@ -58,12 +58,12 @@ class Graph {
 
   const Form& form() const { return form_; }
   bool made() const { return made_; }
-  bool refused() const { return refused_; }  // by the driver: calls of this form go one by one
+  bool refused() const { return refused_; }  // by the driver: calls of this form are launched one by one
 
-  // Whether enough calls of its form went one by one; this is one more.
+  // Counts a call; returns true once enough calls of the form were launched one by one.
   bool pays() { return ++calls_ > Launches::kCallsBeforeGraph; }
 
-  // Of another form from now on. What still runs of it ends as it would.
+  // Reuses the object for another form. Launches of the old form that still run complete as usual.
   void become(const Form& form) {
     release();
     form_ = form, calls_ = 0, refused_ = false;
@@ -73,8 +73,9 @@ class Graph {
     refused_ = true;
   }
 
-  // The next of the two steps of making it, so that no call bears both: on the host, then its upload to the GPU, which else the
-  // first launch would do. Addresses are good for this call, so that what holds some is finished in it.
+  // Makes the graph in two steps, in two calls so that neither bears the whole cost: first on the host, then the upload
+  // to the GPU, which the first launch would otherwise do. Addresses are valid for this call only, so a step that uses
+  // them completes within it.
   bool make_a_step(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
     const CaptureRelaxed relaxed(cu);
     if (!graph_) return make_nodes(cu, stream, word, kernels);
@@ -82,7 +83,7 @@ class Graph {
     return made_;
   }
 
-  // For launches to come: those that still wait have theirs.
+  // Sets the parameters of later launches; launches that still wait keep theirs.
   bool set(const Driver& cu, CUdeviceptr word, const CUkernelNodeParams* kernels) const {
     if (form_.clears) {
       const CUmemsetNodeParams params = memset_params(word);
@@ -97,7 +98,7 @@ class Graph {
   bool launch(const Driver& cu, CUstream stream) const { return cu.cuGraphLaunch(executable_, stream) == kCudaSuccess; }
 
  private:
-  // A chain of the form's nodes. `priority`: a graph's kernels do not have their stream's by themselves.
+  // A chain of the form's nodes. `priority`: kernels of a graph do not inherit the priority of their stream.
   bool make_nodes(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
     if (cu.cuGraphCreate(&graph_, 0) != kCudaSuccess) return false;
     CUgraphNode last = nullptr;
@@ -128,14 +129,14 @@ class Graph {
   }
 
   Form form_;
-  int calls_ = 0;  // of it, one by one
+  int calls_ = 0;  // calls of the form, launched one by one
   bool refused_ = false, made_ = false;
-  CUgraph graph_ = nullptr;  // whose nodes name the executable's
+  CUgraph graph_ = nullptr;  // its nodes identify those of the executable graph
   CUgraphExec executable_ = nullptr;
   CUgraphNode clear_ = nullptr, kernels_[Launches::kMaxKernels] = {};
 };
 
-// A thread's graphs, the last used first.
+// A thread's graphs, most recently used first.
 class Graphs {
  public:
   // The graph of a form, made or not.
@@ -156,7 +157,7 @@ class Graphs {
   }();
 };
 
-// Captured into a graph, its edge to the kernel ahead lets it begin early there, too.
+// If captured into a graph, the programmatic edge to the previous kernel lets this kernel start early there, too.
 CUresult launch_early(const Driver& cu, const Kernel& kernel, const Grid& grid, CUstream stream, void** arguments) {
   CUlaunchAttribute attribute{.id = kLaunchProgrammaticSerialization, .padding = {}, .value = {}};
   attribute.value.programmatic_serialization = 1;
@@ -182,8 +183,9 @@ tessera_status Launches::run() {
   return graphs_wanted() != Wanted::kNever && run_as_graph() ? ok() : run_one_by_one();
 }
 
-// False: not done, and nothing is in the stream. The stream is captured, which takes launches but no graph's; or the form's graph
-// is not made yet; or the driver refuses, and what it refuses one by one has a name for the error.
+// Returns false if nothing was launched: the stream is being captured (a capture accepts kernels but no graph launch),
+// the form's graph is not made yet, or the driver refuses. In the last case, launching one by one finds the kernel to
+// name in the error.
 bool Launches::run_as_graph() {
   const Driver& cu = *driver_;
   CUcaptureStatus capture = kCaptureNone;
@@ -216,8 +218,8 @@ tessera_status Launches::run_one_by_one() {
   if (cleared_) TESSERA_RETURN_IF_ERROR(check(cu, cu.cuMemsetD32Async(cleared_, 0, 1, stream_), "cuMemsetD32Async"));
   for (int i = 0; i < count_; ++i) {
     Node& node = nodes_[i];
-    // One pointer an argument. Handed over as a buffer instead (CU_LAUNCH_PARAM_BUFFER_POINTER), the tensor maps in it are
-    // not found where TMA looks for them, and copies bring garbage: seen with driver 580.
+    // One pointer per argument. Passed as a buffer (CU_LAUNCH_PARAM_BUFFER_POINTER) instead, the tensor maps in the
+    // params are not at the place that TMA reads, and copies return garbage: seen with driver 580.
     void* arguments[] = {node.params};
     const CUresult result =
         node.kernel.begins_early

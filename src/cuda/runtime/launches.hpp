@@ -1,5 +1,5 @@
-// Kernels that are in memory, put into a stream: one by one, or as a CUDA graph whose parameters the call sets. For the host that
-// is a half of the launches one by one, and less lies between two kernels (docs/reference/cuda.md).
+// Launches kernels that are in memory: one by one, or as a CUDA graph whose parameters each call sets. A graph takes
+// half of the host's time of launching one by one, and shortens the gap between two kernels (docs/reference/cuda.md).
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,27 @@ class Launches {
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
 
-  // Makes the stream's context current for as long as this lives. Before anything else.
+  // Makes the stream's context current for the lifetime of this object. Must be called first.
   tessera_status begin();
 
   const tessera_device& device() const { return device_; }
-  const Driver* driver() const { return driver_; }  // since begin()
+  const Driver* driver() const { return driver_; }  // valid after begin()
 
-  // A word of memory becomes 0, before the kernels. At most one.
+  // Sets a word of memory to 0 before the kernels. At most one.
   void clear(void* word) { cleared_ = reinterpret_cast<CUdeviceptr>(word); }
 
-  // A kernel after those before it. `params`: its one argument, which lives until run() is over.
+  // Appends a kernel. `params` is its only argument, and must live until run() returns.
   void add(const Kernel& kernel, const Grid& grid, const void* params) {
     nodes_[count_++] = {kernel, grid, const_cast<void*>(params)};
   }
 
-  // All of it into the stream.
+  // Launches everything in the stream.
   tessera_status run();
 
-  static constexpr int kMaxKernels = 6;  // of a call: three to five of the backward pass, six of standard attention
-  // Making a graph costs the host about as much as the graph saves in this many calls: some hundred microseconds, at 1.6 a call
-  // of one kernel to 8 of three (docs/lab/runtime.md). A form's calls go one by one as often
-  // first, and what is called less never pays for a graph.
+  static constexpr int kMaxKernels = 6;  // per call: three to five in the backward pass, six in standard attention
+  // Making a graph costs the host about as much as the graph saves in this many calls: a few hundred microseconds, at
+  // savings of 1.6 per call of one kernel to 8 per call of three (docs/lab/runtime.md). So that many calls of a form
+  // are launched one by one first, and a form that is called less often never pays for a graph.
   static constexpr int kCallsBeforeGraph = 64;
 
  private:

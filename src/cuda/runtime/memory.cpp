@@ -1,4 +1,4 @@
-// Whether pointers are the GPU's, and index tensors brought to the host.
+// Checks that pointers belong to the GPU, and copies index tensors to the host.
 #include <cinttypes>
 #include <cstring>
 #include <iterator>
@@ -16,7 +16,7 @@
 namespace tessera::cuda {
 namespace {
 
-// `ordinal`: the call's GPU. Pinned host memory and managed memory are reached by every GPU.
+// `ordinal`: the call's GPU. Every GPU can access pinned host memory and managed memory.
 tessera_status check_kind(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
   CUmemorytype type{};
   int managed = 0, owner = -1;
@@ -33,8 +33,7 @@ tessera_status check_kind(const Driver& cu, const char* name, const void* pointe
   return ok();
 }
 
-// One attribute is enough for the GPU's own memory, which is all that a call has as a rule; what is no memory of CUDA has
-// none.
+// For the GPU's own memory, which is the usual case, one attribute is sufficient; memory unknown to CUDA lacks it.
 tessera_status check_pointer(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
   int owner = -1;
   const CUresult result =
@@ -42,7 +41,8 @@ tessera_status check_pointer(const Driver& cu, const char* name, const void* poi
   return result == kCudaSuccess && owner == ordinal ? ok() : check_kind(cu, name, pointer, ordinal);
 }
 
-// First and last byte that a layout's elements take, from its pointer: the first is negative for negative strides.
+// Offsets of the first and last byte of a layout's elements from its pointer; the first is negative for negative
+// strides.
 struct Extent {
   int64_t first, end;
 };
@@ -56,7 +56,7 @@ Extent extent_of(const tessera_layout& layout) {
   return extent;
 }
 
-// What the checks of indices look into.
+// The tensors whose values are checked.
 constexpr core::TensorName kIndexTensors[] = {"cu_seqlens_q", "cu_seqlens_k",  "seqused_k",
                                               "page_table",   "page_indptr",   "page_indices",
                                               "causal_seqs",  "prefix_groups", "prefix_lens"};

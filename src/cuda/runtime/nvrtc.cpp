@@ -12,7 +12,7 @@
 namespace tessera::cuda {
 namespace {
 
-// The architecture itself, or the newest older one of its family, whose code it runs.
+// The architecture itself, or the newest older one of its family, whose code it can run.
 tessera_status supported_arch(const NvrtcFunctions& nvrtc, const CompilerInfo& info, int32_t arch, int32_t& best) {
   int count = 0;
   nvrtc.nvrtcGetNumSupportedArchs(&count);
@@ -52,7 +52,7 @@ std::string log_of(const NvrtcFunctions& nvrtc, nvrtcProgram program) {
   return log;
 }
 
-// "header(12): error: ...", the first of a log.
+// The first error of a log: "header(12): error: ...".
 std::string first_error(const std::string& log) {
   const size_t at = log.find("error");
   if (at == std::string::npos) return log.substr(0, log.find('\n'));
@@ -128,7 +128,7 @@ tessera_status compile_kernel(const std::string& source, const std::string& symb
   }
   std::vector<std::string> options = compile_options();
   options.insert(options.begin(), "--gpu-architecture=" + arch_name(target));
-  // What NVRTC finds in a cache of its own it says nothing about; older ones have none, and no such option.
+  // For a kernel found in its own cache, NVRTC prints no log. Older versions have neither that cache nor this option.
   constexpr int32_t kHasOwnCache = 13000;
   if (info.version >= kHasOwnCache) options.emplace_back("--no-cache");
   std::vector<const char*> arguments;

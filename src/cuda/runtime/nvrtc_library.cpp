@@ -1,4 +1,4 @@
-// Where NVRTC is looked for, and how it is opened.
+// Searches for NVRTC and opens it.
 #include "cuda/runtime/nvrtc_library.hpp"
 
 #include <dlfcn.h>
@@ -20,7 +20,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int32_t kOldest = 12080;  // the first that compiles for Blackwell
+constexpr int32_t kOldest = 12080;  // the first version that compiles for Blackwell
 constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 template <class Function>
@@ -58,19 +58,19 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
-// Where libnvrtc.so may lie: below a folder that is one installation.
+// A place where libnvrtc.so may be: below a folder that is one installation.
 struct Place {
   std::string installation, below;
-  bool named = true;  // by the environment, or the process has loaded it: whom it belongs to is trusted
+  bool named = true;  // by the environment, or loaded by the process: its owners are trusted
   std::string folder() const { return below.empty() ? installation : installation + "/" + below; }
 };
 
-// pip's packages below a site-packages folder: one folder for all of CUDA 13, one a library before.
+// pip's packages below a site-packages folder: one folder for all of CUDA 13, one folder per library before.
 void add_site_packages(std::vector<Place>& places, const std::string& site) {
   for (const char* below : {"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"}) places.push_back({site, below});
 }
 
-// The folder into which pip has put this library as a part of its package; "" where it lies elsewhere.
+// The folder in which pip installed this library as part of its package; "" if it is elsewhere.
 std::string own_site_packages() {
   const std::string site = folder_of(library_folder()), name = site.substr(site.rfind('/') + 1);
   const bool pips =
@@ -96,28 +96,28 @@ std::vector<Place> search_places() {
   return places;
 }
 
-// NVRTC opens a second library by its bare name, which the loader knows only once it has been opened by its path.
+// NVRTC opens a second library by its bare name, which the loader resolves only once it has been opened by its path.
 std::vector<std::string> builtins_beside(const std::string& path) {
   const std::string folder = folder_of(path);
   return folder.empty() ? std::vector<std::string>{} : matches(folder + "/libnvrtc-builtins.so.*.*");
 }
 
-// By the one file beside it that is named after its version, 0 when there is no such file, or several.
+// The version in the name of the only such file beside it; 0 if there is none, or several.
 int32_t version_by_name(const std::string& path) {
   int32_t version = 0;
   for (const std::string& builtins : builtins_beside(path)) {
     int major = 0, minor = 0, end = 0;
     const std::string name = builtins.substr(folder_of(builtins).size() + 1);
     if (std::sscanf(name.c_str(), "libnvrtc-builtins.so.%d.%d%n", &major, &minor, &end) != 2) continue;
-    if (static_cast<size_t>(end) != name.size()) continue;  // 12.8.93: a link's target
+    if (static_cast<size_t>(end) != name.size()) continue;  // 12.8.93: the target of a link
     if (version != 0) return 0;
     version = 1000 * major + 10 * minor;
   }
   return version;
 }
 
-// Whether a library is there that is no more writable than this one and the installation that it is a part of. False:
-// `reason` says why, "" where there is none.
+// True if the library exists and no user can write it who cannot write this library or the installation that contains
+// it. Otherwise `reason` says why, or is "" if there is no library.
 bool trusted(const Place& place, const std::string& name, std::string& reason) {
   if (!place.installation.starts_with('/')) {
     reason = place.folder() + "/" + name + " is a relative path, accepted an absolute one";
@@ -142,7 +142,7 @@ bool trusted(const Place& place, const std::string& name, std::string& reason) {
 
 struct Compiler {
   CompilerInfo info;
-  Place place;              // where its file lies; the loader knows, if nowhere
+  Place place;              // the folder of its file; the loader knows it if this is empty
   void* library = nullptr;  // NULL: not opened yet
   NvrtcFunctions functions{};
 };
@@ -156,7 +156,7 @@ void open_builtins(const Compiler& compiler) {
   }
 }
 
-// Opens info.path and asks it for its version; on failure "" becomes the reason.
+// Opens info.path and reads its version; on failure "" becomes the reason.
 bool open_library(Compiler& compiler, int extra_flags, std::string& reason) {
   if (!(extra_flags & RTLD_NOLOAD)) open_builtins(compiler);
   void* library = dlopen(compiler.info.path.c_str(), RTLD_NOW | RTLD_LOCAL | extra_flags);
@@ -175,7 +175,7 @@ bool open_library(Compiler& compiler, int extra_flags, std::string& reason) {
   return true;
 }
 
-// 13000 for a driver of CUDA 13, 0 when there is none: code of a newer major version it may not take.
+// 13000 for a driver of CUDA 13, 0 if there is none: it may be unable to load code of a newer major version.
 int32_t driver_major() {
   const Driver* driver = nullptr;
   return open_driver(driver).code == TESSERA_OK ? driver->version / 1000 * 1000 : 0;
@@ -183,7 +183,7 @@ int32_t driver_major() {
 
 class Search {
  public:
-  // `opens`: what does not tell its version by its name is opened.
+  // `opens`: libraries whose names do not tell their versions are opened.
   Search(const std::set<std::string>& broken, bool opens) : broken_(broken), opens_(opens), driver_(driver_major()) {}
 
   tessera_status run(Compiler& out) {
@@ -276,7 +276,7 @@ class Search {
   std::vector<std::string> looked_, refused_;
 };
 
-// What was found stays; what was not is looked for again, since it may have been installed meanwhile.
+// A found compiler is kept. After a failure, the next call searches again, since it may have been installed meanwhile.
 struct State {
   std::mutex mutex;
   Compiler compiler;
@@ -309,8 +309,8 @@ std::string version_text(int32_t version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// The loader's name may be relative, to a folder that was the current one once, and is argv[0] of a program: the kernel's
-// list of what is mapped is not.
+// The loader's name may be relative to a former working directory, and is argv[0] for a program. The kernel's list of
+// mappings has neither problem.
 std::string library_path() {
   static const std::string& path = *new std::string([]() -> std::string {
     const auto address = reinterpret_cast<uintptr_t>(&tessera_version);

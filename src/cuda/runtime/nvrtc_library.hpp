@@ -1,4 +1,4 @@
-// NVRTC's functions, in a library that is found and opened at run time. nvrtc.hpp has what the others use.
+// NVRTC's functions, in a library that is found and opened at run time. nvrtc.hpp is the interface for other code.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct NvrtcFunctions {
   nvrtcResult (*nvrtcGetCUBIN)(nvrtcProgram program, char* cubin);
 };
 
-// Those of the compiler that open_compiler() opens.
+// The functions of the compiler that open_compiler() opens.
 tessera_status opened_nvrtc(NvrtcFunctions& functions, CompilerInfo& info);
 
 }  // namespace tessera::cuda

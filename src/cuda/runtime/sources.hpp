@@ -1,4 +1,4 @@
-// The device code below kernels/, embedded as text, so that it can be compiled where no source is installed.
+// The device code below kernels/, embedded as text, so that it can be compiled without installed sources.
 #pragma once
 
 namespace tessera::cuda {

@@ -14,12 +14,12 @@ constexpr int kRank = 4;
 constexpr int64_t kElementBytes = 2;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;  // bytes
 
-// Outer dimensions, from the row on: row, head, batch.
+// The outer dimensions: row, head, batch.
 struct Outer {
   int64_t extent[kRank - 1], stride_bytes[kRank - 1];
 };
 
-// All that a map is made of.
+// Everything that determines a map.
 struct Described {
   int32_t arch;
   CUtensorMapDataType type;
@@ -31,8 +31,7 @@ struct Described {
   bool operator==(const Described&) const = default;
 };
 
-// A map that this thread made. The same tensors come again where a call is repeated, or an allocator gives out what it was
-// given back.
+// A map that this thread made. The same tensors recur when a call is repeated, or when an allocator reuses memory.
 struct Kept {
   Described described;
   TensorMap map;
@@ -53,7 +52,7 @@ Outer outer_of(const tessera_layout& layout) {
   const bool packed = layout.rank == 3;
   Outer outer{{layout.shape[packed ? 0 : 1], layout.shape[packed ? 1 : 2], packed ? 1 : layout.shape[0]},
               {s.row * kElementBytes, s.head * kElementBytes, s.batch * kElementBytes}};
-  // No copy steps along a dimension of extent 1, and its stride may be anything; the map wants one that it takes.
+  // No copy steps along a dimension of extent 1, so its stride can be anything; a valid one is stored.
   for (int n = 0; n < kRank - 1; ++n) {
     if (outer.extent[n] == 1) {
       outer.stride_bytes[n] = padded_to(columns_of(layout) * kElementBytes, kTensorMapAlignment);
@@ -89,7 +88,7 @@ std::string refuse_tensor_map(const char* name, const tessera_layout& layout) {
 tessera_status make_tensor_map(const Driver& driver, const tessera_device& device, const char* name,
                                const tessera_layout& layout, const void* data, const Box& box, TensorMap& map) {
   const Outer outer = outer_of(layout);
-  const bool padded = box.layout == BoxLayout::kPadded;  // a box has at most 256 columns: in twos
+  const bool padded = box.layout == BoxLayout::kPadded;  // a box has at most 256 columns, so they are counted in pairs
   const int64_t bytes = padded ? 2 * kElementBytes : kElementBytes;
   Described d{device.arch,
               padded                             ? kTensorMapUInt32

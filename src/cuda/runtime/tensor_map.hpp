@@ -1,4 +1,4 @@
-// Tensor maps: how TMA finds q, k, v and o.
+// Tensor maps, by which TMA accesses q, k, v and o.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace tessera::cuda {
 
-// Where data that a tensor map describes may start.
+// Alignment of the data that a tensor map describes.
 inline constexpr int64_t kTensorMapAlignment = 16;
 
-// Why no tensor map describes a tensor of 16-bit elements, [batch, row, head, column] or packed [row, head, column], of
-// which no extent is 0; "" when one does.
+// Why no tensor map can describe a tensor of 16-bit elements, [batch, row, head, column] or packed [row, head, column],
+// with no extent 0; "" if one can.
 std::string refuse_tensor_map(const char* name, const tessera_layout& layout);
 
 inline constexpr int64_t kSwizzledRowBytes = 128;  // the widest swizzle
 
-// How a box of the map, some rows of one head, lies in shared memory.
+// The layout in shared memory of a box of the map, which is some rows of one head.
 enum class BoxLayout {
   kSwizzled,  // 64 columns, 128 bytes, swizzled: kernels/tessera/tile/wgmma_tile.cuh
   kPadded,    // all columns and a row's padding, which lies outside the tensor; columns count in twos:
@@ -26,7 +26,7 @@ enum class BoxLayout {
 };
 
 // The map of such a tensor as column, row, head, batch (packed: one), in boxes of `rows` rows of `row_bytes` in shared
-// memory; what lies outside the tensor reads as 0. A context is current. `name` is for the error's text.
+// memory. Elements outside the tensor read as 0. Needs a current context. `name` is for the error message.
 struct Box {
   BoxLayout layout;
   int rows;

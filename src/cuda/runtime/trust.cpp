@@ -31,7 +31,8 @@ std::string text_of_mode(const struct stat& info) {
   return text;
 }
 
-// In a user namespace, as rootless containers have one, what root owns outside seems to belong to the overflow user.
+// In a user namespace, such as that of a rootless container, files of the outer root appear to belong to the overflow
+// user.
 bool root_outside(uid_t user) {
   constexpr uid_t kOverflow = 65534;
   constexpr long long kAllUsers = 4294967295;
@@ -41,7 +42,7 @@ bool root_outside(uid_t user) {
   return first != 0 || outside != 0 || count != kAllUsers;
 }
 
-// As a folder or file of this mode is judged; what is told is its own.
+// Judges a folder or file by the mode `judged`; the message states its actual mode.
 std::string judge(bool foreign, mode_t judged, bool group_is_known, const struct stat& info) {
   if (foreign) return text_of("belongs to user ", info.st_uid);
   if (judged & S_IWOTH) return "may be written by everybody" + text_of_mode(info);
@@ -105,16 +106,16 @@ Descriptor open_trusted(const std::string& path, const Way& way, std::string& re
     return Descriptor();
   };
   Descriptor at(from ? openat(from->get(), ".", kFolder) : open("/", kFolder));
-  std::string rest = path, walked = from_path;  // `rest`: what is still to be walked
+  std::string rest = path, walked = from_path;  // `rest`: the part of the path not walked yet
   struct stat info;
   if (!at || fstat(at.get(), &info) != 0) return refuse("/", std::strerror(errno));
-  bool within = !way.to_installation;  // until a link leads out of it
+  bool within = !way.to_installation;  // false until a link leads out of the installation
   for (int links = 0;;) {
     const size_t begin = rest.find_first_not_of('/');
     if (begin == std::string::npos) return at;
     const size_t end = std::min(rest.find('/', begin), rest.size());
     const std::string part = rest.substr(begin, end - begin);
-    // Through the folder that was reached; it is not the last.
+    // Checks the folder reached so far, which is not the last part.
     const std::string foreign = within ? way.writers.refusal(info) : way.writers.refusal_on_the_way(info);
     if (!foreign.empty()) return refuse(walked.empty() ? "/" : walked, foreign);
     const std::string here = walked + "/" + part;

@@ -1,5 +1,6 @@
-// Whose files this process takes code from: compiled kernels and NVRTC (docs/reference/cuda.md, "Whose code runs"). Owners and modes are
-// read from descriptors, by which the files are then read, so that no name can lead elsewhere in between.
+// Decides whose files this process loads code from: compiled kernels and NVRTC (docs/reference/cuda.md, "Whose code
+// runs"). Owners and modes are read from descriptors, through which the files are then read, so that no name can be
+// redirected in between.
 #pragma once
 
 #include <sys/stat.h>
@@ -11,7 +12,7 @@
 
 namespace tessera::cuda {
 
-// An open file or folder, closed at the end.
+// An open file or folder, closed by the destructor.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -25,31 +26,31 @@ class Descriptor {
 
   explicit operator bool() const { return number_ >= 0; }
   int get() const { return number_; }
-  bool close_now();  // false: what was written may not have arrived
+  bool close_now();  // false: written data may be lost
 
  private:
   int number_ = -1;
 };
 
-// Users and groups that may write what this process takes code from. At first root and the effective user.
+// Users and groups that may write the files that this process loads code from. Initially root and the effective user.
 class Writers {
  public:
   Writers();
 
-  // Also the users and groups that may write `path` or a folder on its way, since they may exchange it: the owners of an
-  // installation. Everybody is never among them.
+  // Adds the users and groups that may write `path` or a folder of its path, since they may replace it: the owners of
+  // an installation. All users (mode o+w) are never added.
   void add_installation(const std::string& path);
-  // Also those of this library, which runs already. Folders on its way are as they are: through them strangers could exchange
-  // the library itself.
+  // Adds the same for this library, which runs already. Folders of its path are accepted as they are: an untrusted user
+  // who can write there could replace the library itself.
   void add_own_installation(const std::string& library);
 
-  // Why a file or folder is not trusted: "belongs to user 1001", "may be written by group 50 (mode 0775)", "may be written by
-  // everybody (mode 0777)"; "" where it is.
+  // Why a file or folder is not trusted: "belongs to user 1001", "may be written by group 50 (mode 0775)", "may be
+  // written by everybody (mode 0777)"; "" if it is trusted.
   std::string refusal(const struct stat& info) const;
-  // The same of a folder on the way. In a sticky one strangers cannot exchange what is not theirs; a group of its owner's
-  // number is that user's own.
+  // The same for a folder of the path. In a sticky folder, users cannot replace files of others; a group with the
+  // number of its owner is that user's private group.
   std::string refusal_on_the_way(const struct stat& info) const;
-  // Of a link, which has no mode.
+  // The same for a link, which has no mode.
   std::string refusal_of_link(const struct stat& info) const;
 
  private:
@@ -67,13 +68,13 @@ class Writers {
 
 struct Way {
   const Writers& writers;
-  bool to_installation = true;  // false: within one, where every folder must be as trusted as what it holds
-  mode_t make = 0;              // the mode of folders that are missing; 0: they are not made
+  bool to_installation = true;  // false: within one, where every folder must be as trusted as the file
+  mode_t make = 0;              // mode for creating missing folders; 0: none are created
 };
 
-// What lies at `path`, absolute or below the open folder `from`, whose own path is `from_path`; every folder and link on the way
-// trusted. The last is not looked at: the caller does, by fstat(). It serves fstat() and openat(), and no reading. Closed:
-// `reason` says why in one line, "" where nothing lies there.
+// Opens `path`, absolute or below the open folder `from` with path `from_path`, if every folder and link of the path is
+// trusted. The caller checks the last part by fstat(). The descriptor can be used for fstat() and openat(), not for
+// reading. On failure it is closed and `reason` says why in one line, or is "" if nothing exists at the path.
 Descriptor open_trusted(const std::string& path, const Way& way, std::string& reason, const Descriptor* from = nullptr,
                         const std::string& from_path = "");
 

@@ -13,7 +13,7 @@ int from_environment(const char* name, int usual) {
   return value && *value ? std::atoi(value) : usual;
 }
 
-// CUDA C++ Programming Guide, compute capabilities: KiB a multiprocessor, of which a block leaves one.
+// CUDA C++ Programming Guide, compute capabilities: KiB per multiprocessor; a block can use all but one.
 int smem_kib() {
   const int arch = compute_capability();
   return arch == 80 || arch == 87 ? 164 : arch == 86 || arch == 89 || arch >= 120 ? 100 : 228;

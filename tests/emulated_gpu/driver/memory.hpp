@@ -1,4 +1,5 @@
-// Device memory: pages of the host, each allocation between pages that nobody may touch, so that what reaches past one faults.
+// Device memory: pages of the host. Each allocation lies between inaccessible pages, so that an access past its end
+// faults.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +15,9 @@ struct Allocation {
   int device = 0;
 };
 
-// That which has this address in it; false: none.
+// Finds the allocation that contains the address; returns false if there is none.
 bool find_allocation(uintptr_t address, Allocation& found);
-// Whether bytes [address, address + bytes) are of one allocation.
+// True if bytes [address, address + bytes) belong to one allocation.
 bool is_mapped(uintptr_t address, size_t bytes);
 
 }  // namespace tessera::emulated

@@ -1,4 +1,5 @@
-// What the emulated driver's functions return, by the names and numbers of cuda.h, and how they are exported.
+// Return values of the emulated driver's functions, with the names and numbers of cuda.h, and the macro that exports
+// functions.
 #pragma once
 
 #include "cuda/runtime/driver.hpp"

@@ -1,4 +1,4 @@
-// Tensor maps, with what the driver's documentation demands of each argument checked as the driver does.
+// Tensor maps; each argument is checked against the requirements of the driver's documentation, as in the driver.
 // https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html
 #include "../tensor_map.hpp"
 
@@ -12,8 +12,8 @@ using namespace tessera::emulated;
 
 namespace {
 
-// CUtensorMapDataType: uint8, uint16, uint32, int32, uint64, int64, float16, float32, float64, bfloat16, float32 flushed,
-// tfloat32, tfloat32 flushed.
+// CUtensorMapDataType: uint8, uint16, uint32, int32, uint64, int64, float16, float32, float64, bfloat16, float32
+// flushed, tfloat32, tfloat32 flushed.
 constexpr uint16_t kElementBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 constexpr int kTypes = sizeof kElementBytes / sizeof *kElementBytes;
 // CUtensorMapSwizzle: none, 32, 64, 128 bytes.

@@ -1,4 +1,4 @@
-// A block's shared memory, and what its threads multiply by wgmma.
+// A block's shared memory, and its threads' wgmma products.
 #include "block.hpp"
 #include "runner/products.hpp"
 

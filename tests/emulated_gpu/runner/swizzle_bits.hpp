@@ -1,4 +1,4 @@
-// The swizzle over 128 bytes (CU_TENSOR_MAP_SWIZZLE_128B), by the bits of an address in shared memory.
+// The swizzle over 128 bytes (CU_TENSOR_MAP_SWIZZLE_128B), as bits of an address in shared memory.
 #pragma once
 
 #include <cstdint>

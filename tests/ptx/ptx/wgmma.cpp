@@ -4,8 +4,8 @@
 namespace tessera::testing {
 namespace {
 
-// D = 4 A B, of each width and type: A from shared memory and from registers, B as it lies and transposed. The first
-// product of all does not add to what the registers held.
+// D = 4 A B, for each width and type: A from shared memory and from registers, B as stored and transposed. The first
+// product does not add to the previous contents of the registers.
 DeviceTest product_of(int width, bool bfloat16) {
   const Matrix a = small_numbers(64, 64, 1), b = small_numbers(64, width, width);
   Matrix d = product(a, b);

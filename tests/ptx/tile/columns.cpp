@@ -3,7 +3,7 @@
 namespace tessera::testing {
 namespace {
 
-// Four columns of a row and a fifth, turned over, from memory to numbers and back.
+// Four columns of a row and a fifth, reversed, from memory to numbers and back.
 DeviceTest of_type(const std::string& name, const std::string& dtype) {
   return {.name = "columns_" + name,
           .header = "tessera/tile/columns.cuh",

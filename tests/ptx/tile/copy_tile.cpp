@@ -3,7 +3,8 @@
 namespace tessera::testing {
 namespace {
 
-// A tile of 16 rows and 32 columns of 16 bits, 16 words a row; `in` has rows of 20 words. 13 rows are there, of 60 bytes.
+// A tile of 16 rows and 32 columns of 16 bits, 16 words a row; `in` has rows of 20 words. 13 rows exist, with 60 bytes
+// each.
 constexpr int kRows = 16, kWords = 16, kStride = 20, kCount = 13;
 const std::vector<uint32_t> kLoaded = words(kRows * kWords, [](int i) {
   return i / kWords < kCount && i % kWords < 15 ? static_cast<uint32_t>(i / kWords * kStride + i % kWords) : 0u;
@@ -24,7 +25,7 @@ DeviceTest load(const std::string& name, const std::vector<uint32_t>& expected, 
   __syncwarp();
   put_tile(out, s);)"};
 }
-// Rows of `out` are 20 words apart, too: what lies between them stays.
+// Rows of `out` are also 20 words apart: the gaps between them are unchanged.
 DeviceTest store(const std::string& name, int count, int columns, const std::string& call) {
   return {.name = name,
           .header = "tessera/tile/copy_tile.cuh",

@@ -4,7 +4,8 @@ namespace tessera::testing {
 namespace {
 
 const DeviceTests kTests({
-    // Warp 0 produces 20 numbers, warps 1 and 2 consume each of them; a stage is filled again when both have released it.
+    // Warp 0 produces 20 numbers, warps 1 and 2 consume each of them; a stage is filled again when both have released
+    // it.
     {.name = "ring",
      .header = "tessera/tile/pipeline.cuh",
      .archs = Archs::kHopperOn,
@@ -36,7 +37,7 @@ const DeviceTests kTests({
       }
     }
   })"},
-    // Its stages filled by bulk copies, whose bytes acquire() announces, or expect() after the wait.
+    // Bulk copies fill the stages; acquire() announces their bytes, or expect() after the wait.
     {.name = "ring_bytes",
      .header = "tessera/tile/pipeline.cuh",
      .archs = Archs::kHopperOn,

@@ -3,7 +3,7 @@
 namespace tessera::testing {
 namespace {
 
-// Stage and parity of the positions of a ring, ten times one on, then two on.
+// Stage and parity of the positions of a ring: ten steps of one, then steps of two.
 DeviceTest positions(int stages) {
   std::vector<uint32_t> expected;
   for (int i = 0; i < 10; ++i) expected.push_back(static_cast<uint32_t>(i % stages * 10 + i / stages % 2));

@@ -5,7 +5,7 @@
 namespace tessera::testing {
 namespace {
 
-// Lane t has 3 t % 17: of the four lanes that share a row each gets their sum, or the largest.
+// Lane t holds 3 t % 17: each of the four lanes of a row gets their sum, or their maximum.
 float of_lane(int t) { return static_cast<float>(3 * t % 17); }
 
 const DeviceTests kTests({

@@ -4,7 +4,7 @@ namespace tessera::testing {
 namespace {
 
 const DeviceTests kTests({
-    // Rows in the order of lanes: r = 8 c + 2 n + e stands at 8 n + 2 c + e.
+    // Rows in lane order: row r = 8 c + 2 n + e is stored at 8 n + 2 c + e.
     {.name = "lane_order",
      .header = "tessera/tile/shared_tile.cuh",
      .expected = words(32, [](int r) { return static_cast<uint32_t>(r / 2 % 4 * 8 + r / 8 * 2 + r % 2); }),

@@ -3,8 +3,8 @@
 namespace tessera::testing {
 namespace {
 
-// The descriptors (inner_major, outer_major) are tested with their products, in ptx/wgmma.cpp, and SwizzledTile's swizzle
-// with TMA's, in ptx/cp_async_bulk.cpp. Here: a warp's product of swizzled tiles by mma, rows 16 ... 31 of A.
+// The descriptors (inner_major, outer_major) are tested with their products, in ptx/wgmma.cpp, and SwizzledTile's
+// swizzle with TMA's, in ptx/cp_async_bulk.cpp. Here: a warp's product of swizzled tiles by mma, rows 16 ... 31 of A.
 DeviceTest warp_product(bool bfloat16) {
   const Matrix a = small_numbers(64, 64, 1), b = small_numbers(16, 64, 2);
   Matrix rows{16, 64, {a.x.begin() + 16 * 64, a.x.begin() + 32 * 64}};

@@ -1,4 +1,4 @@
-// What the library makes of structs and plans that it did not fill in: refused by name, never read as if they were right.
+// Structs and plans that the library did not fill in are refused by name, and never used.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// tessera_append against its definition: which element goes where, what stays, and what is refused before anything is written.
+// tessera_append against its definition: the place of each element, unchanged elements, and refusals before anything is
+// written.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,7 +82,7 @@ TEST(Append, RefusesBeforeAnythingIsWritten) {
   expect_refused("call: struct_size 0", dense, [](Step& s) { s.call.struct_size = 0; });
 }
 
-// What is appended is what a forward call with the same lengths sees.
+// A forward call with the same lengths sees the appended tokens.
 TEST(Append, ThenAttentionSeesTheNewKeys) {
   Form form{.dtype = float32,
             .packed = true,

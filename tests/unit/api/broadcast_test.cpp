@@ -1,4 +1,4 @@
-// Biases and masks of fewer axes, and of one entry for all keys, are what NumPy's rules make of them.
+// Biases and masks with fewer axes, and with one entry for all keys, follow NumPy's broadcasting rules.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,4 +1,5 @@
-// Prefixes that are read once: that they are, what the plan says, and which layouts it refuses. Results are the case table's.
+// Prefixes that are read once: that they are, the plan's description, and refused layouts. The case table checks
+// results.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +16,7 @@ namespace {
 constexpr std::int64_t kBatch = 4, kKeys = 96, kHeads = 2, kDim = 16, kRow = kHeads * kDim;
 constexpr std::int32_t kPrefix = 80;
 
-// One query each of four sequences, of which the second to the fourth share a prefix.
+// One query each for four sequences; the second to the fourth share a prefix.
 Problem decoding() {
   Problem problem;
   problem.q = problem.o = layout(float32, {kBatch, 1, kHeads, kDim});
@@ -83,7 +84,7 @@ TEST(SharedPrefix, ThePlanSaysHowItsPartsAreDone) {
   EXPECT_NE(text.find("\"parts\": [{\"kernel\": \"decode\""), std::string::npos) << text;
 }
 
-// On a GPU: the index tensors, the parts, of which each may merge its own, and the merge of both.
+// On a GPU: the index tensors; the parts, each of which may merge its own splits; and the merge of both.
 TEST(SharedPrefix, ThePlanSaysWhatItLaunches) {
   Problem problem = decoding();
   for (Layout* rows : {&problem.q, &problem.k, &problem.v, &problem.o}) rows->dtype = TESSERA_BFLOAT16;
@@ -146,7 +147,8 @@ TEST(SharedPrefix, ChunksFillTheGpu) {
   EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                    // the tiles are enough
 }
 
-// Own keys of the cells measured at dbf9cac and c7a09d5: 256 after a prefix are sooner fwd_sm80's, and 512 of 16 sequences decode_sm90's.
+// Own keys of the cells measured at dbf9cac and c7a09d5: 256 after a prefix are sooner fwd_sm80's, and 512 of 16
+// sequences decode_sm90's.
 TEST(SharedPrefix, FewOwnKeysAreFwdSm80s) {
   for (const std::int64_t heads : {32, 8}) {
     EXPECT_EQ(served(64, 8192, 256, heads, 8).parts[1].kernel, TESSERA_KERNEL_FWD_SM80) << heads;

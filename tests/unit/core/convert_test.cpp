@@ -1,4 +1,4 @@
-// float16 and bfloat16 against arithmetic that does not look at bits.
+// float16 and bfloat16 compared with arithmetic that does not use bits.
 #include "core/convert.hpp"
 
 #include <gtest/gtest.h>
@@ -63,8 +63,8 @@ TEST(Convert, EveryEncodingDecodesAndComesBack) {
   }
 }
 
-// Between each two neighbours: what is closer wins, the middle goes to the even one; just as well a hair off the
-// middle, where rounding by way of float32 would go wrong.
+// Between two neighbours, the closer one is chosen, and the even one from the middle; also slightly off the middle,
+// where rounding by way of float32 would be wrong.
 TEST(Convert, RoundsToNearestTiesToEven) {
   for (const Format& format : kFormats) {
     const uint16_t largest = static_cast<uint16_t>((((1 << format.exponent_bits) - 1) << format.mantissa_bits) - 1);

@@ -1,4 +1,4 @@
-// What is written shares no element with anything else, and what only looks as if it did is let through.
+// An output shares no element with any other buffer; buffers that only appear to overlap are accepted.
 #include <gtest/gtest.h>
 
 #include <random>

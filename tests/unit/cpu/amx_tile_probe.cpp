@@ -1,5 +1,5 @@
-// The tile layer behind plain functions: compiled for the real tile registers and for their emulation, with
-// TESSERA_AMX_PROBE naming the table.
+// The tile layer behind plain functions, compiled for the real tile registers and for their emulation, with the table
+// named by TESSERA_AMX_PROBE.
 #include "amx_tile_probe.hpp"
 
 #include "cpu/amx_pack.hpp"

@@ -1,4 +1,4 @@
-// What amx_tile_probe.cpp exports, once for the real tile registers and once for their emulation.
+// The exports of amx_tile_probe.cpp, once for the real tile registers and once for their emulation.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// AMX's tile layer, operation by operation: the emulation against the definition, the real tile registers, where there
-// are some, against the emulation, bit by bit. And the operands that are packed for them.
+// AMX's tile layer, operation by operation: the emulation against the definition, and the real tile registers, if
+// present, against the emulation, bit by bit. Also the operands that are packed for them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -125,7 +125,7 @@ TEST_P(AmxTile, KeepsInfinityAndNaN) {
 
 INSTANTIATE_TEST_SUITE_P(Amx, AmxTile, ::testing::Values("emulated", "real"));
 
-// Rows that end where they may: what is read past a row's last column would be another's.
+// Rows without padding: data past a row's last column belong to another row.
 struct Rows {
   std::vector<std::vector<std::uint16_t>> data;
   std::vector<const std::uint16_t*> pointers;

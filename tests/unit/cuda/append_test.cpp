@@ -1,5 +1,5 @@
-// The GPU's kernel of tessera_append, kernels/tessera/append/kernel.cuh, on the host (tests/emulated_warp): against the
-// definition, and what is out of range.
+// The GPU's kernel of tessera_append, kernels/tessera/append/kernel.cuh, on the host (tests/emulated_warp), against the
+// definition, including tokens out of range.
 #include <gtest/gtest.h>
 
 #include "append_step.hpp"

@@ -1,4 +1,4 @@
-// Quotients by a multiplication: attention/divisor.hpp.
+// Division by multiplication: attention/divisor.hpp.
 #include "tessera/attention/divisor.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// The CUDA back end's families: what each takes, as data, and that no id, name or prebuilt row is missing or stands twice.
+// The CUDA back end's families: the problems that each supports, as data, and that no id, name or prebuilt row is
+// missing or duplicated.
 #include "cuda/registry.hpp"
 
 #include <gtest/gtest.h>
@@ -51,7 +52,7 @@ tessera_plan taken() {
   return plan;
 }
 
-// The first difference to what is asked, in words.
+// The first requested feature that is not supported, as text.
 TEST(CudaRegistry, ARefusalIsADifference) {
   EXPECT_EQ(refusal(kSome, taken()), "");
   tessera_plan plan = taken();

@@ -1,4 +1,5 @@
-// The kernels' softcap, kernels/tessera/attention/score/softcap.cuh, on the host (tests/emulated_warp), against tanh in float64.
+// The kernels' softcap, kernels/tessera/attention/score/softcap.cuh, on the host (tests/emulated_warp), against tanh in
+// float64.
 #include "tessera/attention/score/softcap.cuh"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,8 @@ double relative_error(float x, float got) {
   return std::abs(got - exact) / std::abs(exact);
 }
 
-// Every size of number from where squares vanish to where only the sign is left, and densely around where the ways meet.
+// Every size of number from where squares vanish to where only the sign is left, and densely around where the ways
+// meet.
 std::vector<float> inputs() {
   std::mt19937 random(std::random_device{}());
   std::vector<float> all;

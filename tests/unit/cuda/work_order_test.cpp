@@ -1,5 +1,5 @@
-// The order of fwd_sm90's work tiles under a causal mask: every block of a grid takes its own here, as the kernel's tile
-// scheduler does.
+// The order of fwd_sm90's work tiles under a causal mask: here every block of a grid processes its own tiles, as in the
+// kernel's tile scheduler.
 #include "cuda/work_order.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ void for_each_work(const WorkOrder& order, int blocks, const Visit& visit) {
   }
 }
 
-// Which works are not done once, or lie beyond a head's tiles: none.
+// Lists the work tiles that do not occur exactly once, or lie beyond a head's tiles; "" if there are none.
 std::string faults(const WorkOrder& order, int blocks) {
   std::vector<int> done(work_tiles(order)), placed(work_tiles(order));
   std::string text;
@@ -137,7 +137,8 @@ TEST(CudaWorkOrder, BlocksHaveAsMuchToDo) {
     }
 }
 
-// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the first would have 1.47 of the mean.
+// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the
+// first would have 1.47 of the mean.
 TEST(CudaWorkOrder, SectionsAreNotOneRound) {
   const struct {
     int tiles, heads, kib;

@@ -1,5 +1,5 @@
-// What fwd_fa1 reads beside a forward kernel's params, and where its shared memory lies. It is compiled for a FwdConfig: of its
-// tiles one of K, one of V and two of Q.
+// What fwd_fa1 reads beside a forward kernel's params, and its shared-memory layout. The kernel is compiled for a
+// FwdConfig; it holds one tile of K, one of V and two of Q.
 #pragma once
 
 #include "tessera/fwd_sm80/config.hpp"
@@ -8,7 +8,7 @@ namespace tessera {
 
 // Offsets in bytes from the start of shared memory.
 struct FwdFa1Layout {
-  int q;     // [2][block_m][head_dim]; at a tile's last visit O
+  int q;     // [2][block_m][head_dim]; after a tile's last visit it holds O
   int k, v;  // [block_n][head_dim]
   int bytes;
 };
@@ -22,11 +22,11 @@ TESSERA_HOST_DEVICE constexpr FwdFa1Layout fwd_fa1_layout(const FwdConfig& c) {
   return at;
 }
 
-// What stays in device memory between two tiles of keys. Tiles of block_m queries, [batch x heads_q, tiles].
+// State in device memory between two tiles of keys. Tiles have block_m queries: [batch x heads_q, tiles].
 struct FwdFa1Params : FwdParams {
-  float* o_accum;  // a tile as its warps' accumulators lie: [warp][16 rows][8 columns][lane][4]
-  float* row_max;  // m, [block_m] a tile
-  float* row_sum;  // l
+  float* o_accum;  // a tile in its warps' accumulator layout: [warp][16 rows][8 columns][lane][4]
+  float* row_max;  // m, [block_m] per tile
+  float* row_sum;  // l, [block_m] per tile
 };
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
-// Forward by the first FlashAttention's schedule (arXiv 2205.14135, algorithm 1), by mma.sync and cp.async, for comparison with
-// fwd_sm80 and fwd_sm90: tiles of K and V are the outer loop, tiles of Q the inner one, and O, m and l go to device memory and
-// come back at every visit. FlashAttention-2 turned the loops round, so that a block keeps them in registers.
+// Forward pass by the first FlashAttention's schedule (arXiv 2205.14135, algorithm 1), with mma.sync and cp.async, for
+// comparison with fwd_sm80 and fwd_sm90. Tiles of K and V are the outer loop, tiles of Q the inner loop, and O, m and l
+// are written to device memory and read back at every visit. FlashAttention-2 swapped the loops, so that a block keeps
+// them in registers.
 //
 //   for every tile j of keys:      K_j, V_j: global -> shared
 //     for every tile i of queries:   Q_i: global -> shared;   O_i, m_i, l_i: global -> registers
@@ -8,8 +9,8 @@
 //       O_i = (l exp(m - m') O_i + P V_j) / l'
 //       O_i, m', l': registers -> global
 //
-// Grid: one block for each head of a sequence, as many as the paper's code had. Block: `warps` warps of block_m / warps rows each.
-// Shared memory: FwdFa1SharedMemory. Page: docs/reference/kernels/comparison.md.
+// Grid: one block for each head of a sequence, as in the paper's code. Block: `warps` warps of block_m / warps rows
+// each. Shared memory: FwdFa1SharedMemory. Page: docs/reference/kernels/comparison.md.
 #pragma once
 
 #include "tessera/comparison/fwd_fa1/config.hpp"
@@ -26,7 +27,7 @@ struct FwdFa1SharedMemory {
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, kLaneOrder> sK, sV;
 };
 
-// What a warp's rows of a tile of queries have in device memory.
+// A warp's rows of a query tile in device memory.
 template <FwdConfig kCfg>
 struct FwdFa1Rows {
   static constexpr int kM = kCfg.block_m / kCfg.warps / 16, kD = kCfg.head_dim / 8;
@@ -51,7 +52,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdFa1SharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which head is mine; m = -inf and l = 0. A tile of queries that sees no key is visited by none: O = 0, LSE = -inf.
+  // 1. Decode the head; m = -inf and l = 0. A query tile that sees no key is never visited: O = 0, LSE = -inf.
   FwdBlock<kCfg> b(p, TileCoord{static_cast<int>(blockIdx.x), 0});
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32), warp_row = warp * (kM * 16);
   const int64 first_row = static_cast<int64>(blockIdx.x) * p.tiles * kCfg.block_m;
@@ -85,27 +86,27 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
       }
       ptx::cp_async_commit_group();
     };
-    __syncthreads();  // all warps are done with the tiles before, and m and l are there
+    __syncthreads();  // all warps are done with the previous tiles, and m and l are visible
     load_keys(shared.sK, p, p.k, b, key0, 0, p.head_dim);
     load_keys(shared.sV, p, p.v, b, key0, 0, p.head_dim_v);
     load_q(first, 0);
 
-    // 3. For every tile of queries that sees some of the keys.
+    // 3. For every query tile that sees some of the keys.
     int stage = 0;
 #pragma unroll 1
     for (int tile = first; tile <= last; ++tile, stage ^= 1) {
       ptx::cp_async_wait_group<0>();
-      __syncthreads();  // the tile is there for all warps, and all are done with the one before
+      __syncthreads();  // the tile is visible to all warps, and all are done with the previous one
       load_q(tile + 1, stage ^ 1);
       take_tile(tile);
       const TileRange mine = b.seen_by(p, warp_row, kM * 16);
-      const bool finishes = b.visible.some.high < key0 + kCfg.block_n;  // no later key is seen by the tile
+      const bool finishes = b.visible.some.high < key0 + kCfg.block_n;  // the tile sees no later key
       const bool sees = mine.some.low < key0 + kCfg.block_n && mine.some.high >= key0;
       if (!sees && !finishes) continue;
 
-      //    O_i, m_i and l_i: global -> registers. Before a row's first visible key O is not there yet.
+      //    O_i, m_i and l_i: global -> registers. Before a row's first visible key, O is not in memory yet.
       const Rows rows(p, static_cast<int64>(blockIdx.x) * p.tiles + tile, warp);
-      OnlineSoftmax<kM> softmax;  // a row's sum is one lane's, of the four that share it
+      OnlineSoftmax<kM> softmax;  // each of the four lanes of a row sums its own columns
       bool moderate = true;
       uint32 huge = 0;
       float row_sum[kM][2], rO[kM][kD][4];
@@ -116,7 +117,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
           row_sum[m][half] = rows.row_sum[m * 16 + half * 8];
           softmax.max[m][half] = rows.row_max[m * 16 + half * 8];
           softmax.sum[m][half] = lane_col() == 0 ? fabsf(row_sum[m][half]) : 0.0f;
-          if (row_sum[m][half] < 0.0f) huge |= 1u << (2 * m + half);  // as decode_sm90's DecodePart has them
+          if (row_sum[m][half] < 0.0f) huge |= 1u << (2 * m + half);  // the same marking as in decode_sm90's DecodePart
           row_sum[m][half] = fabsf(row_sum[m][half]);
           moderate &= !is_huge(softmax.max[m][half]);
         }
@@ -144,14 +145,14 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
         if (!mine.all.holds(key0, kCfg.block_n)) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
 
-      //    m', P, l'; O to what P V is added to
+      //    m', P, l'; rescale O
       softmax.update(rS, unit, rO, 0.0f);
 
-      //    O += P V; normalised, to device memory, or at the tile's last visit to o
+      //    O += P V; normalise; write to device memory or, at the tile's last visit, to o
       if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       product_pb(rO, rS, shared.sV, 0);
       if (finishes) {
-        __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
+        __syncwarp();  // a row of O overwrites the same row of Q, which this warp alone has read
         finish_rows(shared.sQ[stage], p, b, softmax, rO, warp_row);
         continue;
       }

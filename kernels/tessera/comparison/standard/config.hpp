@@ -1,5 +1,5 @@
-// Standard attention: what its two kernels are compiled for (config), what a launch passes (params), and where their shared
-// memory lies: one text for the host and the kernels.
+// Standard attention: the configs of its two kernels, the params of a launch and the shared-memory layouts, shared by
+// host and kernels.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -10,13 +10,14 @@ namespace tessera {
 // C = factor A B for every head: standard/product.cuh.
 struct StandardProductConfig {
   Dtype dtype;
-  bool transpose_a, transpose_b;  // A lies as [inner][rows], B as [columns][inner]
+  bool transpose_a, transpose_b;  // A is stored as [inner][rows], B as [columns][inner]
   int block_n;                    // columns of a tile of C: 64 or 128
   int stages;                     // tiles of A and of B in shared memory
   bool aligned;                   // every row of A and B starts at a multiple of 16 bytes
-  bool probabilities;             // C = exp(factor A B - LSE), 0 where a key is masked, instead
-  bool mask;                      // probabilities: the problem has one
-  bool dropout;  // probabilities: what is dropped becomes negative; else: what is negative in A counts as 0
+  bool probabilities;             // C = exp(factor A B - LSE), 0 for a masked key
+  bool mask;                      // with probabilities: the problem has a mask
+  bool dropout;  // with probabilities: a dropped element becomes negative; otherwise: a negative element of A counts as
+                 // 0
 };
 TESSERA_CONFIG_FIELDS(StandardProductConfig, dtype, transpose_a, transpose_b, block_n, stages, aligned, probabilities,
                       mask, dropout)
@@ -25,7 +26,7 @@ TESSERA_CONFIG_FIELDS(StandardProductConfig, dtype, transpose_a, transpose_b, bl
 struct StandardRowsConfig {
   Dtype dtype;
   int threads;  // of a row
-  int vectors;  // of 8 elements, that a thread holds
+  int vectors;  // vectors of 8 elements that a thread holds
   bool gradient;
   bool mask;
   bool dropout;
@@ -34,7 +35,7 @@ TESSERA_CONFIG_FIELDS(StandardRowsConfig, dtype, threads, vectors, gradient, mas
 
 inline constexpr int kStandardBlockM = 128, kStandardBlockK = 64, kStandardWarps = 8;
 inline constexpr int kStandardVector = 8;
-inline constexpr int kStandardRowsThreads = 128;  // of a block at least: as many rows as that is threads for
+inline constexpr int kStandardRowsThreads = 128;  // least number of threads of a block, which has as many rows as fit
 
 TESSERA_HOST_DEVICE constexpr int standard_product_bytes(const StandardProductConfig& c) {
   const int a = c.transpose_a ? padded_bytes(c.dtype, kStandardBlockK, kStandardBlockM)
@@ -50,18 +51,18 @@ TESSERA_HOST_DEVICE constexpr int standard_rows_threads(const StandardRowsConfig
 }
 
 struct StandardProductParams : ProblemParams {
-  RowTensor a, b, c;  // a matrix of scores is one, too
+  RowTensor a, b, c;  // a matrix of scores has the same type
   int rows, columns, inner;
   float factor;
   int c_aligned;
-  StatTensor lse;  // probabilities
+  StatTensor lse;  // with probabilities
 };
 
 struct StandardRowsParams : ProblemParams {
-  // [batch, heads_q, seqlen_q, pitch] each. Softmax: S, in whose place P comes. Gradient: P, negative where dropped; and dP, in
-  // whose place dS comes.
+  // [batch, heads_q, seqlen_q, pitch] each. Softmax: S, replaced by P. Gradient: P, negative where dropped, and dP,
+  // replaced by dS.
   void *p_matrix, *d_matrix;
-  int64 pitch;     // elements from a row to the next, a multiple of kStandardVector
+  int64 pitch;     // elements from one row to the next, a multiple of kStandardVector
   StatTensor lse;  // softmax: natural logarithm
 };
 

@@ -1,8 +1,9 @@
-// C = factor A B for every head of a batch, 16-bit elements and float32 sums, by mma.sync and cp.async: the five products of
-// standard attention and its gradients, S = Q K^T, O = P V, dV = P^T dO, dP = dO V^T, dQ = dS K, dK = dS^T Q. A matrix of
-// scores goes to device memory whole, and the products know nothing of masks, as in frameworks that leave them to a library.
+// C = factor A B for every head of a batch, with 16-bit elements and float32 sums, by mma.sync and cp.async: the
+// products of standard attention and its gradients, S = Q K^T, O = P V, dV = P^T dO, dP = dO V^T, dQ = dS K, dK = dS^T
+// Q. The whole matrix of scores goes to device memory, and the products do not skip masked tiles, as in frameworks that
+// call a matrix library.
 //
-// Grid: (columns of C / block_n, rows / kStandardBlockM, heads). Block: kStandardWarps warps; shared memory
+// Grid: (columns of C / block_n, rows / kStandardBlockM, heads). Block: kStandardWarps warps; shared memory:
 // StandardProductSharedMemory. Page: docs/reference/kernels/comparison.md.
 #pragma once
 
@@ -29,7 +30,8 @@ union StandardProductSharedMemory {
   SharedTile<kCfg.dtype, kStandardBlockM, kCfg.block_n> sC;
 };
 
-// Rows first ... and columns from `col` on of a head's matrix [rows][columns] into a tile; what lies beyond it becomes zero.
+// Loads a tile of a head's matrix [rows][columns], from row `first` and column `col` on. Elements past its end become
+// zero.
 template <bool kAligned, class Tile>
 TESSERA_DEVICE void load_matrix_tile(Tile& sTile, const RowTensor& matrix, SequenceHead of, int rows, int columns,
                                      int first, int col) {
@@ -39,14 +41,14 @@ TESSERA_DEVICE void load_matrix_tile(Tile& sTile, const RowTensor& matrix, Seque
       sTile, rows - first, min(columns - col, Tile::kCols) * Tile::kElemBytes, from, matrix.row * Tile::kElemBytes);
 }
 
-// The larger of each half and 0.
+// For each half of `pair`, the larger of it and 0.
 template <Dtype kDtype>
 TESSERA_DEVICE uint32 max_pair_zero(uint32 pair) {
   return kDtype == Dtype::kFloat16 ? ptx::max_f16x2(pair, 0) : ptx::max_bf16x2(pair, 0);
 }
 
-// A warp's products A B -> P: exp(factor A B - LSE), 0 for masked keys, negative for dropped ones. From row `row` and key
-// `key` on, a multiple of 32.
+// Replaces a warp's products A B by P = exp(factor A B - LSE): 0 for masked keys, negative for dropped ones. The tile
+// starts at row `row` and key `key`, a multiple of 32.
 template <StandardProductConfig kCfg, int kM, int kN>
 TESSERA_DEVICE void standard_probabilities(float (&rP)[kM][kN][4], const StandardProductParams& p, SequenceHead of,
                                            int row, int key) {
@@ -102,7 +104,7 @@ TESSERA_DEVICE void standard_product(const StandardProductParams& p) {
   const auto load = [&](int step, int stage) {
     const int k = step * kStandardBlockK;
     if (step < steps) {
-      // The matrix of scores, which is the operand A of all products but those that make one, is aligned by its pitch.
+      // The matrix of scores is operand A of every product but those that compute it; its pitch makes it aligned.
       constexpr bool kAlignedA = kCfg.aligned || !kCfg.transpose_b;
       if constexpr (kCfg.transpose_a) {
         load_matrix_tile<kAlignedA>(shared.operands.sA[stage], p.a, of, p.inner, p.rows, k, row0);
@@ -115,7 +117,7 @@ TESSERA_DEVICE void standard_product(const StandardProductParams& p) {
         load_matrix_tile<kCfg.aligned>(shared.operands.sB[stage], p.b, of, p.inner, p.columns, k, col0);
       }
     }
-    ptx::cp_async_commit_group();  // an empty one keeps the count
+    ptx::cp_async_commit_group();  // an empty group keeps the count
   };
 
   constexpr int kAhead = kCfg.stages - 1;
@@ -127,7 +129,7 @@ TESSERA_DEVICE void standard_product(const StandardProductParams& p) {
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     ptx::cp_async_wait_group<kAhead - 1>();
-    __syncthreads();  // the tiles are there for all warps, and all are done with those before
+    __syncthreads();  // the tiles are visible to all warps, and all are done with the previous ones
     load(step + kAhead, stage == 0 ? kAhead : stage - 1);
     auto& sA = shared.operands.sA[stage];
     auto& sB = shared.operands.sB[stage];
@@ -160,7 +162,7 @@ TESSERA_DEVICE void standard_product(const StandardProductParams& p) {
     factor = 1.0f;
   }
   ptx::cp_async_wait_all();
-  __syncthreads();  // no warp reads or fills the tiles, whose place C takes
+  __syncthreads();  // no warp still reads or fills the tiles, whose memory C reuses
   store_accumulator<kWarpsN>(shared.sC, rC, warp_m, warp_n, factor);
   __syncthreads();
   constexpr int kRows = kStandardBlockM / kStandardWarps, kBytes = dtype_bytes(kCfg.dtype);

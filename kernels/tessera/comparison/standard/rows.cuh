@@ -1,10 +1,11 @@
-// Standard attention's passes over the rows of its matrices of scores, memory-bound: softmax, S -> P in place, with the LSE; and
-// its gradient, dP -> dS = P o (dP - rowsum(P o dP)) in place. A row's elements are read once, held in registers as they lie,
-// and written once.
+// The passes of standard attention over the rows of its matrices of scores, bound by memory bandwidth: the softmax, S
+// -> P in place, with the LSE; and its gradient, dP -> dS = P o (dP - rowsum(P o dP)) in place. A row's elements are
+// read once, kept in registers in their storage type, and written once.
 //
-// Masked keys have the weight 0. Dropout: softmax stores 0 for what is dropped; the gradient finds it in P as negative numbers.
+// Masked keys have weight 0. With dropout, the softmax stores 0 for a dropped element; the gradient reads P with
+// dropped elements negative.
 //
-// Grid: blocks of kStandardRowsThreads threads or as many as a row takes. Page: docs/reference/kernels/comparison.md.
+// Grid: blocks of kStandardRowsThreads threads, or as many as a row needs. Page: docs/reference/kernels/comparison.md.
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
@@ -21,7 +22,7 @@ struct SumOf {
   TESSERA_DEVICE float operator()(float a, float b) const { return a + b; }
 };
 
-// Over the kThreads threads of each row of the block, in a fixed order. By all threads.
+// Reduces over the kThreads threads of each row of the block, in a fixed order. Called by all threads.
 template <int kThreads, int kBlockThreads, class Combine>
 TESSERA_DEVICE float reduce_row(float x, Combine combine) {
 #pragma unroll
@@ -31,7 +32,7 @@ TESSERA_DEVICE float reduce_row(float x, Combine combine) {
   if constexpr (kThreads > 32) {
     __shared__ float sWarps[kBlockThreads / 32];
     const int thread = static_cast<int>(threadIdx.x), first = thread / kThreads * (kThreads / 32);
-    __syncthreads();  // what was there before is read
+    __syncthreads();  // all threads have read the previous values
     if (thread % 32 == 0) sWarps[thread / 32] = x;
     __syncthreads();
     x = sWarps[first];
@@ -41,15 +42,15 @@ TESSERA_DEVICE float reduce_row(float x, Combine combine) {
   return x;
 }
 
-// A row of scores, a thread's vectors of it.
+// A thread's vectors of a row of scores.
 template <StandardRowsConfig kCfg>
 struct StandardRow {
   static constexpr int kBlockThreads = kCfg.threads > kStandardRowsThreads ? kCfg.threads : kStandardRowsThreads;
   static constexpr int kRows = kBlockThreads / kCfg.threads;  // of a block
   int batch, head, query;
   bool there;
-  int64 at;    // elements before it
-  int thread;  // of the row
+  int64 at;    // offset of the row in elements
+  int thread;  // index in the row
   Sequence s;
 
   TESSERA_DEVICE explicit StandardRow(const StandardRowsParams& p) {
@@ -66,7 +67,7 @@ struct StandardRow {
     s = load_sequence<false>(p, batch);
   }
 
-  // The first key of a thread's vector number v.
+  // The first key of a thread's vector v.
   TESSERA_DEVICE int key(int v) const { return (v * kCfg.threads + thread) * kStandardVector; }
   TESSERA_DEVICE uint4 load(const void* matrix, int v) const {
     const auto* from = static_cast<const unsigned short*>(matrix) + at;
@@ -93,14 +94,15 @@ TESSERA_DEVICE uint4 pack(const float (&x)[kStandardVector]) {
                     pack_pair<kDtype>(x[6], x[7]));
 }
 
-// Which of a vector's 8 keys dropout keeps: of a group of 32 keys four neighbouring threads have 8 each, and each makes one of
-// the four calls and hands the others their words. By all lanes of a warp.
+// Keep bits of dropout for the 8 keys of a vector. A group of 32 keys belongs to four neighbouring threads, 8 keys
+// each; each thread makes one of the four Philox calls and shuffles the words to the others. Called by all lanes of a
+// warp.
 TESSERA_DEVICE void vector_dropout_bits(uint32 (&words)[4], const ProblemParams& p, int head, int query, int key) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
   const PhiloxWords mine = dropout_words(DropoutKeys<false>(p), head, query, key / 32, lane);
 #pragma unroll
   for (int distance = 0; distance < 4; ++distance) {
-    const int other = lane ^ distance;  // whose keys are those of this word, and whose call has mine
+    const int other = lane ^ distance;  // the lane whose keys this word is for, and whose call has this lane's word
     const uint32 theirs =
         other < 2 ? (other == 0 ? mine.word[0] : mine.word[1]) : (other == 2 ? mine.word[2] : mine.word[3]);
     const uint32 got = __shfl_xor_sync(0xffffffff, theirs, distance);

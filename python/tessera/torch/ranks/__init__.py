@@ -1,4 +1,4 @@
-"""Attention of one batch over many processes: `tessera.torch.context_parallel`."""
+"""Attention of one batch on many processes: `tessera.torch.context_parallel`."""
 
 from .parallel import ContextParallel, context_parallel
 

@@ -1,8 +1,8 @@
-"""Forward and backward of one rank: both only walk the schedule's steps.
+"""Forward and backward of one rank, which execute the steps of the schedule.
 
-A step posts its messages, computes its pairs from what was there when it began, and waits: on a GPU the exchange runs
-in its own stream under the computation. What is received is used from the next step on. Sums are in float32, in the
-order of the list, so that their bits do not depend on when a message arrives.
+A step posts its messages, computes its pairs from the data present when it began, and waits: on a GPU the exchange runs
+in its own stream, concurrently with the computation. Received data are used from the next step on. Sums are in float32,
+in the order of the list, so that their bits do not depend on when a message arrives.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from .schedule import Message
 
 
 class Setting(NamedTuple):
-    """What both passes share: this rank's programs, its processes, and the options of every call."""
+    """Data shared by both passes: this rank's programs, its processes, and the options of every call."""
 
     forward: Program
-    backward: Callable[[], Program]  # made, and compared between ranks, when it is needed
+    backward: Callable[[], Program]  # made, and compared between ranks, on first use
     group: dist.ProcessGroup
     options: Dict[str, Any]
 
 
 @functools.lru_cache(maxsize=1024)
 def _constant(values: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once: a copy to a GPU would wait for what is in its stream."""
+    """Cached: a copy to a GPU would wait for the work in its stream."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 
 class _Walk:
-    """What one rank has while it walks: its own rows (those of its group, where heads are divided), and keys of
+    """The data of a rank during a pass: its own rows (or those of its group, if heads are divided), and keys of
     others."""
 
     def __init__(self, program: Program, setting: Setting, q: Tensor, k: Tensor, v: Tensor, gathered: bool):
-        """q, k, v: this rank's rows, or with `gathered` its group's rows of the heads that it computes."""
+        """q, k, v: this rank's rows or, with `gathered`, its group's rows of the heads that it computes."""
         self.program, self.setting = program, setting
         self.schedule = schedule = program.schedule
         self.local = schedule.chunks_of(range(schedule.rank, schedule.rank + 1))
@@ -59,7 +59,7 @@ class _Walk:
         self.fetched: List[Block] = []
 
     def gather(self, x: Tensor, heads: slice) -> Tensor:
-        """Room for the group's rows of the heads that this rank computes, with its own rows of them."""
+        """A tensor for the group's rows of the heads that this rank computes, with its own rows filled in."""
         block = Block(self.schedule.chunks, self.own, ())
         result = x.new_empty((x.shape[0], block.rows, heads.stop - heads.start, x.shape[3]))
         put(result, block.ranges(self.local), 0, x[:, :, heads], add=False)
@@ -99,7 +99,7 @@ class _Walk:
 
 
 def _unpacked(call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
-    """As a call takes them: packed sequences have no batch."""
+    """Converts to a call's layout: packed sequences have no batch."""
     return tuple(t[0] for t in tensors) if call.packed else tensors
 
 
@@ -110,8 +110,8 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
 def forward(
     setting: Setting, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tuple[Tensor, ...]]:
-    """o and lse of this rank's rows, and what backward takes: q, k, v, o, lse, lse_low of the rows and heads that this
-    rank computes."""
+    """o and lse of this rank's rows, and the inputs of backward: q, k, v, o, lse, lse_low of the rows and heads that
+    this rank computes."""
     walk = _Walk(setting.forward, setting, q, k, v, gathered=False)
     schedule = walk.schedule
     own_q = walk.q.tensors[0]
@@ -123,7 +123,7 @@ def forward(
             (),
         )
     mine = None if sink is None else sink[schedule.heads_q].float()
-    # Where each row has all its keys in one call, the sink is that call's; else it is one more part.
+    # If each row has all its keys in one call, the sink is added by that call; otherwise it is one more part.
     depth = setting.forward.depth
     joins = mine is not None and depth > 1
     partial = Partial((*own_q.shape[:3], v.shape[3]), depth + joins, q.dtype, q.device)
@@ -203,7 +203,8 @@ def backward(
     sink: Optional[Tensor],
     shapes: Tuple[torch.Size, torch.Size, torch.Size],
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """The gradients of this rank's q, k, v, and its part of that of the sink. d_o and d_lse are of this rank's rows."""
+    """The gradients of this rank's q, k, v, and its part of the gradient of the sink. d_o and d_lse are of this rank's
+    rows."""
     q, k, v, o, lse, low = saved
     walk = _Walk(setting.backward(), setting, q, k, v, gathered=True)
     schedule = walk.schedule
@@ -251,7 +252,7 @@ def backward(
                 gradient.add(call.k_row, part)
         for block in {id(block): block for _, block in listed}.values():
             mine = [number for number in block.numbers if number in walk.own]
-            if block is not walk.keys and mine:  # a block of several ranks' keys, its own among them
+            if block is not walk.keys and mine:  # keys of several ranks, including its own
                 for gradient, of_all in zip(sum_keys, sums[block.numbers]):
                     part = take(of_all.total(), block.ranges(mine), slice(0, of_all.total().shape[2]))
                     put(gradient.total(), walk.keys.ranges(mine), 0, part, add=True)
@@ -315,7 +316,7 @@ def backward(
 
 
 def _own_heads(walk: _Walk, sum_q, sum_keys, received, outputs) -> Tuple[Tensor, Tensor, Tensor]:
-    """Where heads are divided: this rank's own rows of the heads that it computed join those that came back."""
+    """If heads are divided: joins this rank's own rows of the heads that it computed with those received."""
     schedule = walk.schedule
     d_q, d_k, d_v = outputs
     ranges, whole = walk.q.ranges(walk.local), walk.whole.ranges(walk.local)
@@ -325,8 +326,8 @@ def _own_heads(walk: _Walk, sum_q, sum_keys, received, outputs) -> Tuple[Tensor,
     mine = tuple(take(g.total(), ranges, heads) for g in sum_keys)
     parts = [(schedule.rank, schedule.heads_kv.start, whole, mine)]
     parts += [(m.peer, m.first_head, walk.whole.ranges(m.chunks), tensors) for m, tensors in received]
-    # Several ranks read one KV head where there are fewer than ranks: their sums add up in float32, in the order of the
-    # ranks.
+    # If there are fewer KV heads than ranks, several ranks read one KV head; their sums are added in float32, in the
+    # order of the ranks.
     partial = any(message.partial for message, _ in received)
     totals = tuple(torch.zeros_like(d, dtype=torch.float32) for d in (d_k, d_v)) if partial else (d_k, d_v)
     for _, first_head, rows, tensors in sorted(parts, key=lambda part: part[0]):

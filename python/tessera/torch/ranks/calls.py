@@ -1,8 +1,8 @@
-"""The pairs of a step as calls of one device's kernels: few, and each on rows that lie side by side.
+"""Converts the pairs of a step to kernel calls on one device: few calls, each on neighbouring rows.
 
-A call takes causal masks and windows from the bottom-right corner of its own queries and keys, as a pair's window is
-given, so that any pair is a call. Neighbouring pairs that one call can do are joined, and in packed batches calls on
-different rows become sequences of one packed call.
+A call measures causal masks and windows from the bottom-right corner of its own queries and keys, and a pair's window
+is given in the same way, so any pair can be a call. Neighbouring pairs that one call can compute are joined, and in
+packed batches calls on different rows become sequences of one packed call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 
 class Rectangle(NamedTuple):
-    """Rows of the queries' buffer against rows of the keys' buffer."""
+    """Rows of the queries' buffer with rows of the keys' buffer."""
 
     sequence: int
     q_row: int
@@ -39,7 +39,7 @@ class Rectangle(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Rows [q_row, q_row + q_length) against keys: one rectangle, or those of a packed call with what lies between
+    """Rows [q_row, q_row + q_length) with keys: one rectangle, or several as a packed call, including the rows between
     them."""
 
     q_row: int
@@ -50,7 +50,7 @@ class Call(NamedTuple):
     packed: bool
 
     def options(self) -> Dict[str, Any]:
-        """Of tessera.torch's kernels; tensors as lists."""
+        """The options for tessera.torch's kernels; tensors as lists."""
         if not self.packed:
             return _mask(self.rectangles[0])
         cu_q, cu_k, causal = [0], [0], []
@@ -60,7 +60,7 @@ class Call(NamedTuple):
             cu_k.append(k_end - self.k_row)
             causal.append(is_causal)
 
-        for r in self.rectangles:  # queries before it see nothing, and nothing sees the keys before it
+        for r in self.rectangles:  # for the rows before it: queries without keys, keys without queries
             if r.q_row > cu_q[-1] + self.q_row:
                 add(r.q_row, cu_k[-1] + self.k_row, r.causal)
             if r.k_row > cu_k[-1] + self.k_row:
@@ -84,8 +84,7 @@ def _mask(r: Rectangle) -> Dict[str, Any]:
 
 
 def _triangle(rectangles: List[Rectangle]) -> Optional[Rectangle]:
-    """The one causal call that several chunks against themselves and all before them are, where they lie side by
-    side."""
+    """Several neighbouring chunks, each with itself and all chunks before it, joined to one causal call."""
     diagonal = sorted((r for r in rectangles if r.causal), key=lambda r: r.q_row)
     if len(diagonal) < 2 or any((r.q_row, r.q_length) != (r.k_row, r.k_length) for r in diagonal):
         return None
@@ -100,7 +99,7 @@ def _triangle(rectangles: List[Rectangle]) -> Optional[Rectangle]:
 
 
 def _join_full(rectangles: List[Rectangle]) -> List[Rectangle]:
-    """Full rectangles of the same queries against neighbouring keys, then of neighbouring queries against the same
+    """Joins full rectangles of the same queries with neighbouring keys, then of neighbouring queries with the same
     keys."""
     result = [r for r in rectangles if not r.full]
     full = [r for r in rectangles if r.full]
@@ -120,13 +119,13 @@ def _join_full(rectangles: List[Rectangle]) -> List[Rectangle]:
 
 
 def _goes_with(last: Rectangle, r: Rectangle) -> bool:
-    """Whether one packed call can do both, the rows of `r` coming after those of `last`."""
+    """True if one packed call can compute both; the rows of `r` follow those of `last`."""
     same_mask = (last.full or last.causal) and (r.full or r.causal) or last[5:] == r[5:]
     return same_mask and r.q_row >= last.q_end and r.k_row >= last.k_end
 
 
 def calls(rectangles: Sequence[Rectangle], packed: bool) -> List[Call]:
-    """packed: what is packed is one batch, so that several sequences can be one call."""
+    """packed: the batch is packed, so several sequences can be one call."""
     by_sequence: Dict[int, List[Rectangle]] = {}
     for r in rectangles:
         by_sequence.setdefault(r.sequence, []).append(r)

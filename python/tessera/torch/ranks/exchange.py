@@ -1,4 +1,5 @@
-"""Messages of a schedule by torch.distributed: all of a step are posted at once, and waited for at its end."""
+"""Messages of a schedule by torch.distributed: a step posts all of its messages at once, and waits for them at its
+end."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Tensors = Tuple[Tensor, ...]
 
 
 class Exchange:
-    """The messages of one step under way: `wait` delivers what was received."""
+    """The messages of one step in flight; `wait` delivers the received ones."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class Exchange:
     ):
         self._step = step
         self._received: List[Tuple[Message, Tensors]] = []
-        self._kept: List[Tensors] = []  # until they are sent
+        self._kept: List[Tensors] = []  # kept alive until they are sent
         operations, self._peers = [], []
         for message in messages:
             tensors = buffers(message) if message.receive else send(message)
@@ -44,7 +45,7 @@ class Exchange:
             try:
                 work.wait()
             except RuntimeError as error:
-                # NCCL has one work for all of them.
+                # NCCL has one work object for all of them.
                 what = self._peers[n] if len(self._works) == len(self._peers) else ", ".join(self._peers)
                 raise RuntimeError(f"tessera.torch.context_parallel: {self._step}, {what}: {error}") from error
         for message, tensors in self._received:
@@ -53,8 +54,8 @@ class Exchange:
 
 
 class Agreement:
-    """That all ranks make the same plan, asked once for each: ranks that disagree would wait for each other, or add
-    what differs."""
+    """Checks once per plan that all ranks have made the same one: ranks that disagree would wait for each other, or add
+    inconsistent data."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group

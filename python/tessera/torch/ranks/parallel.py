@@ -1,4 +1,4 @@
-"""`tessera.torch.context_parallel`: one batch over the processes of a group, each with a part of every sequence's
+"""`tessera.torch.context_parallel`: one batch on the processes of a group, each with a part of every sequence's
 rows."""
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from .exchange import Agreement
 from .program import Program, program
 from .schedule import Chunk, head_ranks, schedule
 
-# What a call on a part of the rows can compute: scores that do not depend on where queries and keys are, beside
-# positional masks.
+# Options that a call on a part of the rows supports: scores that do not depend on positions, and positional masks.
 _ACCEPTED = ("scale", "causal", "window", "softcap", "sink", "deterministic", "threads")
 
 
@@ -46,14 +45,14 @@ class _Attention(torch.autograd.Function):
             like = d_o if d_o is not None else d_lse
             empty = tuple(like.new_empty(shape) for shape in ctx.shapes)
             return *empty, None if sink is None else torch.zeros_like(sink), None
-        if d_o is None:  # every rank walks the list, whatever it was asked for
+        if d_o is None:  # every rank executes the whole list, even if it needs no gradient
             d_o = tensors[3].new_zeros((*ctx.shapes[0][:3], ctx.shapes[2][3]))
         *gradients, d_sink = backward(ctx.setting, tensors, d_o, d_lse, sink, ctx.shapes)
         return *gradients, None if d_sink is None else d_sink.to(sink.dtype), None
 
 
 class ContextParallel:
-    """Made by `tessera.torch.context_parallel`, which says what it is."""
+    """Made by `tessera.torch.context_parallel`, which documents it."""
 
     def __init__(self, group: dist.ProcessGroup, layout: str, strategy: str, head_ranks: int, members: Dict[str, Any]):
         self.group = group
@@ -67,7 +66,7 @@ class ContextParallel:
         }
         self._agreement = Agreement(group)
         _core.ranks_plan([0], -1, heads_q=1, heads_kv=1, head_dim=1, **{**self._members, "strategy": "ring"})
-        if strategy not in ("ring", "all_gather"):  # the name alone: heads are not known yet
+        if strategy not in ("ring", "all_gather"):  # only the name is checked: heads are not known yet
             _core.ranks_plan([0], -1, heads_q=self.ranks, heads_kv=self.ranks, head_dim=1, **self._members)
 
     def __repr__(self) -> str:
@@ -81,11 +80,11 @@ class ContextParallel:
     def chunks(
         self, length: Optional[int] = None, cu_seqlens: Union[None, Tensor, Sequence[int]] = None
     ) -> Tuple[Chunk, ...]:
-        """Which rows of which sequence each rank has: of one sequence of `length`, or of packed ones."""
+        """The rows of each rank, as parts of one sequence of `length`, or of packed sequences."""
         return self._layout(_lengths(length, cu_seqlens))
 
     def shard(self, x: Tensor, dim: int = 1, cu_seqlens: Union[None, Tensor, Sequence[int]] = None) -> Tensor:
-        """This rank's rows of `x`, which has all of them along `dim`. Differentiable."""
+        """This rank's rows of `x`, which has all rows along `dim`. Differentiable."""
         lengths = _lengths(x.shape[dim], cu_seqlens)
         if sum(lengths) != x.shape[dim]:
             raise Error(f"cu_seqlens: ends at {sum(lengths)}, x has {x.shape[dim]} rows along dim {dim}")
@@ -99,7 +98,8 @@ class ContextParallel:
 
     @torch.no_grad()
     def unshard(self, x: Tensor, dim: int = 1, cu_seqlens: Union[None, Tensor, Sequence[int]] = None) -> Tensor:
-        """All rows on every rank, in order, from each rank's own along `dim`: to look at, without a gradient."""
+        """All rows on every rank, in order, from each rank's own rows along `dim`: for inspection, without a
+        gradient."""
         lengths = _lengths(x.shape[dim] * self.ranks, cu_seqlens)
         mine = x.movedim(dim, 0).contiguous()
         everyone = [torch.empty_like(mine) for _ in range(self.ranks)]
@@ -114,7 +114,7 @@ class ContextParallel:
     def position_ids(
         self, length: Optional[int] = None, cu_seqlens: Union[None, Tensor, Sequence[int]] = None, device: Any = None
     ) -> Tensor:
-        """int64 [rows]: where each of this rank's rows is in its sequence, for rotary embeddings and the like."""
+        """int64 [rows]: the positions of this rank's rows in their sequences, for instance for rotary embeddings."""
         parts = [
             torch.arange(chunk.begin, chunk.begin + chunk.length, device=device)
             for chunk in self.chunks(length, cu_seqlens)
@@ -124,7 +124,7 @@ class ContextParallel:
 
     # ---- attention --------------------------------------------------------------------------------------------------
 
-    @_disable_dynamo  # torch.compiler.disable, which imports the compiler, only at the first call
+    @_disable_dynamo  # torch.compiler.disable, but imports the compiler only at the first call
     def attention(
         self,
         q: Tensor,
@@ -135,22 +135,24 @@ class ContextParallel:
         return_lse: bool = False,
         **options: Any,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        """Exact attention of all rows, of which this rank has its own: O of those, with gradients for q, k, v and sink.
+        """Exact attention of all rows: each rank passes its own rows and gets their O, with gradients for q, k, v and
+        sink.
 
-        Every rank of the group calls it, with the same options and shapes. Ranks that disagree get an error at the
-        first call of each problem. Backward, every rank takes part, too.
+        Every rank of the group must call it, with the same options and shapes. Ranks that disagree get an error at the
+        first call of each problem. In the backward pass, every rank takes part as well.
 
         Args:
             q, k, v: this rank's rows, in the order of `shard`: [B, S / N, Hq, D], [B, S / N, Hkv, D], [B, S / N, Hkv,
                 Dv]; with cu_seqlens [T / N, H, D].
-            cu_seqlens: [n + 1], of the whole packed batch, on the CPU (another device is waited for).
+            cu_seqlens: [n + 1], of the whole packed batch, on the CPU (on another device, the call waits for it).
             return_lse: also return LSE, float32 [B, Hq, S / N] or [Hq, T / N].
-            scale, causal, window, softcap, deterministic, threads: as `tessera.torch.attention` has them.
-            sink: [Hq], the same on all ranks. Its gradient is this rank's part: add them up, as those of any parameter.
+            scale, causal, window, softcap, deterministic, threads: as in `tessera.torch.attention`.
+            sink: [Hq], the same on all ranks. Its gradient is this rank's part: sum over the ranks, as for any
+                parameter.
 
         Raises:
             tessera.Error: (a ValueError) an argument is wrong or not accepted here; one line names it.
-            RuntimeError: a peer was lost; the message names the step and what was waited for.
+            RuntimeError: a peer was lost; the message names the step and the awaited message.
         """
         setting, packed = self._setting(q, k, v, cu_seqlens, options)
         sink = options.get("sink")
@@ -171,7 +173,7 @@ class ContextParallel:
         cu_seqlens: Union[None, Tensor, Sequence[int]] = None,
         **options: Any,
     ) -> str:
-        """In words, what `attention` would do on this rank: the strategy and why, and this rank's steps."""
+        """Describes what `attention` would do on this rank: the strategy and why, and this rank's steps."""
         lengths, members, _ = self._problem(q, k, v, cu_seqlens, options)
         words = [_core.ranks_plan(list(lengths), rank, direction=direction, **members) for rank in (-1, self.rank)]
         return "\n".join(words)
@@ -285,24 +287,23 @@ def context_parallel(
     head_ranks: int = 0,
     **model: Any,
 ) -> ContextParallel:
-    """Attention of one batch over the processes of a group, exact: each has a part of every sequence's rows (context
+    """Exact attention of one batch on the processes of a group: each has a part of every sequence's rows (context
     parallelism).
 
         parallel = tessera.torch.context_parallel(group)
-        tokens, positions = parallel.shard(tokens), parallel.position_ids(length)     # every layer but attention has
-        its own rows o = parallel.attention(q, k, v, causal=True)                                  # [B, S / N, H, D],
-        differentiable
+        tokens, positions = parallel.shard(tokens), parallel.position_ids(length)     # layers work on a rank's own rows
+        o = parallel.attention(q, k, v, causal=True)                                  # [B, S / N, H, D], differentiable
 
     Args:
-        group: a process group of torch.distributed (NCCL, gloo), None for all processes, or a device mesh: of one
-            dimension its group; of two, (ring, heads), ranks along the second divide the heads.
+        group: a process group of torch.distributed (NCCL, gloo), None for all processes, or a device mesh: with one
+            dimension its group; with two, (ring, heads), ranks along the second divide the heads.
         layout: "zig_zag" (causal areas are equal), "contiguous" (narrow windows), "planned" (packed batches: areas and
             rows are equal).
-        strategy: "ring", "all_to_all", "mesh", "all_gather", or "auto": for each problem the one that the model
-            predicts to be the fastest.
-        head_ranks: for "mesh", how many ranks divide the heads; 0: by the model.
-        model: what the model predicts from: link_gbps, network_gbps, ranks_per_host, tflops_forward, tflops_backward,
-            as `tessera plan --ranks` has them; and chunk_rows of planned layouts.
+        strategy: "ring", "all_to_all", "mesh", "all_gather", or "auto": for each problem the one with the shortest
+            predicted time.
+        head_ranks: for "mesh", how many ranks divide the heads; 0: chosen by the model.
+        model: the model's constants: link_gbps, network_gbps, ranks_per_host, tflops_forward, tflops_backward, as in
+            `tessera plan --ranks`; and chunk_rows of planned layouts.
 
     Raises:
         tessera.Error: (a ValueError) a name or number is wrong.
@@ -311,7 +312,7 @@ def context_parallel(
         raise Error(
             "group: torch.distributed is not initialised, accepted a process group of it: call init_process_group"
         )
-    if hasattr(group, "mesh_dim_names"):  # a DeviceMesh, whose module takes long to import
+    if hasattr(group, "mesh_dim_names"):  # a DeviceMesh; importing its module takes long
         if group.ndim > 2:
             raise Error(f"group: a device mesh of {group.ndim} dimensions, accepted one or two")
         if group.ndim == 2:

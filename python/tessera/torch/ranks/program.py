@@ -1,4 +1,4 @@
-"""A schedule as calls of one device's kernels, made once for each problem: which rows, in which block of keys."""
+"""A schedule as kernel calls on one device, made once per problem: which rows, in which block of keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .schedule import Pair, Schedule, schedule
 
 class PlannedCall(NamedTuple):
     call: Call
-    keys: Tuple[int, ...]  # the chunks of the block that its keys are in
+    keys: Tuple[int, ...]  # the chunks of the block that contains its keys
 
 
 class Program(NamedTuple):
     schedule: Schedule
     steps: Tuple[Tuple[PlannedCall, ...], ...]
-    kept: Tuple[Tuple[int, ...], ...]  # chunks of other ranks that are still needed after each step
-    depth: int  # the most calls that one query is in
+    kept: Tuple[Tuple[int, ...], ...]  # chunks of other ranks still needed after each step
+    depth: int  # the most calls for a single query
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,7 +53,7 @@ def program(lengths: Tuple[int, ...], rank: int, packed: bool, **members: Any) -
 def _planned(pairs: Tuple[Pair, ...], own: Block, fetched: List[Block], packed: bool) -> List[PlannedCall]:
     blocks = [own, *fetched]
     if not all(any(block.has(pair.k_chunk, pair.k_chunks) for block in blocks) for pair in pairs):
-        blocks = [Block.merged(blocks)]  # a run of keys of several ranks
+        blocks = [Block.merged(blocks)]  # keys of several ranks in one call
     rectangles: Dict[Tuple[int, ...], List[Rectangle]] = {}
     for pair in pairs:
         block = next(block for block in blocks if block.has(pair.k_chunk, pair.k_chunks))

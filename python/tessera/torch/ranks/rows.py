@@ -1,4 +1,4 @@
-"""Rows of chunks in tensors [B, rows, H, D], and what accumulates in them."""
+"""Rows of chunks in tensors [B, rows, H, D], and sums over them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Block:
         return all(number in self._rows for number in range(first, first + count))
 
     def row(self, number: int, position: int) -> int:
-        """Of a position in a sequence, which lies in a run of chunks that begins with `number`."""
+        """The row of a position in a sequence, within a run of chunks that begins with `number`."""
         return self._rows[number] + position - self._chunks[number].begin
 
     def ranges(self, numbers: Sequence[int]) -> List[Tuple[int, int]]:
-        """Rows of some chunks, neighbours joined."""
+        """The ranges of rows of some chunks; neighbouring ranges are joined."""
         result: List[Tuple[int, int]] = []
         for number in sorted(numbers):
             begin = self._rows[number]
@@ -45,20 +45,20 @@ class Block:
 
     @staticmethod
     def merged(blocks: Sequence[Block]) -> Block:
-        """One block of the chunks of several."""
+        """One block with the chunks of several blocks."""
         chunks = blocks[0]._chunks
         where = {number: block for block in blocks for number in block.numbers}
         parts = [
             [tensor[:, begin:end] for tensor in where[number].tensors]
             for number in sorted(where)
             for begin, end in where[number].ranges([number])
-        ]  # without tensors, as a program has blocks, none of them
+        ]  # without tensors if the blocks have none, as in a program
         return Block(chunks, tuple(where), tuple(torch.cat(column, 1) for column in zip(*parts)))
 
 
 def take(tensor: Tensor, ranges: Sequence[Tuple[int, int]], heads: slice, dim: int = 1) -> Tensor:
-    """A contiguous tensor of some rows and heads, for sending: the tensor itself where it is that already. dim: of
-    rows; heads have the other one of 1 and 2."""
+    """A contiguous tensor of some rows and heads, for sending: the tensor itself if it is that already. dim: the
+    dimension of rows; heads have the other one of 1 and 2."""
     if heads != slice(0, tensor.shape[3 - dim]):
         tensor = tensor.narrow(3 - dim, heads.start, heads.stop - heads.start)
     parts = [tensor.narrow(dim, begin, end - begin) for begin, end in ranges]
@@ -68,7 +68,7 @@ def take(tensor: Tensor, ranges: Sequence[Tuple[int, int]], heads: slice, dim: i
 def put(
     tensor: Tensor, ranges: Sequence[Tuple[int, int]], first_head: int, value: Tensor, add: bool, dim: int = 1
 ) -> None:
-    """Writes or adds `value`, whose rows are those of `ranges`."""
+    """Writes or adds `value` to the rows of `ranges`."""
     heads = tensor.narrow(3 - dim, first_head, value.shape[3 - dim])
     row = 0
     for begin, end in ranges:
@@ -78,7 +78,7 @@ def put(
 
 
 class Gradient:
-    """A sum over calls, in float32. One call that covers all rows is the sum itself."""
+    """A sum over calls, in float32. If one call covers all rows, its result is used as the sum."""
 
     def __init__(self, like: Tensor):
         self._like = like
@@ -100,13 +100,14 @@ class Gradient:
 
 
 class Rows:
-    """Layers of ranges of rows, in each of which no two ranges overlap."""
+    """Layers of ranges of rows; no two ranges of a layer overlap."""
 
     def __init__(self, first: int = 0):
         self.layers: List[List[Tuple[int, int]]] = [[] for _ in range(first)]
 
     def place(self, begin: int, end: int, first: int = 0) -> int:
-        """The first layer, from number `first` on, that has room for a range, which is then its."""
+        """Adds a range to the first layer, from number `first` on, where it overlaps no other; returns the layer's
+        number."""
         for n in range(first, len(self.layers)):
             if all(end <= a or b <= begin for a, b in self.layers[n]):
                 self.layers[n].append((begin, end))
@@ -116,10 +117,10 @@ class Rows:
 
 
 class Partial:
-    """(o, lse) of rows over the keys so far: parts in layers, which are merged exactly, at once, in the order of the
-    layers.
+    """(o, lse) of rows over the keys so far: parts in layers, merged exactly, all at once, in the order of the layers.
 
-    Up to MOST layers the parts are in the dtype of the calls' results; of more, they are merged on the way, in float32.
+    Up to MOST layers, the parts have the dtype of the calls' results; beyond that, they are merged on the way, in
+    float32.
     """
 
     MOST = 8
@@ -130,12 +131,12 @@ class Partial:
         self._dtype = dtype
         self._o = torch.empty((layers, *shape), dtype=dtype if depth <= self.MOST else torch.float32, device=device)
         self._lse = torch.full((layers, batch, heads, rows), -torch.inf, dtype=torch.float32, device=device)
-        self._low = torch.zeros_like(self._lse)  # what the rounding of lse leaves out
+        self._low = torch.zeros_like(self._lse)  # the rounding error of lse
         self._rows = Rows()
-        self._first = 0  # 1: layer 0 has what was merged
+        self._first = 0  # 1: layer 0 holds the merged result
 
     def place(self, row: int, count: int) -> Tuple[Tensor, Tensor, Tensor]:
-        """Where a call writes its o, lse and lse_low; o in float32 where parts are merged on the way."""
+        """The tensors to which a call writes its o, lse and lse_low; o is float32 if parts are merged on the way."""
         layer = self._rows.place(row, row + count, self._first)
         if layer == self._o.shape[0]:
             o, lse, low = self._merged()
@@ -151,7 +152,7 @@ class Partial:
         return combine(self._o, self._lse, self._low, return_lse=True, return_lse_low=True)
 
     def join_sink(self, sink: Tensor) -> None:
-        """A logit of each head joins the denominator, as one more part whose values are 0: once, after all keys."""
+        """Adds a logit of each head to the denominator, as one more part whose values are 0: once, after all keys."""
         o, lse, low = self.place(0, self._o.shape[2])
         o.zero_()
         low.zero_()

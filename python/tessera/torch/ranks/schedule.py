@@ -1,5 +1,5 @@
-"""One rank's schedule, as the library makes it (tessera/distributed.h): plain data, the same for the same problem on
-every rank."""
+"""One rank's schedule from the library (tessera/distributed.h): plain data, the same for the same problem on every
+rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera import _core
 
 
 class Chunk(NamedTuple):
-    """A contiguous range of rows of one sequence, and where it begins among its rank's rows."""
+    """A contiguous range of rows of one sequence, and its first row among its rank's rows."""
 
     rank: int
     sequence: int
@@ -21,8 +21,7 @@ class Chunk(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Queries [q_begin, q_begin + q_length) of a sequence against keys; the window is that of a call on these ranges
-    alone."""
+    """Queries [q_begin, q_begin + q_length) of a sequence with keys; the window is that of a call on these ranges."""
 
     sequence: int
     q_begin: int
@@ -39,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What travels between this rank and a peer in one step: rows of some chunks, of some heads."""
+    """A transfer between this rank and a peer in one step: rows of some chunks, for some heads."""
 
     receive: bool
     peer: int
@@ -61,7 +60,7 @@ class Schedule(NamedTuple):
     hash: int
     strategy: str
     head_ranks: int
-    heads_q: slice  # that this rank computes
+    heads_q: slice  # the query heads that this rank computes
     heads_kv: slice
     chunks: Tuple[Chunk, ...]
     steps: Tuple[Step, ...]
@@ -71,15 +70,16 @@ class Schedule(NamedTuple):
 
     @property
     def group(self) -> range:
-        """The ranks that share their rows and divide the heads, this one among them."""
+        """The ranks that share their rows and divide the heads, including this one."""
         first = self.rank - self.rank % self.head_ranks
         return range(first, first + self.head_ranks)
 
 
 @functools.lru_cache(maxsize=256)
 def head_ranks(lengths: Tuple[int, ...], directions: Tuple[str, ...], **members: Any) -> int:
-    """How many ranks divide the heads: what all passes of a call share, since the backward pass takes what the forward
-    pass exchanged. Of those that the strategy leaves open, the one that the model predicts to be the fastest in sum."""
+    """How many ranks divide the heads. It is the same for all passes of a call, since the backward pass reuses what the
+    forward pass exchanged. If the strategy leaves it open, the number with the shortest predicted total time is
+    chosen."""
     sums: Dict[int, float] = {}
     for n, direction in enumerate(directions):
         fastest: Dict[int, float] = {}
@@ -96,7 +96,7 @@ def head_ranks(lengths: Tuple[int, ...], directions: Tuple[str, ...], **members:
 
 
 def _messages(transfers: list) -> Tuple[Message, ...]:
-    """Transfers of one kind with one peer are one message."""
+    """Joins transfers of one kind with one peer to one message."""
     chunks: Dict[tuple, list] = {}
     for t in transfers:
         key = (t["receive"], t["peer"], t["travels"], t["partial"], t["first_head"], t["num_heads"])

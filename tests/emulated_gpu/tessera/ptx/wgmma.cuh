@@ -1,4 +1,4 @@
-// What the products do: products.hpp.
+// products.hpp implements the products.
 #pragma once
 
 #include "tessera/ptx/device.cuh"

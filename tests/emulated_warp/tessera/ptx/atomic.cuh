@@ -1,4 +1,4 @@
-// In the place of the device's own: a thread adds alone.
+// Replaces the device's own header: a thread adds without atomics.
 #pragma once
 
 #include "tessera/ptx/device.cuh"

@@ -1,4 +1,4 @@
-// In the place of the device's own: the instructions' results, exactly rounded.
+// Replaces the device's own header: the instructions' results, exactly rounded.
 #pragma once
 
 #include <limits>

@@ -1,4 +1,4 @@
-// In place of the one of the device: the code under test holds no fragments.
+// Replaces the device's own header: the code under test uses no fragments.
 #pragma once
 
 #include "tessera/ptx/math.cuh"

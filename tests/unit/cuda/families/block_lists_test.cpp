@@ -1,5 +1,6 @@
-// The lists of a block mask, kernels/tessera/block_lists, and the steps that bwd_sm90 makes of them, on the host (tests/emulated_warp):
-// a block is listed where one of its keys is visible to one of its queries, and hidden from a half where none is.
+// The lists of a block mask, kernels/tessera/block_lists, and the steps that bwd_sm90 derives from them, on the host
+// (tests/emulated_warp). A block is listed if one of its keys is visible to one of its queries, and hidden from a half
+// of rows that sees none.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kHalf = 64;  // rows
 
-// A drawn problem with a block mask, the same for all of the batch or not, and for all heads or not.
+// A random problem with a block mask, the same for the whole batch or not, and for all heads or not.
 struct Drawn : DrawnBlockMask {
   explicit Drawn(std::mt19937& random) : DrawnBlockMask(random, 500, 700, 300) {}
 
@@ -76,7 +77,8 @@ TEST(DeviceBlockLists, ListWhatIsVisible) {
 
 constexpr BwdSm90Config kBackward = bwd_sm90_config(false, false, true);
 
-// The steps that bwd_sm90's producer makes for each block of keys: each listed tile of queries of each of the group's heads, once.
+// The steps that bwd_sm90's producer makes for each block of keys: each listed tile of queries of each of the group's
+// heads, once.
 TEST(DeviceBlockLists, AreBackwardsSteps) {
   std::mt19937 random(4);
   constexpr BlockListsConfig kConfig{kBackward.block_n, kBackward.block_m, true};

@@ -1,5 +1,5 @@
-// bwd_sm80 with the S/dP warp split, kernels/tessera/bwd_sm80, as a plan launches it on Hopper, run on the host (tests/emulated_gpu) and
-// held against the float64 oracle.
+// bwd_sm80 with the S/dP warp split, kernels/tessera/bwd_sm80, as a plan launches it on Hopper, run on the host
+// (tests/emulated_gpu) and compared with the float64 reference.
 #include "emulated_call.hpp"
 #include "tessera/bwd_sm80/rows.cuh"
 #include "tessera/bwd_sm80/warp_split.cuh"
@@ -39,8 +39,9 @@ struct Kernels {
   }
 };
 
-// Several tiles, the last of them partial; causal, rows that see nothing, too. `most`: relative RMS error. The oracle's results are rounded as
-// well: of bfloat16 dV has 2.5e-3 to 2.6e-3 so, dQ and dK have 2.6e-3 to 2.8e-3, and 3.1e-3 to 3.4e-3 where dS is made of P in bfloat16.
+// Several tiles, the last of them partial; causal, rows that see nothing, too. `most`: relative RMS error. The oracle's
+// results are rounded as well: of bfloat16 dV has 2.5e-3 to 2.6e-3 so, dQ and dK have 2.6e-3 to 2.8e-3, and 3.1e-3 to
+// 3.4e-3 where dS is made of P in bfloat16.
 template <Dtype kDtype, int kHeadDim>
 void check(bool causal, double most) {
   const DType dtype = kDtype == Dtype::kBFloat16 ? bfloat16 : float16;

@@ -1,5 +1,5 @@
-// What bwd_sm90's dropout warps draw, kernels/tessera/bwd_sm90/drawn_bits.cuh, on the host (tests/emulated_warp): each bit that a score
-// warp's lane reads is the entry's of core/philox.hpp.
+// The bits that bwd_sm90's dropout warps generate, kernels/tessera/bwd_sm90/drawn_bits.cuh, on the host
+// (tests/emulated_warp): each bit read by a lane of a score warp is that of core/philox.hpp for its entry.
 #include <gtest/gtest.h>
 
 #include <cstring>

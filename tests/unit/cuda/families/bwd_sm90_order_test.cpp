@@ -1,6 +1,7 @@
-// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_gpu). In any order (kernels/tessera/bwd_sm90/order.cuh):
-// every tile of keys comes once, those with long lists of all heads first, and otherwise as without an order. Deterministic (turns.cuh):
-// blocks add to a tile of queries as they start.
+// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_gpu). Without determinism
+// (kernels/tessera/bwd_sm90/order.cuh), every tile of keys occurs once, those with long lists of all heads first, and
+// otherwise in the default order. Deterministic (turns.cuh): blocks add to a tile of queries in the order in which they
+// start.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,7 +88,7 @@ void run_grid(int warps, const Kernel& kernel) {
   EXPECT_EQ(emulated::run_blocks({.x = blocks}, 32 * kBlockListsWarps, 0, kernel), 0);
 }
 
-// Lists and turns as the kernels make them; then the blocks in the order in which they start.
+// Lists and orders as the kernels make them; then the blocks in the order in which they start.
 TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);

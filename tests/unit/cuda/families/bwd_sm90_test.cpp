@@ -1,4 +1,4 @@
-// What bwd_sm90 launches: kernels, grids, workspace, and the tensor maps that tests/fake_driver is asked for.
+// The launches of bwd_sm90: kernels, grids, workspace, and the tensor maps requested from tests/fake_driver.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -293,7 +293,8 @@ TEST(CudaBwdSm90, DeterministicAdditionsTakeTurns) {
       << "a second place for dQ, and its barriers";
 }
 
-// Each block begins with the queries at its own keys, if every block sees every query and half of the multiprocessors hold a head's.
+// Each block begins with the queries at its own keys, if every block sees every query and half of the multiprocessors
+// hold a head's.
 TEST(CudaBwdSm90, DeterministicBlocksOfAHeadAreRotated) {
   const auto rotation_of = [](int64_t head_dim, int64_t queries, int64_t keys, auto change) {
     tessera_problem p = problem_of(head_dim, false);

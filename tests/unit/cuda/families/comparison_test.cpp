@@ -1,5 +1,5 @@
-// The kernels for comparison, kernels/tessera/comparison, as a plan launches them, run on the host
-// (tests/emulated_gpu) and held against the float64 oracle.
+// The kernels for comparison, kernels/tessera/comparison, as a plan launches them, run on the host (tests/emulated_gpu)
+// and compared with the float64 reference.
 #include "emulated_call.hpp"
 #include "tessera/bwd_sm80/rows.cuh"
 #include "tessera/comparison/bwd_fa1/kernel.cuh"

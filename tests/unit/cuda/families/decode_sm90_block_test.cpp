@@ -1,5 +1,5 @@
-// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_gpu) over cases of the table's kind
-// and held against the float64 oracle.
+// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_gpu) on cases like
+// those of the table and compared with the float64 reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 using testing::Call;
 using testing::Inputs;
 
-// ---- the configs of the cases ----------------------------------------------------------------------------------------
+// ---- the configs of the cases ---------------------------------------------------------------------------------------
 
 enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8 };  // wide: tiles of 32 keys
 
@@ -69,7 +69,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p);
 }
 
-// ---- a case ----------------------------------------------------------------------------------------------------------
+// ---- a case ---------------------------------------------------------------------------------------------------------
 
 // Tensors that start at multiples of 16 bytes, as a GPU's do.
 class Copies {
@@ -194,7 +194,7 @@ void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
 class DecodeSm90Block : public ::testing::TestWithParam<const char*> {};
 TEST_P(DecodeSm90Block, AgreesWithTheOracle) { expect_agreement(GetParam(), TESSERA_KERNEL_DECODE_SM90, 1); }
 
-// A chunk beside sequences of few queries: two launches, each of which passes over the other's.
+// A chunk with sequences of few queries: two launches, each of which skips the sequences of the other.
 class MixedSm90Block : public ::testing::TestWithParam<const char*> {};
 TEST_P(MixedSm90Block, AgreesWithTheOracle) { expect_agreement(GetParam(), TESSERA_KERNEL_MIXED_SM90, 2); }
 
@@ -221,18 +221,20 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=1 sq=3 sk=1500 hq=4 hkv=2 d=64 dv=64 k=paged page=1 causal=1 cores=5",
         "dtype=f16 b=1 sq=1 sk=2000 hq=2 hkv=2 d=64 dv=64 k=paged page=3 cores=2",
         "dtype=f16 b=9 sq=1 sk=700 hq=2 hkv=1 d=64 dv=64 k=paged page=2 csr=1 cores=3",
-        // Rows that a tile's columns do not end with, and those that TMA does not take: with a part of 16 bytes, from the last to the first.
+        // Rows that a tile's columns do not end with, and those that TMA does not take: with a part of 16 bytes, from
+        // the last to the first.
         "dtype=f16 b=3 sq=1 sk=700 hq=4 hkv=2 d=56 dv=40 k=paged page=3 cores=3",
         "dtype=f16 b=2 sq=2 sk=700 hq=4 hkv=2 d=100 dv=108 gap=4 cores=5",
         "dtype=f16 b=2 sq=2 sk=600 hq=4 hkv=2 d=112 dv=112 reversed=1 cores=5",
-        // Several work tiles of a head's rows, side by side in a team; sequences with fewer, which some of its blocks pass over.
+        // Several work tiles of a head's rows, side by side in a team; sequences with fewer, which some of its blocks
+        // pass over.
         "dtype=bf16 b=3 sq=8 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=9",
         "dtype=bf16 b=7 few=4 sq=15 sk=600 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
         "tail=3 "
         "cores=17",
         "dtype=bf16 b=2 sq=16 sk=900 hq=4 hkv=1 d=128 dv=128 cores=6",
         "dtype=bf16 b=2 sq=30 sk=500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=18",
-        // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
+        // Trees: words of bits, some of which belong to the last or the first tile; more queries than keys.
         "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
         "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",
         "dtype=f16 b=4 sq=8 sk=600 hq=8 hkv=8 d=64 dv=64 tree=1 causal=1 used=1 cores=7",

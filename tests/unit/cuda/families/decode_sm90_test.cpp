@@ -1,4 +1,4 @@
-// What decode_sm90 launches: one kernel, its grid and its workspace; and what stands in for it.
+// The launch of decode_sm90: one kernel, its grid and its workspace; and its replacement.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A drawn problem with a block mask, for tests of device code on the host.
+// A random problem with a block mask, for tests of device code on the host.
 #pragma once
 
 #include <random>

@@ -1,5 +1,5 @@
-// The work tiles of a packed batch that have rows, kernels/tessera/live_tiles, and fwd_sm90's decoding of them, on the host
-// (tests/emulated_gpu): every tile of the sequences that are its own comes once, and no other.
+// The non-empty work tiles of a packed batch, kernels/tessera/live_tiles, and fwd_sm90's decoding of them, on the host
+// (tests/emulated_gpu): every tile of the sequences that it serves occurs once, and no other tile does.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,5 +1,5 @@
-// The GPU's kernel of shared prefixes' index tensors, kernels/tessera/shared_prefix, on the host (tests/emulated_warp): the same as
-// the CPU's own for what is valid, and within range for what is not.
+// The GPU's kernel of shared prefixes' index tensors, kernels/tessera/shared_prefix, on the host (tests/emulated_warp):
+// equal to the CPU's own for valid input, and within range for invalid input.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ enum class Keys { kDense, kPacked, kTable, kCsr };
 
 constexpr std::int64_t kKeys = 48, kPage = 4, kPages = kKeys / kPage, kQueries = 5;
 
-// A drawn batch. Valid as the CPU's checks have it.
+// A random batch that the CPU's checks accept.
 struct Drawn {
   Problem problem;
   std::int64_t batch = 0;
@@ -185,7 +185,7 @@ TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
       }
       EXPECT_EQ(rows[sequences], kCount * total);
       EXPECT_TRUE(std::ranges::is_sorted(rows));
-      if (groups == 1) {  // a sequence a chunk, each of which ends where the next begins
+      if (groups == 1) {  // one sequence per chunk; each ends where the next begins
         std::vector<std::int32_t> one_firsts(kCount + 1, -7), one_lens(kCount, -7);
         chunks.rows = nullptr, chunks.keys = one_firsts.data(), chunks.lens = one_lens.data();
         emulate(plan, drawn, found, chunks);
@@ -200,7 +200,8 @@ TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
   }
 }
 
-// Offsets that fall, negative lengths, lengths past the keys: nothing is read past a sequence's keys, and all is written.
+// Offsets that fall, negative lengths, lengths past the keys: nothing is read past a sequence's keys, and all is
+// written.
 TEST(DevicePrefixIndices, StayWithinRange) {
   std::mt19937 random(4);
   const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };

@@ -1,4 +1,4 @@
-// What a call puts into its stream: against tests/fake_driver, which tells.
+// The work that a call launches in its stream, recorded by tests/fake_driver.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -79,8 +79,8 @@ std::string make_graph(uintptr_t stream_number, const std::vector<Asked>& kernel
   return n;
 }
 
-// A form's first calls go one by one, so that many a stream's few never pay for a graph; then it is made, a step a call, while
-// calls still go one by one.
+// A form's first calls go one by one, so that many a stream's few never pay for a graph; then it is made, a step a
+// call, while calls still go one by one.
 TEST_F(CudaLaunches, AreAGraphWhereItPays) {
   in_new_thread([] {
     const auto launches = [](int n) { return std::vector<Asked>{{1, n}, {2, 2 * n, 5}}; };
@@ -130,7 +130,7 @@ TEST(CudaLaunchList, KeepsWhatIsLaunchedAndNothingWithoutBlocks) {
   list.add("combine", config, spec_of_combine, Grid{0}, argument);
   list.add("combine", config, spec_of_combine, Grid{2, 0}, argument);
   list.add("combine", config, spec_of_combine, Grid{5}, argument);
-  config = {}, argument = 0;  // it has copies
+  config = {}, argument = 0;  // the list has copies
   ASSERT_EQ(list.size(), 1);
   EXPECT_EQ(list[0].grid.x, 5u);
   EXPECT_EQ(std::memcmp(list[0].params, std::array{10}.data(), sizeof(int)), 0);

@@ -1,4 +1,4 @@
-// The language of score programs: what texts mean, how they are refused and printed, gradients, and bounds of blocks.
+// The language of score programs: the meaning of texts, refusals, printing, gradients, and bounds of blocks.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,11 +6,11 @@
 #include <string>
 
 #include "core/score/builder.hpp"
+#include "core/score/definitions.hpp"
 #include "core/score/derivative.hpp"
 #include "core/score/evaluate.hpp"
 #include "core/score/parse.hpp"
 #include "core/score/print.hpp"
-#include "definitions.hpp"
 
 namespace tessera::core::score {
 namespace {
@@ -73,6 +73,23 @@ TEST_P(OfTable, ItsTextReadsBackAsTheSameProgram) {
   const Program again = parsed(score.c_str(), mask.c_str(), world.names());
   EXPECT_EQ(key(again), key(program));
   EXPECT_EQ(again.operations(), program.operations());
+}
+
+TEST(CanonicalText, OfLongChainsIsNotNestedTooDeeply) {
+  for (const std::string_view step : {"tanh(s0)", "-(1 - s0)", "(s0 - 1) / (2 - s0)"}) {
+    std::string text = "x0 = s; ";
+    for (int n = 1; n <= 40; ++n) {
+      std::string next(step);
+      for (size_t at = next.find("s0"); at != std::string::npos; at = next.find("s0")) {
+        next.replace(at, 2, "x" + std::to_string(n - 1));
+      }
+      text += "x" + std::to_string(n) + " = " + next + "; ";
+    }
+    const Program program = parsed((text + "x40").c_str(), "", {});
+    const Program again = parsed(to_text(program, program.score).c_str(), "", {});
+    EXPECT_EQ(key(again), key(program));
+    EXPECT_EQ(again.values.size(), program.values.size());
+  }
 }
 
 TEST_P(OfTable, ItsGradientIsTheSlopeOfTheScore) {

@@ -1,4 +1,5 @@
-// Score programs that people write, each with its meaning in plain C++: one table for every test of the language and of what runs it.
+// Typical score programs, each with its meaning in plain C++: one table for all tests of the language and of its
+// implementations.
 #pragma once
 
 #include <cstdint>

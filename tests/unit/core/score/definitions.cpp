@@ -1,4 +1,4 @@
-#include "definitions.hpp"
+#include "core/score/definitions.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -43,11 +43,13 @@ double Tensor::at(std::initializer_list<int64_t> index) const {
 World::World(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto add = [&](const char* name, Type type, std::vector<int64_t> shape, auto draw) {
-    Tensor tensor{{name, type, static_cast<int>(shape.size()), true}, shape, {}};
+    Tensor& tensor = tensors[name];
+    tensor.name.text = name, tensor.name.type = type;
+    tensor.name.rank = static_cast<int>(shape.size()), tensor.name.is_tensor = true;
+    tensor.shape = shape;
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
     for (int64_t n = 0; n < count; ++n) tensor.data.push_back(draw(n));
-    tensors[name] = tensor;
   };
   std::normal_distribution<float> normal;
   const auto any = [&](int64_t) -> double { return normal(random); };

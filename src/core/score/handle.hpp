@@ -1,0 +1,24 @@
+// tessera_program: a checked program and the names that its creator declared.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/score/checked.hpp"
+#include "tessera/tessera.h"
+
+struct tessera_program {
+  std::atomic<int64_t> references{1};
+  std::shared_ptr<const tessera::core::score::Checked> checked;
+  std::vector<tessera::core::score::Name> tensors,
+      scalars;  // as declared: captured[n] and scalars[n] are number n of them
+};
+
+namespace tessera::core::score {
+
+// Into the area of a plan.
+void keep(const tessera_program& program, tessera_plan_program& kept);
+
+}  // namespace tessera::core::score

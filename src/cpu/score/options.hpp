@@ -1,0 +1,151 @@
+// The options of a score, in the order in which they are applied: scale, softcap, bias, ALiBi, then all masks. An
+// option is what its file declares:
+//
+//   kName, asked(problem), asked(params)     all
+//   In<At>::scaled(product)                  it replaces the product by the scale
+//   In<At>::add(scaled, n, c)                it is added, fused with the last multiplication
+//   In<At>::apply(score, n, c)               it makes a new score
+//   In<At>::visible(n, c)                    it hides keys
+//   In<At>::load, begin_row; kLoadedTiles    what it reads ahead, of all rows of the scores and of one
+//   sees(params, entry)                      whether it leaves an entry visible
+//   slope, gradient                          its gradient depends on the product
+//   collects(params), collect                it has a gradient of its own
+//   last_full_key(sequence)                  up to which key it hides nothing
+//   range(params, at, begin, end)            which keys a tile's rows see alike
+//   hide(lanes, params, at, key, keys)       AMX's stages: what it hides, in bits
+//
+// What kernels and plans decide by is folded from that.
+#pragma once
+
+#include "cpu/score/alibi.hpp"
+#include "cpu/score/bias.hpp"
+#include "cpu/score/block_mask.hpp"
+#include "cpu/score/dropout.hpp"
+#include "cpu/score/mask.hpp"
+#include "cpu/score/softcap.hpp"
+#include "cpu/score/tree_mask.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+template <class... Option>
+struct OptionList {
+  // Whether fact.operator()<Option>() holds for an option that a problem or a call asks for.
+  template <class Call, class Fact>
+  TESSERA_INLINE static bool any(const Call& call, const Fact& fact) {
+    return ((fact.template operator()<Option>() && Option::asked(call)) || ...);
+  }
+  template <class Fact>
+  TESSERA_INLINE static bool all(const Fact& fact) {
+    return (fact.template operator()<Option>() && ...);
+  }
+};
+using ScoreOptions = OptionList<Softcap, Bias, Alibi, TreeMask, Mask, BlockMask, Dropout>;
+
+// ---- what an option is ----
+
+// With lanes of this kind it can be applied.
+template <class Option, class At>
+concept HasLanes = requires {
+  typename Option::template In<At>;
+};
+// It hides keys from some queries.
+template <class Option>
+concept Hides = requires(const Params& p, const ScoreEntry& at) {
+  Option::sees(p, at);
+};
+// It hides nothing up to a key: tiles before it are as if it were not there.
+template <class Option>
+concept HidesAfter = requires(const Sequence& sequence) {
+  Option::last_full_key(sequence);
+};
+// Tiles see runs of keys without it.
+template <class Option>
+concept HasRanges = requires(const Params& p, const QueryLanes& at) {
+  Option::range(p, at, int64_t{}, int64_t{});
+};
+// It has a gradient that depends on the product.
+template <class Option>
+concept NeedsProduct = requires(VecF x) {
+  Option::slope(x);
+};
+// A gradient of its own is collected.
+template <class Option>
+concept Collects = requires(const Params& p) {
+  Option::collects(p);
+};
+
+// ---- what is asked for ----
+
+TESSERA_INLINE bool asks_for_options(const tessera_problem& problem) {
+  return ScoreOptions::any(problem, []<class Option>() { return true; });
+}
+// Options that every tile meets: not those that the range of its keys tells it of.
+TESSERA_INLINE bool has_options_everywhere(const Params& p) {
+  return ScoreOptions::any(p, []<class Option>() { return !HidesAfter<Option> && !HasRanges<Option>; });
+}
+// Options that a tile before all keys that a mask by position cuts may meet.
+TESSERA_INLINE bool has_score_options(const Params& p) {
+  return ScoreOptions::any(p, []<class Option>() { return !HidesAfter<Option>; });
+}
+TESSERA_INLINE bool hides_by_position(const Params& p) {
+  return ScoreOptions::any(p, []<class Option>() { return HidesAfter<Option>; });
+}
+// A key that is visible by its position may be hidden.
+TESSERA_INLINE bool may_mask_entries(const Params& p) {
+  return ScoreOptions::any(p, []<class Option>() { return Hides<Option> && !HidesAfter<Option>; });
+}
+// Some key may be hidden from some query of the call, by that or by position.
+TESSERA_INLINE bool may_hide_keys(const Params& p) {
+  return p.causal || p.window_left >= 0 || p.window_right >= 0 ||
+         ScoreOptions::any(p, []<class Option>() { return Hides<Option>; });
+}
+TESSERA_INLINE bool gradient_needs_product(const Params& p) {
+  return ScoreOptions::any(p, []<class Option>() { return NeedsProduct<Option>; });
+}
+template <class Only>
+TESSERA_INLINE bool asks_for_nothing_but(const Params& p) {
+  return !ScoreOptions::any(p, []<class Option>() { return !__is_same(Option, Only); });
+}
+// Whether a gradient is collected by an option.
+TESSERA_INLINE bool collects_gradients(const Params& p) {
+  return ScoreOptions::any(p, [&]<class Option>() {
+    if constexpr (Collects<Option>) {
+      return Option::collects(p);
+    } else {
+      return false;
+    }
+  });
+}
+
+// Whether the options leave an entry visible that its position does.
+template <class... Option>
+TESSERA_INLINE bool sees_entry(OptionList<Option...>, const Params& p, const ScoreEntry& at) {
+  const auto sees = [&]<class One>() TESSERA_LAMBDA_INLINE {
+    if constexpr (Hides<One>) {
+      return !One::asked(p) || One::sees(p, at);
+    } else {
+      return true;
+    }
+  };
+  return (sees.template operator()<Option>() && ...);
+}
+TESSERA_INLINE bool sees_entry(const Params& p, const ScoreEntry& at) { return sees_entry(ScoreOptions{}, p, at); }
+
+// The last key up to which no mask hides anything from a query that sees it by causal, window and length.
+template <class... Option>
+TESSERA_INLINE int64_t last_full_key(OptionList<Option...>, const Params& p, const Sequence& sequence, int64_t high) {
+  const auto of = [&]<class One>() TESSERA_LAMBDA_INLINE {
+    if constexpr (HidesAfter<One>) {
+      if (One::asked(p)) high = min_of(high, One::last_full_key(sequence));
+    }
+  };
+  (of.template operator()<Option>(), ...);
+  return high;
+}
+TESSERA_INLINE int64_t last_full_key(const Params& p, const Sequence& sequence, int64_t high) {
+  return last_full_key(ScoreOptions{}, p, sequence, high);
+}
+
+}  // namespace
+}  // namespace tessera::cpu

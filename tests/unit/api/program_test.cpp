@@ -1,0 +1,292 @@
+// Score programs through the C interface: made from text, bound in a problem, kept by a plan.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support.hpp"
+
+namespace tessera::test {
+namespace {
+
+struct Release {
+  void operator()(tessera_program* program) const { tessera_program_release(program); }
+};
+using Handle = std::unique_ptr<tessera_program, Release>;
+
+constexpr tessera_program_name kNames[] = {{"bias", TESSERA_VALUE_FLOAT, 2},
+                                           {"c", TESSERA_VALUE_FLOAT, TESSERA_SCALAR_RANK},
+                                           {"doc", TESSERA_VALUE_INT, 2},
+                                           {"gain", TESSERA_VALUE_FLOAT, 0},
+                                           {"n", TESSERA_VALUE_INT, TESSERA_SCALAR_RANK}};
+
+tessera_status create(const char* score, const char* mask, Handle& handle) {
+  tessera_program* program = nullptr;
+  const tessera_status status = tessera_program_create(score, mask, kNames, std::size(kNames), &program);
+  handle.reset(program);
+  return status;
+}
+
+Handle created(const char* score, const char* mask) {
+  Handle handle;
+  const tessera_status status = create(score, mask, handle);
+  EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+  return handle;
+}
+
+std::string text(const Handle& handle, tessera_program_text which) {
+  std::string all(tessera_program_describe(handle.get(), which, nullptr, 0), '\0');
+  tessera_program_describe(handle.get(), which, all.data(), all.size() + 1);
+  return all;
+}
+
+std::string refusal(const tessera_problem& problem, const Device& device = reference_device()) {
+  Plan plan;
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  return status.code == TESSERA_OK ? "accepted" : status.message;
+}
+
+#define EXPECT_CONTAINS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << (text)
+
+TEST(Program, HasACanonicalTextAndAHashOfIt) {
+  const Handle one = created("c*tanh( s/c ) + bias[h, (i - j) + 8]", "j<=q_pos");
+  const Handle other = created("x = c * tanh(s / c); x + bias[h, i - j + 8]", "(j <= q_pos)");
+  EXPECT_EQ(text(one, TESSERA_PROGRAM_SCORE), "c * tanh(s / c) + bias[h, i - j + 8]");
+  EXPECT_EQ(text(one, TESSERA_PROGRAM_MASK), "j <= q_pos");
+  EXPECT_EQ(tessera_program_hash(one.get()), tessera_program_hash(other.get()));
+  EXPECT_NE(tessera_program_hash(one.get()), tessera_program_hash(created("s", "j <= q_pos").get()));
+  EXPECT_EQ(text(created("", ""), TESSERA_PROGRAM_SCORE), "");
+}
+
+TEST(Program, SaysItsDerivative) {
+  EXPECT_EQ(text(created("s * gain + bias[h, j]", ""), TESSERA_PROGRAM_GRADIENT),
+            "d_s = g * gain[]\nd_gain[] += g * s\nd_bias[h, j] += g\n");
+  EXPECT_EQ(text(created("1.0 * h", ""), TESSERA_PROGRAM_GRADIENT), "d_s = 0.0\n");
+}
+
+TEST(Program, IsRefusedWithItsColumn) {
+  Handle handle;
+  EXPECT_CONTAINS(create("s + bais[h, j]", "", handle).message, "score, column 5: 'bais' is no name here");
+  EXPECT_CONTAINS(create("s", "j <= ", handle).message, "mask, column 6: ");
+  EXPECT_EQ(handle, nullptr);
+  tessera_program* program = nullptr;
+  const tessera_program_name bad_type{"x", 7, 1}, bad_rank{"x", TESSERA_VALUE_INT, 5};
+  EXPECT_CONTAINS(tessera_program_create("s", "", &bad_type, 1, &program).message, "names[0] (x): type 7");
+  EXPECT_CONTAINS(tessera_program_create("s", "", &bad_rank, 1, &program).message, "names[0] (x): rank 5");
+  EXPECT_CONTAINS(tessera_program_create("s", "", nullptr, 1, &program).message, "names: NULL");
+  std::vector<std::string> names;
+  std::vector<tessera_program_name> many;
+  for (int n = 0; n < 9; ++n) names.push_back("t" + std::to_string(n));
+  for (const std::string& name : names) many.push_back({name.c_str(), TESSERA_VALUE_FLOAT, 1});
+  EXPECT_CONTAINS(tessera_program_create("s", "", many.data(), 9, &program).message, "9 tensors, accepted at most 8");
+  EXPECT_EQ(program, nullptr);
+}
+
+TEST(Program, MayBeTooLongForAPlan) {
+  const std::string name(31, 'x');
+  const tessera_program_name names[] = {{name.c_str(), TESSERA_VALUE_FLOAT, 4}};
+  const auto sum_of = [&](int loads) {
+    std::string score = "s";
+    for (int n = 0; n < loads; ++n) {
+      score += " + " + name + "[1000000000, 1000000000, 1000000000, " + std::to_string(1000000000 + n) + "]";
+    }
+    return score;
+  };
+  tessera_program* program = nullptr;
+  EXPECT_CONTAINS(tessera_program_create(sum_of(60).c_str(), "", names, 1, &program).message,
+                  "bytes in its canonical form, accepted at most 4047");
+  EXPECT_EQ(program, nullptr);
+  EXPECT_EQ(tessera_program_create(sum_of(40).c_str(), "", names, 1, &program).code, TESSERA_OK);
+  tessera_program_release(program);
+}
+
+Problem bound(const Handle& handle) {
+  Problem problem = dense_problem(float64);
+  problem.program = handle.get();
+  problem.captured[0] = layout(float32, {4, 64});
+  problem.captured[1] = layout(int32, {2, 24});
+  problem.captured[2] = layout(bfloat16, {1});
+  return problem;
+}
+
+TEST(ProblemWithAProgram, IsCheckedByName) {
+  const Handle handle = created("s * gain + bias[h, i - j + 32]", "doc[b, i] == doc[b, j]");
+  Problem problem = bound(handle);
+  problem.captured[0] = layout(float32, {64});
+  EXPECT_CONTAINS(refusal(problem), "captured[0] (bias): shape [64], accepted rank 2");
+  problem = bound(handle);
+  problem.captured[0] = layout(int32, {4, 64});
+  EXPECT_CONTAINS(refusal(problem), "captured[0] (bias): dtype int32, accepted float32, float16, bfloat16 and float64");
+  problem = bound(handle);
+  problem.captured[1] = {};
+  EXPECT_CONTAINS(refusal(problem), "captured[1] (doc): ");
+  problem = bound(handle);
+  problem.captured[2] = layout(float32, {2});
+  EXPECT_CONTAINS(refusal(problem), "captured[2] (gain): shape [2], accepted [1]");
+  problem = bound(handle);
+  problem.captured[3] = layout(float32, {2});
+  EXPECT_CONTAINS(refusal(problem), "captured[3]: given, accepted what the program declares, 3 tensors");
+  problem.program = nullptr;
+  EXPECT_CONTAINS(refusal(problem), "captured[0]: given without a program");
+}
+
+TEST(ProblemWithAProgram, ChecksTheGradientsOfWhatItNames) {
+  const Handle handle = created("s * gain + bias[h, i - j + 32]", "doc[b, i] == doc[b, j]");
+  const auto backward = [&] {
+    Problem problem = gradient_of(bound(handle));
+    problem.d_captured[0] = layout(float32, {4, 64});
+    return problem;
+  };
+  Problem problem = backward();
+  problem.d_captured[0] = layout(float16, {4, 64});
+  EXPECT_CONTAINS(refusal(problem), "d_captured[0] (bias): dtype float16, accepted float32 and that of captured[0]");
+  problem = backward();
+  problem.d_captured[0] = layout(float32, {4, 63});
+  EXPECT_CONTAINS(refusal(problem), "d_captured[0] (bias): shape [4, 63], must be that of captured[0] (bias)");
+  problem = backward();
+  problem.d_captured[1] = layout(float32, {2, 24});
+  EXPECT_CONTAINS(refusal(problem), "d_captured[1] (doc): given, but the program declares int");
+}
+
+TEST(ProblemWithAProgram, IsRefusedByEveryKernelThatLacksThem) {
+  const Handle handle = created("s + 1", "");
+  Problem problem = dense_problem(bfloat16);
+  problem.program = handle.get();
+  EXPECT_CONTAINS(refusal(problem, cpu()), "score programs: not supported");
+  EXPECT_CONTAINS(refusal(problem, cuda_arch(90)), "score programs: not supported");
+}
+
+TEST(ProblemWithAProgram, SharesAPrefixOnlyWhereNoPlaceMatters) {
+  Problem problem = csr_problem();
+  share_prefixes(problem);
+  const Handle places = created("", "j <= q_pos");
+  problem.program = places.get();
+  EXPECT_CONTAINS(refusal(problem), "prefix_groups: given with a program that uses j, accepted without");
+}
+
+// ---- what the oracle makes of it -------------------------------------------------------------------------------------
+
+// The same attention by options and by a program that means the same.
+struct Twice {
+  Attention options, program;
+  std::vector<float> bias, d_bias;
+
+  void run(const Handle& handle, std::int32_t direction) {
+    for (Attention* attention : {&options, &program}) {
+      std::mt19937_64 random(7);
+      attention->allocate(random);
+    }
+    program.d_o = options.d_o, program.alibi_slopes = options.alibi_slopes;
+    program.problem.program = handle.get();
+    const auto run_one = [&](Attention& attention) {
+      Problem problem = attention.problem;
+      problem.direction = direction;
+      const Plan plan = tessera::plan(problem, reference_device());
+      std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xFF});
+      Buffers buffers = attention.buffers();
+      buffers.bias = bias.data(), buffers.d_bias = d_bias.data();
+      buffers.captured[0] = program_bias.data(), buffers.d_captured[0] = d_program_bias.data();
+      buffers.scalars[0] = 2.5;
+      direction == TESSERA_BACKWARD ? backward(plan, buffers, workspace) : forward(plan, buffers, workspace);
+    };
+    run_one(options), run_one(program);
+  }
+  std::vector<float> program_bias, d_program_bias;
+};
+
+void expect_equal(const std::vector<double>& one, const std::vector<double>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t n = 0; n < one.size(); ++n) ASSERT_NEAR(one[n], other[n], 1e-12 * std::max(1.0, std::fabs(one[n]))) << n;
+}
+
+TEST(OracleOfAProgram, IsThatOfTheOptionThatItMeans) {
+  for (const bool packed : {false, true}) {
+    for (const std::int32_t direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+      Twice twice;
+      for (Attention* attention : {&twice.options, &twice.program}) {
+        attention->problem = gradient_of(packed ? packed_problem(float64) : dense_problem(float64));
+        attention->cu_seqlens_q = {0, 5, 5, 16}, attention->cu_seqlens_k = {0, 9, 14, 24};
+      }
+      twice.options.problem.softcap = 2.5;
+      twice.options.problem.causal = 1, twice.options.problem.window_left = 7;
+      twice.run(created("c * tanh(s / c)", "j <= q_pos && q_pos - j <= 7"), direction);
+      if (direction == TESSERA_FORWARD) {
+        expect_equal(twice.options.o, twice.program.o);
+        EXPECT_EQ(twice.options.lse, twice.program.lse);
+      } else {
+        expect_equal(twice.options.d_q, twice.program.d_q);
+        expect_equal(twice.options.d_k, twice.program.d_k);
+        expect_equal(twice.options.d_v, twice.program.d_v);
+      }
+    }
+  }
+}
+
+TEST(OracleOfAProgram, ComposesWithTheOptionsBeforeIt) {
+  Twice twice;
+  for (Attention* attention : {&twice.options, &twice.program}) {
+    attention->problem = gradient_of(dense_problem(float64));
+    attention->problem.softcap = 2.5, attention->problem.causal = 1;
+    attention->problem.set_dropout(0.25, 5);
+    attention->problem.alibi_slopes = layout(float32, {4});
+  }
+  // By a bias of the heads and keys: after the soft cap and, as it adds, on either side of ALiBi.
+  twice.options.problem.bias = layout(float32, {1, 4, 1, 24});
+  twice.options.problem.d_bias = twice.options.problem.bias;
+  twice.program.problem.captured[0] = layout(float32, {4, 24});
+  twice.program.problem.d_captured[0] = twice.program.problem.captured[0];
+  std::mt19937_64 random(3);
+  for (int n = 0; n < 4 * 24; ++n) twice.bias.push_back(std::normal_distribution<float>()(random));
+  twice.program_bias = twice.bias;
+  twice.d_bias.assign(twice.bias.size(), NAN), twice.d_program_bias = twice.d_bias;
+  twice.run(created("s + bias[h, j]", ""), TESSERA_BACKWARD);
+  expect_equal(twice.options.d_q, twice.program.d_q);
+  expect_equal(twice.options.d_k, twice.program.d_k);
+  for (size_t n = 0; n < twice.d_bias.size(); ++n) ASSERT_NEAR(twice.d_bias[n], twice.d_program_bias[n], 1e-6);
+}
+
+TEST(OracleOfAProgram, WritesZerosWhereNothingWasRead) {
+  Attention attention;
+  attention.problem = gradient_of(dense_problem(float64));
+  std::mt19937_64 random(1);
+  attention.allocate(random);
+  std::vector<float> bias(4 * 64, 1), d_bias(4 * 64, NAN), d_gain(1, NAN);
+  attention.problem.captured[0] = attention.problem.d_captured[0] = layout(float32, {4, 64});
+  attention.problem.d_captured[2] = layout(float32, {1});  // declared, and not used
+  const Handle handle = created("s + bias[h, j + 40]", "");
+  attention.problem.program = handle.get();
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xFF});
+  Buffers buffers = attention.buffers();
+  buffers.captured[0] = bias.data(), buffers.d_captured[0] = d_bias.data(), buffers.d_captured[2] = d_gain.data();
+  backward(plan, buffers, workspace);
+  EXPECT_EQ(d_gain[0], 0);
+  for (int n = 0; n < 4 * 64; ++n) ASSERT_EQ(d_bias[static_cast<size_t>(n)] != 0, n % 64 >= 40) << n;
+  buffers.d_captured[0] = bias.data();
+  const Status shared = try_backward(plan, buffers, workspace);
+  EXPECT_CONTAINS(shared.message(), "d_bias: shares memory with bias");
+  buffers.captured[0] = nullptr;
+  EXPECT_CONTAINS(try_backward(plan, buffers, workspace).message(), "bias: NULL");
+}
+
+TEST(OracleOfAProgram, RefusesAScalarThatIsNoneOfItsType) {
+  Attention attention;
+  attention.problem = dense_problem(float64);
+  std::mt19937_64 random(1);
+  attention.allocate(random);
+  const Handle handle = created("s", "j < n");
+  attention.problem.program = handle.get();
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  Buffers buffers = attention.buffers();
+  buffers.scalars[1] = 0.5;
+  EXPECT_CONTAINS(try_forward(plan, buffers, workspace).message(),
+                  "scalars[1] (n): 0.5, accepted an integer of 32 bits");
+}
+
+}  // namespace
+}  // namespace tessera::test
