@@ -28,7 +28,7 @@ def _require(holds: bool, text: str) -> None:
 
 
 def _within(extent: int, lengths: Any) -> Any:
-    """[B, extent]: which positions are before their sequence's end. Of equal ranks, as jax_numpy_rank_promotion asks."""
+    """[B, extent]: which positions are before their sequence's end. JAX can be told to refuse unequal ranks."""
     return jnp.arange(extent)[None, :] < lengths[:, None]
 
 
