@@ -176,7 +176,7 @@ def test_heads_first_under_jit(random):
         equal(a, b)
     for bias in (normal(random, 1, 4, 1, 1), normal(random, 37, 1)):
         gradient = jax.grad(lambda b: attention(*arrays, bias=b, layout="bhsd", return_lse=True)[1].sum())(bias)
-        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one for each row, whose weights add up to 1
+        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one per row, since its weights sum to 1
 
 
 def test_packed_paged_trees_and_prefixes(random):
@@ -727,7 +727,7 @@ def test_a_residual_is_jax_nn_s(random):
 
 
 def test_transformations_of_dot_product_attention(random):
-    """vmap of what is mapped in part, of a shared bias's gradient, and Jacobians, whose cotangents alone are mapped."""
+    """vmap over some of the arguments, a shared bias's gradient, and a Jacobian, where only cotangents are mapped."""
     q, k, v = dense(random, batch=2, sq=4, sk=6, size=8)
     bias, mask = normal(random, 1, 4, 4, 6), np.ones((1, 1, 6), bool)
     stack = np.stack([q, q + 1, q - 1])
@@ -741,8 +741,10 @@ def test_transformations_of_dot_product_attention(random):
             jax.jacobian(lambda bias: function(q, k, v, bias))(bias),
         )
 
-    functions = (tessera.jax.dot_product_attention, jax.nn.dot_product_attention)
-    ours, other = (jax.jit(functools.partial(mapped, function))() for function in functions)
+    ours, other = (
+        jax.jit(functools.partial(mapped, f))()
+        for f in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), ours, other)
 
 
