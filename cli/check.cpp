@@ -52,7 +52,7 @@ AttentionTensors in_float64(const AttentionTensors& tensors, double roundoff) {
 
 void run_oracle(const AttentionTensors& tensors, const AttentionOptions& options, tessera_device device,
                 bool backward) {
-  device.kernel = TESSERA_KERNEL_REFERENCE;
+  device.kernel = TESSERA_KERNEL_REFERENCE, device.family[0] = '\0';
   run_attention(tensors, options, device, TESSERA_FORWARD);
   if (backward) run_attention(tensors, options, device, TESSERA_BACKWARD);
 }

@@ -203,8 +203,8 @@ class Run {
 
   static std::string call_text(const char* direction, const CallResult& call) {
     return fmt::format("{:<8} {} kernel, {}, {} thread{}: {:.3g} ms, {:.3g} KiB of workspace\n", direction,
-                       tessera_kernel_name(call.plan.kernel), tessera_isa_name(call.plan.device.isa),
-                       call.plan.device.threads, call.plan.device.threads == 1 ? "" : "s", call.seconds * 1e3,
+                       call.plan.family, tessera_isa_name(call.plan.device.isa), call.plan.device.threads,
+                       call.plan.device.threads == 1 ? "" : "s", call.seconds * 1e3,
                        static_cast<double>(tessera_workspace_bytes(&call.plan)) / 1024);
   }
 
@@ -225,7 +225,7 @@ class Run {
   }
 
   static Json call_json(const CallResult& call) {
-    return {{"kernel", tessera_kernel_name(call.plan.kernel)},
+    return {{"kernel", call.plan.family},
             {"isa", tessera_isa_name(call.plan.device.isa)},
             {"threads", call.plan.device.threads},
             {"seconds", call.seconds},

@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = 120
 LONG_WORD = 72  # characters
-SOURCES = ("*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hpp", "*.inc", "*.py", "*.pyi", "*.sh", "*.cmake", "CMakeLists.txt",
+SOURCES = ("*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hpp", "*.inc", "*.py", "*.pyi", "*.sh", "*.cmake",
+           "CMakeLists.txt",
            "Makefile")  # fmt: skip
 GENERATED = ("python/tessera/_options.py",)
 # Not filled to 120 columns yet. This list only becomes shorter, and goes when it is empty.

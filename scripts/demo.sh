@@ -20,7 +20,7 @@ package_for() {
 mkdir -p out
 for python in $(type -ap python3); do
   "$python" -c 'import torch, numpy' 2> /dev/null || continue
-  echo "PyTorch of $python stands beside Tessera; building the Python package for it"
+  echo "Comparing with PyTorch of $python as well; building the Python package for it"
   if path=$(package_for "$python"); then
     PYTHONPATH=$path "$python" -m tessera "${compare[@]}"
     compared=1

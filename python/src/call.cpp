@@ -45,7 +45,7 @@ class PlanCache {
     entry->threads = call.threads;
     entry->place = call.place.place();
     tessera_device where = device_at(entry->place, call.place.first() ? call.place.first() : "q");
-    where.kernel = call.kernel;
+    set_family(where, call.kernel);
     if (call.threads > 0) where.threads = call.threads;
     const tessera_status status = tessera_make_plan(&call.problem, &where, &entry->plan);
     if (status.code != TESSERA_OK) throw Error(status.message + hint(call, status.message));

@@ -1,6 +1,6 @@
-// One handler for each platform serves both directions. A call's attributes say what its operands and results are, by
-// the names of a problem's tensors ("q k v bias", "o lse"), and hold the options that differ from their defaults, by
-// their names. XLA calls a handler without Python's lock: nothing here touches a Python object but add_jax.
+// One handler per platform serves both directions. A call's attributes list its operands and results, by the names of a
+// problem's tensors ("q k v bias", "o lse"), and the options that differ from their defaults, by name. XLA calls a
+// handler without the GIL: only add_jax touches Python objects here.
 #include "jax.hpp"
 
 #include <nanobind/stl/string.h>
@@ -39,7 +39,7 @@ class Attributes {
     return {span.ptr, span.len};
   }
 
-  // `count` values of eight bytes; nullptr: the attribute is absent.
+  // `count` values of eight bytes; nullptr if the attribute is absent.
   template <class Value>
   const Value* values(std::string_view name, size_t count) const {
     constexpr XLA_FFI_DataType dtype = std::is_same_v<Value, double> ? XLA_FFI_DataType_F64 : XLA_FFI_DataType_S64;
@@ -145,7 +145,7 @@ const core::TensorField& field_named(std::string_view name) {
   throw Error(std::string(name) + ": no tensor of a problem");
 }
 
-// JAX has no int64 unless it is asked to: seed and offset are four uint32, the lower half of each first.
+// By default JAX has no int64: seed and offset are four uint32, the lower half of each first.
 bool is_state_in_halves(const core::TensorField& field, XLA_FFI_DataType dtype, int64_t rank, const int64_t* dims) {
   return field.layout == &tessera_problem::dropout_state && dtype == XLA_FFI_DataType_U32 && rank == 1 && dims[0] == 4;
 }
@@ -162,7 +162,7 @@ void set_buffer(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer)
   field.set_pointer(call.buffers, buffer.data);
 }
 
-// The names in `list`, separated by blanks, each with its buffer.
+// The names in `list`, separated by spaces, each with its buffer.
 void set_buffers(Call& call, std::string_view list, void** buffers, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const size_t end = std::min(list.find(' '), list.size());
@@ -225,7 +225,7 @@ XLA_FFI_Error* handle_cpu(XLA_FFI_CallFrame* frame) {
   });
 }
 
-// Scratch memory of XLA's allocator, which orders its use by the stream: it is given back when the work is queued.
+// Scratch memory of XLA's allocator, which orders its use by the stream: it is returned when the work is launched.
 class Scratch {
  public:
   Scratch(const XLA_FFI_Api& api, XLA_FFI_ExecutionContext* context, size_t bytes)
@@ -299,7 +299,7 @@ int32_t dtype_named(const std::string& name) {
 
 using TracedTensor = std::tuple<std::string, std::string, std::vector<int64_t>>;  // name, dtype, shape
 
-// Refuses what the problem of these layouts and options would be refused for, on whatever device.
+// Refuses a problem of these layouts and options that would be refused on any device.
 void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
   Call call(backward ? TESSERA_BACKWARD : TESSERA_FORWARD);
   for (const auto& [name, dtype, shape] : tensors) {
@@ -310,7 +310,7 @@ void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, cons
     }
     call.problem.*field.layout = contiguous(known, shape.data(), static_cast<int64_t>(shape.size()), field.name);
   }
-  set_options(call, "attention", options);  // and the order of axes
+  set_options(call, "attention", options);  // including the order of axes
   plan_of(call);
 }
 

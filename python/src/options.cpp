@@ -2,13 +2,15 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "call.hpp"
-#include "core/names.hpp"
 #include "error.hpp"
 
 namespace nb = nanobind;
@@ -58,21 +60,31 @@ Pair to_pair(const char* name, nb::handle value) {
   return {to_integer(name, first), to_integer(name, second)};
 }
 
-// Of the whole library: what a device does not have, its plan refuses with the reason.
+// "auto" and the families' names. Of the whole library: what a device does not have, its plan refuses with the reason.
+const std::vector<std::string>& kernels() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all = {"auto"};
+    tessera_family family;
+    for (int32_t n = 0; n < tessera_num_families(); ++n) {
+      check(tessera_family_at(n, &family));
+      all.emplace_back(family.name);
+    }
+    return all;
+  }();
+  return names;
+}
+
 std::string accepted_kernels() {
   std::string accepted;
-  for (const core::KernelName& known : core::kKernelNames) {
-    accepted += (accepted.empty() ? "\"" : ", \"") + std::string(known.name) + "\"";
-  }
+  for (const std::string& name : kernels()) accepted += (accepted.empty() ? "\"" : ", \"") + name + "\"";
   return accepted;
 }
 
 int32_t to_kernel(const char* name, nb::handle value) {
   const std::string accepted = accepted_kernels();
   const std::string text = convert<nb::str>(name, value, accepted.c_str()).c_str();
-  for (const core::KernelName& known : core::kKernelNames) {
-    if (text == known.name) return known.kernel;
-  }
+  const auto found = std::ranges::find(kernels(), text);
+  if (found != kernels().end()) return static_cast<int32_t>(found - kernels().begin());
   throw Error(std::string(name) + ": \"" + text.substr(0, 80) + "\", accepted " + accepted);
 }
 
@@ -213,9 +225,17 @@ const char* annotation_of(core::OptionKind kind) {
 
 }  // namespace
 
+void set_family(tessera_device& device, int32_t kernel) {
+  if (kernel <= 0) return;
+  if (static_cast<size_t>(kernel) >= kernels().size()) {
+    throw Error("kernel: " + std::to_string(kernel) + ", accepted 0 .. " + std::to_string(kernels().size() - 1));
+  }
+  std::snprintf(device.family, sizeof device.family, "%s", kernels()[static_cast<size_t>(kernel)].c_str());
+}
+
 nb::list kernel_names() {
   nb::list names;
-  for (const core::KernelName& known : core::kKernelNames) names.append(known.name);
+  for (const std::string& name : kernels()) names.append(name);
   return names;
 }
 

@@ -19,7 +19,7 @@ struct Call {
 
   tessera_problem problem;
   tessera_buffers buffers{};
-  int32_t kernel = TESSERA_KERNEL_AUTO;
+  int32_t kernel = 0;
   int32_t threads = 0;       // 0 = the device's
   bool openmp = false;       // on the process's OpenMP threads, where it has them
   bool heads_first = false;  // the arrays are [B, H, S, D]; the problem's layouts are [B, S, H, D] once options are set
@@ -38,7 +38,10 @@ void swap_rows_and_heads(tessera_layout& layout);
 // does not take.
 void set_options(Call& call, const char* function, const nanobind::kwargs& options);
 
-// Every kernel's name, auto first.
+// The only family that a call's device is to consider: number `kernel` of kernel_names(), 0 for any.
+void set_family(tessera_device& device, int32_t kernel);
+
+// "auto" and every family's name.
 nanobind::list kernel_names();
 
 // The fields that are options, for stubs, schemas and their tests: a list of {"name", "kind", ...}.

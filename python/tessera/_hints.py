@@ -41,7 +41,7 @@ _ELSEWHERE = {
     "max_seqlen_kv": "that is max_seqlen_k here",
     "cu_seqlens_kv": "that is cu_seqlens_k here",
     "block_table": "flash_attn's block_table is page_table here, and needs seqused_k",
-    "cache_seqlens": "flash_attn's cache_seqlens is seqused_k here, of which the new keys are part",
+    "cache_seqlens": "flash_attn's cache_seqlens is seqused_k here, including the new keys",
     "seqlens_k": "that is seqused_k here",
     "key_value_seq_lengths": "jax.nn's key_value_seq_lengths is seqused_k here",
     "s_aux": "that is sink here",

@@ -104,6 +104,12 @@ std::string tiles_text(const tessera_plan& plan) {
                plan.tiles_per_item, plural(plan.tiles_per_item));
 }
 
+// An estimate: "14 us", "2.3 ms".
+std::string time_text(double us) {
+  if (us >= 1e6) return print("%.2g s", us * 1e-6);
+  return us >= 1e3 ? print(us >= 1e4 ? "%.0f ms" : "%.1f ms", us * 1e-3) : print("%.0f us", us);
+}
+
 std::string launch_text(const tessera_launch& launch) {
   const std::string cluster = launch.cluster > 1 ? print(" in clusters of %d", launch.cluster) : "";
   const std::string memory = bytes_text(static_cast<double>(launch.smem_bytes));
@@ -169,17 +175,16 @@ std::string describe(const tessera_plan& plan) {
              plan.max_seqlen_k, plan.heads_q, plan.heads_kv, plan.head_dim, plan.head_dim_v));
   more(options_text(p));
   line("device", device_text(plan));
-  line("kernel", tessera_kernel_name(plan.kernel));
+  line("kernel", plan.family);
   for (const tessera_candidate& candidate : answers(plan)) {
-    const bool chosen = std::strcmp(candidate.kernel, tessera_kernel_name(plan.kernel)) == 0;
-    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
-               candidate.accepted ? "" : "refused: ", candidate.reason));
+    const bool chosen = std::strcmp(candidate.kernel, plan.family) == 0;
+    const std::string answer = candidate.accepted ? time_text(candidate.estimate_us) + ", " : "refused: ";
+    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel, answer.c_str(), candidate.reason));
   }
   const std::vector<tessera_plan> parts = attention_of(plan);
   for (size_t n = 0; n < parts.size(); ++n) {
     const tessera_plan& part = parts[n];
-    const std::string what =
-        parts.size() > 1 ? print("%s, by %s: ", kPartNames[n], tessera_kernel_name(part.kernel)) : "";
+    const std::string what = parts.size() > 1 ? print("%s, by %s: ", kPartNames[n], part.family) : "";
     line(n == 0 ? "tiles" : "", what + tiles_text(part));
     if (part.decode_queries > 0 && part.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(part));
     if (part.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(part));
@@ -275,7 +280,7 @@ void add_parts(JsonWriter& json, const tessera_plan& plan) {
   json.open("parts", '[');
   for (const tessera_plan_part& part : plan.parts) {
     json.open(nullptr, '{');
-    json.add("kernel", tessera_kernel_name(part.kernel));
+    json.add("kernel", part.family);
     json.add("block_m", part.block_m);
     json.add("block_n", part.block_n);
     json.add("num_splits", part.num_splits);
@@ -289,12 +294,13 @@ std::string to_json(const tessera_plan& plan) {
   JsonWriter json;
   json.open(nullptr, '{');
   json.add("version", tessera_version());
-  json.add("kernel", tessera_kernel_name(plan.kernel));
+  json.add("kernel", plan.family);
   json.open("candidates", '[');
   for (const tessera_candidate& candidate : answers(plan)) {
     json.open(nullptr, '{');
     json.add("kernel", candidate.kernel);
     json.add("accepted", candidate.accepted != 0);
+    if (candidate.accepted) json.add("estimate_us", candidate.estimate_us);
     json.add("reason", candidate.reason);
     json.close('}');
   }

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/candidate.hpp"
 #include "core/fields.hpp"
@@ -70,7 +71,6 @@ struct PrebuiltRow {
 
 // A kernel family's descriptor. What it refuses beyond its `supports`, and what it fills in, are the candidate's.
 struct Family : core::Candidate {
-  const char* name;
   Supports supports;
   // A plan's launches, onto the list. Decides nothing: pointers are filled in, and what they are aligned to takes the one or the
   // other kernel of the plan. Without buffers they are taken to be aligned.
@@ -80,11 +80,14 @@ struct Family : core::Candidate {
   std::string (*tiles_json)() = nullptr;  // its table of tiles, for tessera_tiles
 };
 
-// In order of preference.
+// Of those that take as long as another, the first is chosen.
 std::span<const Family* const> families();
 
-// The family that a plan names. NULL: there is none.
-const Family* find_family(int32_t kernel);
+// Of `among` the one that does not refuse and takes the least time. NULL: all refuse.
+const Family* cheapest(std::span<const Family* const> among, const tessera_plan& plan);
+
+// The family of that name. NULL: there is none.
+const Family* find_family(std::string_view name);
 
 extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90, kSharedPrefix;
 // For comparison only.

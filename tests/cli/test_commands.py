@@ -41,7 +41,7 @@ def test_compare_agrees_with_float64(folder, flags):
 
 
 def test_compare_on_a_gpu(folder):
-    """Beside its kernels for comparison; without a GPU a refusal that says why, and the CPU is the default."""
+    """With its kernels for comparison; without a GPU a refusal with the reason, and the CPU as default."""
     gpu = json.loads(folder.succeeds(*SMALL[:-2], "--json").out)["device"] == "cuda"
     flags = (*SMALL[:-1], "cuda", "--against", "standard,fa1", "--dtype", "float16", "--causal", "--json")
     if not gpu:
@@ -101,7 +101,7 @@ def test_compare_fits_the_terminal(folder, columns):
     for progress in shown.split("\r\033[K")[1:]:
         assert len(progress.split("\n")[0]) <= columns
     table = [line for line in lines if "│" in line]
-    # Bars stand one below another.
+    # The bars are aligned.
     assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1
     for word in ("Tessera", "standard attention", "speed-up", "length", "ms", "extra", "needs", "forward", "backward"):
         assert word in shown
@@ -205,7 +205,7 @@ def test_plan_refuses_ranks_by_name(folder, flags, complaint):
 def test_plan_for_a_gpu_that_is_not_here(folder, flags):
     flags = ("plan", "--sq", 4096, "-H", 32, "-D", 128, "--dtype", "bfloat16", *flags)
     plan = json.loads(folder.succeeds(*flags, "--json").out)
-    assert plan["kernel"] == "fwd_sm90" and "roofline" not in plan  # that of this CPU says nothing of it
+    assert plan["kernel"] == "fwd_sm90" and "roofline" not in plan  # this CPU's roofline does not apply to it
     assert plan["device"]["described"] and plan["device"]["arch"] == 90 and plan["device"]["cores"] == 132
     text = folder.succeeds(*flags).out
     assert "none of this machine's" in text and "compute capability 9.0" in text and "measured here" not in text
@@ -251,7 +251,7 @@ def test_support_says_what_plan_says(folder):
                 assert json.loads(plan.out)["kernel"] == cell["kernel"] and cell["reason"] is None
             else:
                 assert plan.code == 2 and cell["reason"] in plan.err
-    # A gradient of the backward pass alone; what every row of the fields names is there.
+    # A gradient of the backward pass alone; the plan contains everything named by its row of the fields.
     assert {cell["direction"] for cell in options["d_sink"]} == {"backward"}
     assert {"bias", "mask", "block_mask", "alibi_slopes", "d_lse", "causal", "window", "softcap"} <= set(options)
 

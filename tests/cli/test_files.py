@@ -109,7 +109,7 @@ def test_empty_name(good, flag):
     assert flag in refused(good, *INPUTS, "-o", "out.npy", flag, "")
 
 
-# ---- what is there ---------------------------------------------------------------------------------------------------
+# ---- existing files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", (0o600, 0o640, 0o664, 0o755))
@@ -181,7 +181,7 @@ def test_full_disk(good):
 
 
 def open_files(process):
-    """What os.stat says of the files that a process holds beside its standard streams; it may close one in between."""
+    """os.stat of the files that a process has open beside its standard streams; it may close one in between."""
     for descriptor in os.listdir(f"/proc/{process}/fd"):
         if int(descriptor) > 2:
             with contextlib.suppress(FileNotFoundError):
@@ -229,7 +229,7 @@ def test_standard_output_holds_the_tensor_alone(good, expected, more):
 
 @pytest.mark.parametrize("flags", (os.O_TRUNC, os.O_APPEND))
 def test_standard_output_that_is_a_file(good, expected, flags):
-    """What was there before, and after, stays: the shell's { ...; tessera ...; } > file."""
+    """Text written before and after is kept: the shell's { ...; tessera ...; } > file."""
     target = good.path / "out"
     target.write_bytes(b"")
     descriptor = os.open(target, os.O_WRONLY | flags)

@@ -74,7 +74,7 @@ def test_every_step_is_the_softmax_of_the_keys_so_far(folder, mask):
     for step in steps:
         seen[slice(*step["keys"])] = True
         s, got = np.where(seen, scores, -np.inf), step["row"]
-        if np.isneginf(s).all():  # the block is there for other rows of the tile
+        if np.isneginf(s).all():  # other rows of the tile see the block
             assert (got["m"], got["l"], got["lse"], got["o_norm"]) == (None, 0, None, 0)
             continue
         p = np.exp(s - s.max())

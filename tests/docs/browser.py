@@ -18,7 +18,7 @@ FLAGS = (
 
 
 class Browser:
-    """One tab. `faults` gathers exceptions and errors of the console, `requests` every address that was asked for."""
+    """One tab. `faults` collects exceptions and errors of the console, `requests` every requested address."""
 
     def __init__(self, profile):
         ours_in, theirs_out = os.pipe()

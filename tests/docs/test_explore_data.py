@@ -35,7 +35,7 @@ def test_data_is_the_programs(key):
     )
     steps, expected = held.pop("steps"), now.pop("steps")
     for step, wanted in zip(steps, expected, strict=True):
-        distance, wanted_distance = step.pop(4), wanted.pop(4)  # from the oracle: of the last step rounding alone
+        distance, wanted_distance = step.pop(4), wanted.pop(4)  # from the exact result: only rounding in the last step
         assert step == pytest.approx(wanted, rel=2e-7, abs=1e-9)
         assert distance == pytest.approx(wanted_distance, rel=6e-3, abs=1e-13)
     assert held.pop("exact") == pytest.approx(now.pop("exact"), rel=2e-7)

@@ -65,7 +65,7 @@ def run(tmp_path, *arguments, without=()):
 
 
 def on_terminal(columns, *arguments):
-    """What the program shows on a terminal of so many columns."""
+    """The program's output on a terminal with this number of columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -120,7 +120,7 @@ def test_each_side_computes_attention(framework, direction, causal):
 
 
 def oracle(q, k, v, d_o, **options):
-    """What the library computes in float64, from the definition: src/core/reference.cpp."""
+    """The library's results in float64, from the definition: src/core/reference.cpp."""
     o, lse = tessera.attention(q, k, v, return_lse=True, **options)
     if d_o is None:
         return {"o": o}
@@ -152,7 +152,7 @@ def test_the_float64_reference(framework, direction, causal):
 
 @pytest.mark.parametrize("arrays", ["numpy", "torch"])
 def test_float64_with_every_option(random, arrays):
-    """What the sample here and the GPU's benchmark are computed by."""
+    """The computation shared by the sample here and the GPU's benchmark."""
     xp = pytest.importorskip(arrays)
     given = (lambda x: x) if xp is np else xp.from_numpy
     rows, keys, d, slope, window = 37, 50, 16, 0.25, 20
@@ -249,7 +249,7 @@ def test_memory_limit(capsys):
 
 
 def test_without_pytorch(tmp_path):
-    """NumPy alone: the same numbers but PyTorch's; rich's absence only takes the colours away."""
+    """NumPy alone: the same numbers except PyTorch's; without rich only the colours are missing."""
     process = run(tmp_path, *SMALL, "--json", without=("torch", "rich", "matplotlib", "threadpoolctl"))
     assert process.returncode == 0 and process.stderr == ""
     result = json.loads(process.stdout)
@@ -424,7 +424,7 @@ def test_plan_of_a_gpu_that_is_not_here(capsys):
 
 @pytest.mark.parametrize("command", ["run", "trace", "cache"])
 def test_what_the_program_alone_does(capsys, command):
-    """The program's other commands are listed, and say where they are, whatever follows."""
+    """The program's other commands are listed and refer to the program, whatever follows."""
     assert main([command, "q.npy", "-o", "out.npy", "--causal", "--help"]) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.count("\n") == 1
@@ -465,7 +465,7 @@ def test_says_what_the_program_says(capsys, arguments):
     ours = capsys.readouterr().out
     if "--json" in arguments:
         assert json.loads(ours) == json.loads(program.stdout)
-    elif arguments == ["info"]:  # but for the peer's line, and what changes: memory, and whose folder holds NVRTC
+    elif arguments == ["info"]:  # except the peer's line, memory, and the owner of NVRTC's folder
         names = [[line.split("  ")[0] for line in text.splitlines()] for text in (ours, program.stdout)]
         assert [*names[0], "standard peer"] == names[1]
     else:
@@ -476,7 +476,7 @@ def test_says_what_the_program_says(capsys, arguments):
 
 
 def test_the_tables_numbers():
-    """As the program draws them: three digits, units, what was not run, and the columns that a line has room for."""
+    """Like the program's: three digits, units, sides that were not run, and as many columns as fit a line."""
     sides = [
         ("Tessera", "Tessera", False),
         ("standard attention", "standard", False),

@@ -33,7 +33,7 @@ def test_example(name, needs):
 @pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
 @pytest.mark.parametrize("blocks", ((128, 64), (32, 80), (7, 5), (500, 500)), ids=str)
 def test_25_lines_against_the_library(blocks, causal):
-    """In float64, which the library's oracle takes: what remains is the order of the sums."""
+    """In float64, by the library's reference kernel: only the order of the sums differs."""
     numpy = pytest.importorskip("numpy")
     import tessera
 
@@ -72,7 +72,7 @@ def test_readme_s_code_fits_a_page():
 
 
 def test_readme_s_first_program_runs():
-    """On whatever machine: it says that a CPU will do."""
+    """On any machine: it says that a CPU is sufficient."""
     pytest.importorskip("torch")
     program = next(text for language, text in CODE if language == "python")
     check = """

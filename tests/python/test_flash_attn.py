@@ -325,7 +325,7 @@ def test_second_derivatives_are_refused(form):
     else:
         out = flash_attn.flash_attn_func(q, q, q)
     y = (out * random(*q.shape, seed=1, requires_grad=False)).sum()
-    if form == "private":  # as a backward pass of somebody's own calls it under create_graph=True
+    if form == "private":  # like a custom backward pass called with create_graph=True
         gradient = torch.empty_like(q, requires_grad=False)
         lse = torch.zeros(1, 2, 9)
         interface._flash_attn_backward(
@@ -441,7 +441,7 @@ def test_kvcache(causal, layout, rotary):
 
 @pytest.mark.parametrize("layout", ["rows", "batch_idx", "slices", "heads_first", "unlike", "expanded"])
 def test_kvcache_never_reads_the_left_padding(layout, monkeypatch):
-    """It may hold NaN, however the cache lies in memory, and nothing in the cache is written or copied."""
+    """It may hold NaN, for any memory order of the cache, and nothing in the cache is written or copied."""
     leftpad, used = (torch.tensor(t, dtype=torch.int32) for t in ([5, 0, 7], [23, 30, 7]))
     q = random(3, 2, 4, 24, seed=1, requires_grad=False)
     k, v = (random(3, 32, 2, 24, seed=s, requires_grad=False) for s in (2, 3))
@@ -646,7 +646,7 @@ def test_kvcache_drops_what_is_out_of_range_under_capture(device, where, monkeyp
 
 @pytest.mark.parametrize("layout", ["pages", "rows"])
 def test_kvcache_reads_nothing_back_under_capture(layout, monkeypatch):
-    """Tensors that hold nothing stand for those of a captured stream: neither can be read back."""
+    """Tensors without data replace those of a captured stream: neither can be read back."""
     monkeypatch.setattr(_extent, "_capturing", lambda tensor: True)
     call = cache_call(layout, **angles_of(64))
     if layout == "rows":
@@ -659,7 +659,7 @@ def test_kvcache_reads_nothing_back_under_capture(layout, monkeypatch):
 
 
 def test_kvcache_in_a_compiled_program():
-    """In one graph: nothing asks what a tensor holds."""
+    """In one graph: no value of a tensor is read."""
     q, new = random(2, 1, 4, 16, seed=1, requires_grad=False), random(2, 1, 2, 16, seed=2, requires_grad=False)
     used, leftpad = (torch.tensor(t, dtype=torch.int32) for t in ([5, 9], [2, 0]))
     results = []
@@ -724,7 +724,7 @@ def test_never_shadows_by_surprise(tmp_path):
     assert run_python(program, path, TESSERA_FLASH_ATTN="1").stdout == "2.8.4\n"
 
 
-# ---- what programs hand over -----------------------------------------------------------------------------------------
+# ---- calls of existing programs --------------------------------------------------------------------------------------
 
 
 def _graphs_of(function, calls, **options):

@@ -2,9 +2,10 @@
 
 import functools
 import os
+import re
 import sys
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_the_same_as_numpy(random, dtype):
 
 
 @pytest.mark.skipif(
-    len(jax.devices("cpu")) < 2, reason="JAX has one CPU (XLA_FLAGS=--xla_force_host_platform_device_count=2)"
+    len(jax.devices("cpu")) < 2, reason="JAX has one CPU (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
 )
 def test_an_array_on_several_devices(random):
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "b")
@@ -172,7 +173,7 @@ def test_heads_first_under_jit(random):
         equal(a, b)
     for bias in (normal(random, 1, 4, 1, 1), normal(random, 37, 1)):
         gradient = jax.grad(lambda b: attention(*arrays, bias=b, layout="bhsd", return_lse=True)[1].sum())(bias)
-        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one for each row, whose weights add up to 1
+        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one per row, since its weights sum to 1
 
 
 def test_packed_paged_trees_and_prefixes(random):
@@ -348,6 +349,130 @@ def test_shard_map_over_batch_heads_and_queries(random):
             np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+# ---- jit with sharded arrays ----------------------------------------------------------------------------------------
+
+P, NamedSharding = jax.sharding.PartitionSpec, jax.sharding.NamedSharding
+four_devices = pytest.mark.skipif(
+    len(jax.devices("cpu")) < 4, reason="JAX has fewer than four CPUs (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
+)
+
+
+def mesh_of(**axes):
+    count = int(np.prod([*axes.values()]))
+    return jax.sharding.Mesh(np.array(jax.devices("cpu")[:count]).reshape(*axes.values()), tuple(axes))
+
+
+def collectives(compiled):
+    names = r" (all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter)[a-z-]*\("
+    return set(re.findall(names, compiled.as_text()))
+
+
+def divided_cases(random):
+    """name -> heads, KV heads, how q and k are divided, options, what the gradient exchanges."""
+    slopes, lengths = normal(random, 4, 4), np.array([45, 3, 11, 20], np.int32)
+    mask, bias = random.random((4, 1, 37, 45)) < 0.7, normal(random, 1, 4, 37, 45)
+    both, batch, heads = P("x", None, "y"), P(("x", "y")), P(None, None, ("x", "y"))
+    return {
+        "batch and heads": (4, 4, both, both, {"causal": True}, set()),
+        "grouped heads": (8, 2, both, both, {"causal": True, "window": (9, -1)}, set()),
+        "batch": (4, 2, batch, batch, {"seqused_k": lengths, "alibi_slopes": slopes, "mask": mask}, set()),
+        "heads": (4, 4, heads, heads, {"causal": True, "softcap": 3.0}, set()),
+        "one KV head": (4, 1, both, P("x"), {"causal": True}, {"all-reduce"}),
+        "bias and sink": (4, 2, both, both, {"bias": bias, "sink": normal(random, 4)}, {"all-reduce"}),
+        "bias of keys": (4, 2, both, both, {"bias": normal(random, 45)}, {"all-reduce"}),
+        "bias of each": (4, 2, both, both, {"bias": normal(random, 4, 4, 37, 45)}, set()),
+        "heads first": (4, 2, P("x", "y"), P("x", "y"), {"layout": "bhsd", "causal": True}, set()),
+    }
+
+
+@four_devices
+@pytest.mark.parametrize("shardy", (True, False), ids=("Shardy", "GSPMD"))
+@pytest.mark.parametrize("name", tuple(divided_cases(np.random.default_rng(0))))
+def test_sharded_arrays_are_not_gathered(random, name, shardy):
+    """Values and gradients of one device, without an exchange but the sums of what all devices read."""
+    heads, heads_kv, of_q, of_k, options, exchanged = divided_cases(random)[name]
+    arrays = dense(random, batch=4, heads=heads, heads_kv=heads_kv)
+    if options.get("layout") == "bhsd":
+        arrays = tuple(np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays)
+    tensors = {n: x for n, x in options.items() if isinstance(x, np.ndarray)}
+    values = {n: x for n, x in options.items() if n not in tensors}
+    floating = {n: x for n, x in tensors.items() if n in ("bias", "sink")}
+
+    def run(arrays, floating):
+        return attention(*arrays, return_lse=True, **{**tensors, **floating}, **values)
+
+    def loss(arrays, floating):
+        o, lse = run(arrays, floating)
+        return jnp.sin(o).sum() + lse.sum()
+
+    mesh = mesh_of(x=2, y=2)
+    placed = tuple(jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, (of_q, of_k, of_k)))
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", shardy)
+    try:
+        forward = jax.jit(run).lower(placed, floating).compile()
+        backward = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(placed, floating).compile()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    assert collectives(forward) == set() and collectives(backward) == exchanged
+    o, lse = forward(placed, floating)
+    assert o.sharding.is_equivalent_to(NamedSharding(mesh, of_q), 4)
+    for a, b in zip((o, lse), run(arrays, floating)):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    gradients = backward(placed, floating)
+    for x, s in zip(gradients[0], (of_q, of_k, of_k)):
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, s), 4)
+    expected = jax.grad(loss, argnums=(0, 1))(arrays, floating)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), gradients, expected)
+
+
+@four_devices
+def test_sharded_pages_packed_sequences_and_vmap(random):
+    mesh = mesh_of(x=2, y=2)
+
+    def check(function, *pairs):
+        arrays = [x for x, _ in pairs]
+        placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
+        compiled = jax.jit(function).lower(*placed).compile()
+        assert collectives(compiled) == set()
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), compiled(*placed), function(*arrays))
+
+    pages, tables = normal(random, 5, 4, 2, 16), np.array([[0, 1], [2, 3], [4, 0], [1, 2]], np.int32)
+    paged = lambda q, k, v, table, n: attention(q, k, v, page_table=table, seqused_k=n)  # noqa: E731
+    lengths, of_pages = np.array([5, 6, 7, 8], np.int32), P(None, None, "y")
+    queries = normal(random, 4, 1, 4, 16)
+    check(paged, (queries, P("x", None, "y")), (pages, of_pages), (pages + 1, of_pages), (tables, P("x")), (lengths, P("x")))
+
+    cu = {"cu_seqlens_q": np.array([0, 3, 37], np.int32), "cu_seqlens_k": np.array([0, 20, 45], np.int32)}
+    q, k, v = dense(random, batch=4)
+    packed = jax.grad(lambda q, k, v: jnp.sin(attention(q, k, v, causal=True, **cu)).sum(), argnums=(0, 1, 2))
+    check(packed, *((x[0], P(None, "y")) for x in (q, k, v)))
+
+    mapped = jax.vmap(lambda q, k, v: attention(q, k, v, causal=True))
+    check(mapped, *((np.stack([x, x + 1]), P("x", None, None, "y")) for x in (q, k, v)))
+
+
+@four_devices
+def test_what_cannot_be_divided_is_gathered(random):
+    """And right: dropout, whose bits are of global places, heads that devices do not divide, and a batch of 3."""
+    q, k, v = dense(random, batch=4)
+    mesh = mesh_of(x=2, y=2)
+    place = lambda spec, *arrays: [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]  # noqa: E731
+    dropped = lambda *x: attention(*x, dropout_p=0.3, dropout_seed=3)  # noqa: E731
+    equal(jax.jit(dropped)(*place(P("x"), q, k, v)), dropped(q, k, v))
+    causal = lambda *x: attention(*x, causal=True)  # noqa: E731
+    equal(jax.jit(causal)(*place(P(None, None, ("x", "y")), q), k, v), causal(q, k, v))
+
+    def of_three(q, k, v):
+        q = jax.lax.with_sharding_constraint(q, NamedSharding(mesh, P("x")))
+        return jax.grad(lambda q, k: causal(q, k, v).sum(), argnums=(0, 1))(q, k)
+
+    three = [x[:3] for x in (q, k, v)]
+    expected = jax.grad(lambda q, k: causal(q, k, three[2]).sum(), argnums=(0, 1))(*three[:2])
+    for a, b in zip(jax.jit(of_three)(*place(P(), *three)), expected):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 # ---- jax.nn.dot_product_attention -----------------------------------------------------------------------------------
 
 NN = {
@@ -361,9 +486,11 @@ NN = {
                      "key_value_seq_lengths": np.array([7, 45], np.int32)},
     "causal lengths": {"is_causal": True, "query_seq_lengths": np.array([12, 37], np.int32),
                        "key_value_seq_lengths": np.array([7, 45], np.int32)},
-    "window and lengths": {"local_window_size": (3, 2), "is_causal": True, "query_seq_lengths": np.array([20, 37], np.int32),
+    "window and lengths": {"local_window_size": (3, 2), "is_causal": True,
+                           "query_seq_lengths": np.array([20, 37], np.int32),
                            "key_value_seq_lengths": np.array([20, 45], np.int32)},
-    "mask and lengths": {"mask": np.tril(np.ones((1, 1, 37, 45), bool)), "query_seq_lengths": np.array([18, 9], np.int32),
+    "mask and lengths": {"mask": np.tril(np.ones((1, 1, 37, 45), bool)),
+                         "query_seq_lengths": np.array([18, 9], np.int32),
                          "key_value_seq_lengths": np.array([11, 22], np.int32)},
     "mask of keys": {"mask": np.arange(45) < 23},
 }  # fmt: skip
@@ -427,7 +554,7 @@ def test_a_residual_is_jax_nn_s(random):
 
 
 def test_transformations_of_dot_product_attention(random):
-    """vmap of what is mapped in part, of a shared bias's gradient, and a Jacobian, whose cotangents alone are mapped."""
+    """vmap over some of the arguments, a shared bias's gradient, and a Jacobian, where only cotangents are mapped."""
     q, k, v = dense(random, batch=2, sq=4, sk=6, size=8)
     bias, mask = normal(random, 1, 4, 4, 6), np.ones((1, 1, 6), bool)
     stack = np.stack([q, q + 1, q - 1])
@@ -441,7 +568,10 @@ def test_transformations_of_dot_product_attention(random):
             jax.jacobian(lambda bias: function(q, k, v, bias))(bias),
         )
 
-    ours, other = (jax.jit(functools.partial(mapped, f))() for f in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention))
+    ours, other = (
+        jax.jit(functools.partial(mapped, f))()
+        for f in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), ours, other)
 
 

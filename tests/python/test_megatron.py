@@ -52,7 +52,7 @@ def on_cpu(make_mask):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process(tmp_path_factory):
-    """A group of one, and what Megatron asks CUDA for on the CPU."""
+    """A group of one, and replacements on the CPU for Megatron's CUDA calls."""
     patch = pytest.MonkeyPatch()
     store = tmp_path_factory.mktemp("store") / "store"
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)

@@ -106,7 +106,7 @@ def test_a_training_step(dtype, calls):
     our_loss, our_gradients = step(ours)
     assert len(calls) == LAYERS and all(options["causal"] for options in calls)
     exact = gradients
-    # The same weights without their rounding on the way: what either's error is held against.
+    # The same weights before rounding: the reference for both errors.
     if dtype != torch.float32:
         precise, _ = pair(torch.float32)
         precise.load_state_dict(own.state_dict())

@@ -37,7 +37,7 @@ def launch(*arguments):
 
 @pytest.fixture(scope="module")
 def launched():
-    """One program for all numbers of ranks: importing PyTorch takes longer than most of them."""
+    """One program for all numbers of ranks, since importing PyTorch takes longer than most cases."""
     return launch(*(f"{ranks}:{names}" for ranks, names in LAUNCHES.items()))
 
 

@@ -330,7 +330,7 @@ def test_hints_and_signature():
 @pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python 3.11 keeps overloads")
 @pytest.mark.parametrize("function", [attention, tessera.torch.combine])
 def test_overloads(function):
-    """What a type checker knows: without return_lse a call gives a tensor, whose methods it has."""
+    """For a type checker: without return_lse a call returns a tensor, which has a tensor's methods."""
     marks = [overload.__annotations__ for overload in typing.get_overloads(function)]
     assert [(m["return_lse"], m["return_lse_low"], m["return"]) for m in marks] == [
         ("Literal[False]", "Literal[False]", "Tensor"),
@@ -448,7 +448,7 @@ def test_what_is_no_dense_tensor_is_named(device, name, form):
 
 
 def test_negative_views(device):
-    """PyTorch may keep the negative of a tensor as a bit beside the memory that it shares."""
+    """PyTorch may store the negative of a tensor as a bit beside the shared memory."""
     q, k, v = inputs(device)
     bias = random(1, 4, 37, 53, seed=6, requires_grad=False)
     runs = []
@@ -469,7 +469,7 @@ def test_inputs_freed_while_in_use(device):
     q, k, v = inputs(device)
     expected = torch.autograd.grad(attention(q, k, v, deterministic=True).sum(), q)[0]
     o = attention(q, k.detach() + 0, v.detach() + 0, deterministic=True)
-    torch.full((1 << 20,), math.nan)  # memory that was freed would be taken again
+    torch.full((1 << 20,), math.nan)  # freed memory could be reused
     assert torch.equal(torch.autograd.grad(o.sum(), q)[0], expected)
 
 
@@ -492,8 +492,8 @@ def test_call_overhead():
         "nothing": lambda: Nothing.apply(*leaves),
     }
     best = dict.fromkeys(calls, math.inf)
-    bound = 1e-6 + 15e-6  # the C call takes 1 us, and less on a quick machine
-    # In turns, 200 times, and on, for other processes may have had the core for all of that.
+    bound = 1e-6 + 15e-6  # the C call takes 1 us, less on a fast machine
+    # Alternately, 200 times and more, since other processes may have used the core the whole time.
     end = time.perf_counter() + 20
     for turn in itertools.count(1):
         for name, call in calls.items():
@@ -515,7 +515,7 @@ def test_call_overhead():
 
 
 def test_shapes_on_cuda():
-    """They are known without a GPU, as torch.compile asks for them."""
+    """They are known without a GPU, as torch.compile requires."""
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         q, k, v = (torch.empty(2, 9, heads, 16, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
         o, lse = attention(q, k, v, return_lse=True)

@@ -360,7 +360,7 @@ def dropped(o):
 
 
 def test_randomness_of_vmap():
-    """As torch.func.vmap says it, and as PyTorch's own attention has it."""
+    """As torch.func.vmap documents it, and like PyTorch's own attention."""
     q, v = torch.zeros(3, 2, 9, 1, 8), torch.eye(9).repeat(2, 1, 1)[:, :, None]
     f = lambda q: attention(q, q, v, dropout_p=0.5)  # noqa: E731
     same = dropped(torch.func.vmap(f, randomness="same")(q))
@@ -427,7 +427,7 @@ def test_both_passes_of_a_call_stay_with_one_implementation(counted):
     calls, gradients = run(nothing, activate)
     assert calls == [] and all(map(torch.equal, gradients, of_pytorch))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
-        calls, gradients = run(activate, nothing)  # a copy tells nothing: either may compute it
+        calls, gradients = run(activate, nothing)  # a copy carries no mark: either may compute it
     close(gradients, ours)
 
 

@@ -28,7 +28,7 @@ def _require(holds: bool, text: str) -> None:
 
 
 def _within(extent: int, lengths: Any) -> Any:
-    """[B, extent]: which positions are before their sequence's end. Of equal ranks, as jax_numpy_rank_promotion asks."""
+    """[B, extent], True for positions before their sequence's end. Ranks are equal, for jax_numpy_rank_promotion."""
     return jnp.arange(extent)[None, :] < lengths[:, None]
 
 

@@ -8,6 +8,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/backward.hpp"
 #include "cuda/families/block_lists.hpp"
 #include "cuda/families/bwd_sm90_tiles.hpp"
@@ -227,6 +228,10 @@ std::string refuse(const tessera_plan& plan) {
   return stand_in.empty() ? "" : "bwd_sm80, which serves misaligned data, refuses: " + stand_in;
 }
 
+// An H100, 8192 tokens, full (bwd_sm90_tiles.inc, docs/status.md).
+constexpr Rate kRates[] = {{64, 478}, {96, 503}, {128, 547}, {256, 520}, {512, 450}};
+double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, kRates); }
+
 // Where the blocks do not fill the GPU, the query heads of a KV head are several blocks': as few as are within a tenth of the best. Full, a head
 // takes a round for each multiprocessor's blocks; causal, a block has half of the longest one's steps in the mean, so that twice as
 // many fill the GPU.
@@ -394,7 +399,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kBwdSm90{
-    {TESSERA_KERNEL_BWD_SM90, refuse, configure}, "bwd_sm90", kSupports, list_launches, kPrebuilt, bwd_sm90_tiles_json};
+constinit const Family kBwdSm90{{"bwd_sm90", TESSERA_KERNEL_BWD_SM90, refuse, configure, estimate_us},
+                                kSupports,
+                                list_launches,
+                                kPrebuilt,
+                                bwd_sm90_tiles_json};
 
 }  // namespace tessera::cuda

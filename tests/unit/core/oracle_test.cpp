@@ -325,7 +325,7 @@ TEST(OracleForms, StridesDoNotMatter) {
   }
 }
 
-// What lies past a sequence's end, or is masked, never reaches a result; its gradient is 0.
+// Data past a sequence's end, or masked, never affect a result; their gradient is 0.
 TEST(OraclePadding, NeverReachesAResult) {
   for (const double poison : {kNaN, kInfinity}) {
     std::mt19937_64 random(4);
@@ -500,7 +500,7 @@ TEST(Oracle, AveragesWhatScoresOfAnyFiniteSizeShare) {
     for (std::size_t n = 0; n < a.bias.size(); ++n) {
       const double rows[] = {0, -c, -std::numeric_limits<double>::max(), std::numeric_limits<double>::max() / 2, 0};
       a.bias[n] = rows[n / 50];
-      if (n / 50 == 4 && n % 2 == 1) a.bias[n] = -std::numeric_limits<double>::max();  // of which none counts
+      if (n / 50 == 4 && n % 2 == 1) a.bias[n] = -std::numeric_limits<double>::max();  // none of them counts
     }
     a.forward();
     a.backward();

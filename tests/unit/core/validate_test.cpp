@@ -19,7 +19,7 @@ struct Rule {
   const char* name;
   std::function<Problem()> base;
   std::function<void(Problem&)> break_it;
-  std::vector<const char*> message;  // each of them must be in it; the first is what it starts with
+  std::vector<const char*> message;  // the message starts with the first and contains the others
   Code code = Code::invalid_argument;
 };
 void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
@@ -521,7 +521,7 @@ TEST_P(Validate, RefusesAndNames) {
 }
 INSTANTIATE_TEST_SUITE_P(Rules, Validate, testing::ValuesIn(kRules), [](const auto& i) { return i.param.name; });
 
-// ---- what must be accepted ------------------------------------------------------------------------------------------
+// ---- valid problems -------------------------------------------------------------------------------------------------
 
 void expect_accepted(const Problem& problem) {
   Plan plan;
