@@ -53,8 +53,7 @@ struct ProblemParams {
 struct PositionMasks {
   const unsigned char* causal_seqs;  // [batch]
   int64 causal_seqs_stride;
-  const uint32*
-      tree_mask;  // words [batch, queries, tree_words] or packed [queries, tree_words]: attention/tree_mask.cuh
+  const uint32* tree_mask;  // words [batch, queries, tree_words] or packed [queries, tree_words]
   int64 tree_mask_batch, tree_mask_row, tree_mask_word;
   int tree_words;
 };

@@ -188,8 +188,7 @@ BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   config.min_blocks_per_sm = 1;
   config.aligned = true;
   config.score = score_config(plan.problem);
-  config.score.scale_first =
-      config.score.bias_or_mask() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
+  config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
   return config;
 }
 
