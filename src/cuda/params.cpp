@@ -71,12 +71,12 @@ int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.prob
 
 ScoreConfig score_config(const tessera_problem& problem) {
   ScoreConfig score{};
+#define TESSERA_SCORE_TENSOR(name) score.name = present(problem.name);
+  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
+#undef TESSERA_SCORE_TENSOR
   score.softcap = problem.softcap > 0;
-  score.bias = present(problem.bias);
   score.bias_dtype = static_cast<Dtype>(score.bias ? problem.bias.dtype : 0);
   score.alibi = present(problem.alibi_slopes);
-  score.mask = present(problem.mask);
-  score.block_mask = present(problem.block_mask);
   score.dropout = problem.dropout_p > 0;
   score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);
@@ -163,7 +163,8 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
   p.page_size = static_cast<int>(size.page_size), p.pages = static_cast<int>(size.pages);
 }
 
-void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem) {
+void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem,
+                 const tessera_buffers& buffers) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
   const double log2e =
       score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
@@ -172,7 +173,9 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.softcap = view.softcap;
   p.causal = view.causal, p.top_left = view.top_left;
   p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);
-  p.bias = score_tensor(view.bias), p.mask = score_tensor(view.mask), p.block_mask = score_tensor(view.block_mask);
+#define TESSERA_SCORE_TENSOR(name) p.name = cuda::score_tensor(problem.name, buffers.name);
+  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
+#undef TESSERA_SCORE_TENSOR
   p.bias_mask_keys = std::min(bias_mask_keys(p.bias, problem.bias), bias_mask_keys(p.mask, problem.mask));
   p.head_by_head = head_by_head(problem, p);
   p.mask_block_q = static_cast<int>(view.mask_block_q), p.mask_block_k = static_cast<int>(view.mask_block_k);
@@ -202,7 +205,7 @@ void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tesse
   const core::ProblemView view = core::problem_view(plan.problem, buffers);
   p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
   fill_indices(p, view, plan, buffers);
-  fill_scores(p, view, plan.problem);
+  fill_scores(p, view, plan.problem, buffers);
 }
 
 }  // namespace tessera::cuda
