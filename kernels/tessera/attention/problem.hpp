@@ -38,6 +38,7 @@ struct ProblemParams {
 #define TESSERA_SCORE_TENSOR(name) ScoreTensor name;
   TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
 #undef TESSERA_SCORE_TENSOR
+  ScoreTensor block_mask;
   int bias_mask_keys;  // 8 or 2: bias and mask of so many keys, the first a multiple, can be read at once; else 1
   int mask_block_q, mask_block_k;
   int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/sequence.cuh

@@ -28,9 +28,9 @@ inline constexpr ScoreFacts kAlibiFacts{.adds = true, .varies = true};
 inline constexpr ScoreFacts kMaskFacts{.hides = true, .entries = true, .varies = true};
 inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blocks = true, .varies = true};
 
-// The options that are tensors over scores, [B|1, H|1, Sq|1, Sk], by the names that problem, buffers, ScoreConfig and
-// ProblemParams give them.
-#define TESSERA_SCORE_TENSORS(tensor) tensor(bias) tensor(mask) tensor(block_mask)
+// The options that are tensors with an entry for each score, [B|1, H|1, Sq|1, Sk], by the names that problem, buffers,
+// ScoreConfig and ProblemParams give them.
+#define TESSERA_SCORE_TENSORS(tensor) tensor(bias) tensor(mask)
 
 // What is done to a score beside scale and causal, window and length, which every kernel has. What each option means is
 // in its file in score/builtin/.
