@@ -22,8 +22,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kMostHeadDim = 128;
-constexpr uint32_t kTensors = ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias",
-                                                           "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"}));
+constexpr uint32_t kTensors =
+    ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+      tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_sink", "d_bias"}));
 
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
