@@ -108,10 +108,16 @@ def test_layouts_and_options_compose(arrays, random):
 
 def test_plan_says_the_program(arrays):
     q, k, v, _ = arrays
-    text = tessera.plan(q, k, v, score_mod=lambda s, b, h, i, j: s * 2.0, mask_mod="j <= i")
-    assert "s * 2.0" in text and "j <= i" in text
+    text = tessera.plan(q, k, v, score_mod=lambda s, b, h, i, j: s * 2.0, mask_mod="j <= i && j != 3")
+    assert "s * 2.0" in text and "j != 3" in text and "causal" in text
     said = tessera.plan(q, k, v, score_mod="s + 1", as_dict=True)["program"]
     assert said["score"] == "s + 1.0" and said["mask"] == "" and said["gradient"] == ["d_s = g"]
+
+
+def test_what_options_can_say_is_served_by_every_kernel(arrays):
+    q, k, v = (x.astype(np.float32) for x in arrays[:3])
+    o = tessera.attention(q, k, v, score_mod=lambda s, b, h, i, j: 2.5 * np.tanh(s / 2.5), mask_mod="q_pos - j <= 7 && j <= i")
+    np.testing.assert_array_equal(o, tessera.attention(q, k, v, softcap=2.5, causal=True, window=(7, 0)))
 
 
 def test_every_kernel_that_lacks_programs_refuses_them(arrays):
