@@ -312,7 +312,7 @@ Examples:
   tessera run q.npy k.npy v.npy -o out.npy --grad dout.npy --dq dq.npy --dk dk.npy --dv dv.npy --check
   tessera run q.npy k.npy v.npy -o out.npy --dtype bfloat16 --window 1024 0 --sink sink.npy
   tessera run q.npy k.npy v.npy -o out.npy --cu-seqlens-q cu.npy --cu-seqlens-k cu.npy --causal
-  tessera run q.npy k.npy v.npy -o out.npy --score-mod "c * tanh(s / c) + bias[h, i - j + 512]" --bind c=50.0 bias=b.npy)";
+  tessera run q.npy k.npy v.npy -o out.npy --score-mod "s * c + bias[h, i - j + 512]" --bind c=0.5 bias=b.npy)";
 
 }  // namespace
 

@@ -59,8 +59,8 @@ def plan_json(
 class ScoreProgram:
     """A checked program, for the options program, captured, d_captured and scalars of forward, backward and plan.
 
-    names: (name, "float", "int" or "bool", rank) of what the texts may use, -1 for a scalar. Captured arrays and scalars are
-    given in this order. score, mask and gradient are canonical texts."""
+    names: (name, "float", "int" or "bool", rank) of what the texts may use, -1 for a scalar. Captured arrays and
+    scalars are given in this order. score, mask and gradient are canonical texts."""
 
     def __init__(self, score: str, mask: str, names: Sequence[tuple[str, str, int]]) -> None: ...
     @property

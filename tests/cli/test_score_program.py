@@ -22,7 +22,8 @@ def test_a_program_is_the_option_that_it_means(folder, inputs):
     np.save(folder.path / "dense.npy", inputs["bias"][None, :, None, :])
     np.save(folder.path / "mask.npy", inputs["doc"][:, None] == inputs["doc"][None, :])
     gradients = ("--grad", "dout.npy", "--dq", "dq.npy")
-    done = folder.tessera(*INPUTS, *gradients, "--softcap", 2, "--bias", "dense.npy", "--mask", "mask.npy", "--dbias", "db.npy")
+    options = ("--softcap", 2, "--bias", "dense.npy", "--mask", "mask.npy", "--dbias", "db.npy")
+    done = folder.tessera(*INPUTS, *gradients, *options)
     assert done.code == 0, done.err
     expected, d_q, d_bias = folder.load("out"), folder.load("dq"), folder.load("db")
     program = ("--score-mod", "c * tanh(s / c) + bias[h, j]", "--mask-mod", "doc[i] == doc[j]")
@@ -42,7 +43,8 @@ def test_plan_prints_the_program_and_its_derivative(folder):
     done = folder.tessera(*SIZES, *program, "--bind", "bias=float32[4,64]", "c=0.5", "--direction", "backward")
     assert done.code == 0, done.err
     for line in ("score      s * c + bias[h, i - j + 32]", "mask       j != 3", "causal", "gradient   d_s = g * c",
-                 "d_bias[h, i - j + 32] += g", "bias float32 [4, 64], with its gradient", "c, a scalar: float"):  # fmt: skip
+                 "d_bias[h, i - j + 32] += g", "bias float32 [4, 64], with its gradient",
+                 "c, a scalar: float"):  # fmt: skip
         assert line in done.out
     done = folder.tessera("plan", "--sq", 32, "--score-mod", "s + 1", "--device", "cpu")
     assert done.code == 2 and "score programs: not supported" in done.err
@@ -56,7 +58,7 @@ def test_plan_prints_the_program_and_its_derivative(folder):
         (("--score-mod", "s", "--bind", "c"), "--bind: 'c', accepted NAME=VALUE"),
         (("--score-mod", "s", "--bind", "bias=none.npy"), "none.npy"),
         (("--score-mod", "s + bias[h, j]", "--bind", "bias=bias.npy", "--dbind", "bias=db.npy"), "without --grad"),
-        (("--score-mod", "s + bias[h, j + 30]", "--bind", "bias=bias.npy"), "bias: index 1 of bias[h, j + 30] is 30 .. 53"),
+        (("--score-mod", "s + bias[h, j + 30]", "--bind", "bias=bias.npy"), "index 1 of bias[h, j + 30] is 30 .. 53"),
         (("--score-mod", "s + bias[h, j + 8]", "--bind", "bias=bias.npy"), "is 24 for b 0, h 0, i 0, j 16"),
     ],
 )

@@ -301,7 +301,8 @@ TEST(IndicesOfAProgram, AreRefusedByThePlanWhereEveryOneIsOutside) {
   EXPECT_EQ(planned("s + (n > 0 ? bias[h, j + 100] : 0.0)"), "accepted");
 }
 
-// What a forward call with float64 q [2, 16, 4, 8] over 24 keys answers; bias is [4, 64], doc [2, 24] of 0 .. 23, but one is 64.
+// What a forward call with float64 q [2, 16, 4, 8] over 24 keys answers; bias is [4, 64], doc [2, 24] of 0 .. 23, but
+// one is 64.
 std::string called(const char* score, const char* mask, bool causal = false) {
   const Handle handle = created(score, mask);
   Attention attention;
