@@ -24,6 +24,7 @@
 #include "program.hpp"
 #include "ranks.hpp"
 #include "released_gil.hpp"
+#include "score.hpp"
 #include "tessera/tessera.h"
 
 namespace nb = nanobind;
@@ -326,6 +327,7 @@ NB_MODULE(_core, m) {
   add_comparison_table(m);
   add_program(m);
   add_ranks(m);
+  add_score(m);
   add_jax(m);
   m.attr("version") = tessera_version();
 }
