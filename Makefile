@@ -20,20 +20,21 @@ export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
 export CCACHE_BASEDIR := $(CURDIR)
 
 help:
-	@echo 'make demo          build, then a minute of Tessera beside standard attention (and PyTorch where a python3 has it), on'
-	@echo '                   a GPU where there is one: a table and out/compare.png'
+	@echo 'make demo          build, then compare Tessera with standard attention (and PyTorch if present) for a'
+	@echo '                   minute, on a GPU if present: a table and out/compare.png'
 	@echo 'make test          build and run the tests that a change is tried with'
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
-	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
+	@echo 'make bench         every speed and memory cell, relative to this machine (FILTER=regex for some)'
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
-	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time, and say which of them no test finds'
+	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time; list those tests miss'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
-	@echo 'make wheels        the artefacts of a release into dist/: the sdist, and wheels for Python 3.10 and later, x86-64 and'
-	@echo '                   AArch64, with prebuilt kernels (needs python3.10, 3.11, 3.12 and g++-aarch64-linux-gnu)'
+	@echo 'make wheels        the artefacts of a release into dist/: the sdist, and wheels for Python 3.10 and later,'
+	@echo '                   x86-64 and AArch64, with prebuilt kernels (needs python3.10, 3.11, 3.12 and'
+	@echo '                   g++-aarch64-linux-gnu)'
 	@echo 'make install       the library and the program into PREFIX (/usr/local)'
 
 packages:
@@ -79,6 +80,7 @@ format: packages
 
 format-check: packages
 	@clang-format --dry-run -Werror $(SOURCES) && echo 'format-check: $(words $(SOURCES)) files are formatted'
+	@python3 scripts/check_lines.py
 
 docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images

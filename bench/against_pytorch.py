@@ -114,7 +114,10 @@ def main():
 
     cells = []
     print(f"Tessera {tessera.__version__} against PyTorch {torch.__version__}")
-    print(f"{'':8} {'dtype':9} {'threads':>7} {'D':>4} {'length':>6} {'mask':6} {'Tessera ms':>11} {'PyTorch ms':>11} ratio")
+    print(
+        f"{'':8} {'dtype':9} {'threads':>7} {'D':>4} {'length':>6} {'mask':6} {'Tessera ms':>11} {'PyTorch ms':>11} "
+        "ratio"
+    )
     for threads in options.threads:
         torch.set_num_threads(threads)
         for direction, calls_of in (("forward", forward_calls), ("backward", backward_calls)):
@@ -122,14 +125,20 @@ def main():
                 for head_dim in (64, 128):
                     for length in options.lengths:
                         for causal in (False, True):
-                            q, k, v = (torch.randn(1, length, heads_of(length), head_dim, dtype=dtype) for _ in range(3))
+                            q, k, v = (
+                                torch.randn(1, length, heads_of(length), head_dim, dtype=dtype) for _ in range(3)
+                            )
                             ours, theirs, ratio = measure(calls_of(q, k, v, causal), options.repetitions)
                             mask = "causal" if causal else "full"
                             cells.append(dict(direction=direction, dtype=name, threads=threads, head_dim=head_dim,
                                               length=length, mask=mask, tessera_ms=ours * 1e3, pytorch_ms=theirs * 1e3,
                                               ratio=ratio))
-                            print(f"{direction:8} {name:9} {threads:7} {head_dim:4} {length:6} {mask:6} {ours * 1e3:11.2f} "
-                                  f"{theirs * 1e3:11.2f} {ratio:5.2f}", flush=True)
+                            print(
+                                f"{direction:8} {name:9} {threads:7} {head_dim:4} {length:6} {mask:6} "
+                                f"{ours * 1e3:11.2f} "
+                                f"{theirs * 1e3:11.2f} {ratio:5.2f}",
+                                flush=True,
+                            )
     print(summary(cells))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

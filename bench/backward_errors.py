@@ -83,7 +83,8 @@ def recording(calls: list):
 def recorded(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Problem, Inputs]]:
     """Of --draws more steps of a model that has been trained."""
     train.SIZES["recorded"] = (LAYERS, WIDTH // dim, WIDTH)
-    setting = train.parse(["--model", "recorded", "--attention", "sdpa", "--length", str(options.length), "--batch", "4",
+    setting = train.parse(["--model", "recorded", "--attention", "sdpa", "--length", str(options.length), "--batch",
+                           "4",
                            "--device", options.device, "--text", str(ROOT / "docs")])  # fmt: skip
     model, reader = train.make_model("sdpa", setting), train.Reader(setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
@@ -104,7 +105,8 @@ def recorded(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Probl
     for layer in sorted({0, LAYERS // 2, LAYERS - 1}):
         for q, k, v, o in calls[layer::LAYERS]:
             rows = [x.detach().transpose(1, 2).to(DTYPES[DTYPE]).contiguous() for x in (q, k, v, o.grad)]
-            problem = Problem("recorded", *rows[0].shape[:2], options.length, rows[0].shape[2], rows[0].shape[2], dim, dim,
+            problem = Problem("recorded", *rows[0].shape[:2], options.length, rows[0].shape[2], rows[0].shape[2], dim,
+                              dim,
                               True, dtype=DTYPE)  # fmt: skip
             yield f"layer {layer}", problem, Inputs(*rows)
 

@@ -1,7 +1,8 @@
 """Block-sparse attention on one GPU (first FlashAttention paper, section 3.3): time over the number of visible blocks,
 Tessera beside FlexAttention with the same mask, and Tessera without a mask.
 
-    python bench/block_sparse.py --csv FILE [--direction forward backward] [--length 16384] [--head-dim 128] [--block 128] [--no-flex]
+    python bench/block_sparse.py --csv FILE [--direction forward backward] [--length 16384] [--head-dim 128]
+                                 [--block 128] [--no-flex]
 
 Patterns: local + global (9 blocks about the diagonal, the first two rows and columns), butterfly (blocks whose numbers
 differ in one bit, and the diagonal), random at 1/2 ... 1/32, all blocks. Per pattern the milliseconds, and last the
@@ -140,24 +141,37 @@ def main() -> int:
         print(f"{direction}, no mask: {dense:.3f} ms", flush=True)
         points = []
         for name, pattern in PATTERNS.items():
-            mask = tessera.torch.block_mask(pattern, options.length, options.length, block=(options.block, options.block))
+            mask = tessera.torch.block_mask(
+                pattern, options.length, options.length, block=(options.block, options.block)
+            )
             calls.use(mask)
             blocks = int(mask.sum())
-            row = {"direction": direction, "pattern": name, "length": options.length, "head_dim": options.head_dim, "heads": options.heads,
-                   "batch": options.batch, "block": options.block, "blocks": blocks, "share": f"{blocks / mask.numel():.4f}",
-                   "kernel": calls.kernel(direction, calls.mask()), "tessera_ms": milliseconds(calls.tessera(direction, calls.mask())),
+            row = {"direction": direction, "pattern": name, "length": options.length, "head_dim": options.head_dim,
+                   "heads": options.heads,
+                   "batch": options.batch, "block": options.block, "blocks": blocks,
+                   "share": f"{blocks / mask.numel():.4f}",
+                   "kernel": calls.kernel(direction, calls.mask()),
+                   "tessera_ms": milliseconds(calls.tessera(direction, calls.mask())),
                    "flex_ms": "", "difference": "", "dense_ms": f"{dense:.4f}"}  # fmt: skip
             if calls.flex is not None:
                 difference = calls.difference(direction)
                 wrong += not difference <= MOST_DIFFERENCE
                 row["difference"], row["flex_ms"] = f"{difference:.2e}", milliseconds(calls.flex_call(direction))
             points.append((blocks, row["tessera_ms"]))
-            ratio = f"FlexAttention {row['flex_ms']:.3f} ms, {row['flex_ms'] / row['tessera_ms']:.2f} x; " if row["flex_ms"] else ""
-            print(f"{direction:8s} {name:13s} {blocks:6d} blocks ({row['share']}): {row['kernel']} {row['tessera_ms']:.3f} ms; {ratio}"
+            ratio = (
+                f"FlexAttention {row['flex_ms']:.3f} ms, {row['flex_ms'] / row['tessera_ms']:.2f} x; "
+                if row["flex_ms"]
+                else ""
+            )
+            print(f"{direction:8s} {name:13s} {blocks:6d} blocks ({row['share']}): {row['kernel']} "
+                  f"{row['tessera_ms']:.3f} ms; {ratio}"
                   f"difference {row['difference']}", flush=True)  # fmt: skip
             rows.append({key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()})
         slope, start = np.polyfit(*np.array(points).T, 1)
-        print(f"{direction}: {start * 1e3:.0f} us + {slope * 1e3:.3f} us a block; a is {start / dense:.1%} of the time without a mask")
+        print(
+            f"{direction}: {start * 1e3:.0f} us + {slope * 1e3:.3f} us a block; a is {start / dense:.1%} of the time "
+            "without a mask"
+        )
     if options.csv:
         with open(options.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])

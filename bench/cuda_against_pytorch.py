@@ -4,7 +4,7 @@
     python bench/cuda_against_pytorch.py --contestants sm80 flash       # the kernels of every GPU against FA2
     python bench/cuda_against_pytorch.py --contestants tessera cudnn    # the best kernel against cuDNN
     python bench/cuda_against_pytorch.py --lead-ms 30 --measure-ms 50 --rounds 1     # a quick look, not for reports
-    python bench/cuda_against_pytorch.py --table FILE ...                            # the contents of such files, as Markdown
+    python bench/cuda_against_pytorch.py --table FILE ...               # the contents of such files, as Markdown
 
 grid: D 64, 128, 256, full and causal, 512 .. 16384 tokens a sequence, 16384 tokens and 2048 / D heads in all. beyond:
 other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. options:

@@ -74,7 +74,9 @@ def packed():
 def both_packed(here, other):
     def child(path):
         command = [sys.executable, __file__, "packed"]
-        output = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True, stdout=subprocess.PIPE).stdout
+        output = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, check=True, stdout=subprocess.PIPE
+        ).stdout
         return json.loads(output.splitlines()[-1])
 
     rounds = [(child(here), child(other)) for _ in range(3)]

@@ -1,6 +1,7 @@
 """Serving on a GPU: Tessera's kernels beside cuDNN and FlashAttention-2, in CUDA graph replays, one run.
 
-    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--only PATTERN] [--out FOLDER] [--seconds S] [--rounds 5]
+    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--only PATTERN]
+                                 [--out FOLDER] [--seconds S] [--rounds 5]
     python bench/cuda_serving.py --dry-run                   the cells, without a GPU
     python bench/cuda_serving.py --summary FOLDER/cells.json  targets and measurements
 
@@ -182,7 +183,11 @@ def decode(cell: Cell, generator) -> Contest:
         contest.add("fa2", functools.partial(fa2().flash_attn_with_kvcache, q, kv[0], kv[1]), right)
         if 8 * cell.bytes <= torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved():
             k, v, table = in_pages(kv, FA2_PAGE, generator)
-            contest.add(f"fa2 pages of {FA2_PAGE}", functools.partial(fa2().flash_attn_with_kvcache, q, k, v, cache_seqlens=used, block_table=table), right)
+            contest.add(
+                f"fa2 pages of {FA2_PAGE}",
+                functools.partial(fa2().flash_attn_with_kvcache, q, k, v, cache_seqlens=used, block_table=table),
+                right,
+            )
     return contest
 
 
@@ -204,7 +209,9 @@ def lengths(cell: Cell, generator) -> Contest:
         for row, entries in zip(table, order.split(counts)):
             row[: len(entries)] = entries
         own = [x[table[longest].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
-        call = functools.partial(tessera.torch.attention, q, k, v, kernel="decode_sm90", page_table=table, seqused_k=used)
+        call = functools.partial(
+            tessera.torch.attention, q, k, v, kernel="decode_sm90", page_table=table, seqused_k=used
+        )
         contest.add(f"decode_sm90 pages of {size}", call, lambda o, own=own: error(o[longest], q[longest], *own))
         if fa2() and size % FA2_PAGE == 0:
             call = functools.partial(fa2().flash_attn_with_kvcache, q, k, v, cache_seqlens=used, block_table=table)
@@ -244,7 +251,8 @@ def mixed(cell: Cell, generator) -> Contest:
         part, n = q[sum(rows[:first]) : sum(rows[:last])], last - 1
         call = functools.partial(
             tessera.torch.attention, part, k, v, cu_seqlens_q=offsets(rows[first:last]), page_table=table[first:last],
-            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel,
+            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths),
+            kernel=kernel,
         )  # fmt: skip
         own = [x[table[n].long()].flatten(0, 1)[: lengths[n]] for x in (k, v)]
         contest.add(name, call, lambda o: error(o[-rows[n] :], part[-rows[n] :], *own))
@@ -281,8 +289,14 @@ def trees(cell: Cell, generator) -> Contest:
     for t in range(1, queries):
         parent = int(torch.randint(0, t, (1,), generator=parents))
         sees[t] |= sees[parent]
-    words = (sees.long() << torch.arange(queries)).sum(-1, keepdim=True).to(torch.int32).repeat(cell.batch, 1).to(DEVICE)
-    calls = [("causal", "auto", None), ("tree", "auto", words), *((f"tree by {kernel}", kernel, words) for kernel in cell.kernels)]
+    words = (
+        (sees.long() << torch.arange(queries)).sum(-1, keepdim=True).to(torch.int32).repeat(cell.batch, 1).to(DEVICE)
+    )
+    calls = [
+        ("causal", "auto", None),
+        ("tree", "auto", words),
+        *((f"tree by {kernel}", kernel, words) for kernel in cell.kernels),
+    ]
     for name, kernel, mask in calls:
         more = {} if mask is None else {"tree_mask": mask}
         call = functools.partial(tessera.torch.attention, *qkv, kernel=kernel, **shared, **more)
@@ -322,7 +336,8 @@ def prefix(cell: Cell, generator) -> Contest:
     used = torch.full((cell.batch,), cell.keys, dtype=torch.int32, device=DEVICE)
     q = normal(generator, cell.batch, cell.heads, cell.dim)
     last = [x[table[-1].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
-    once = dict(prefix_groups=offsets([cell.batch]), prefix_lens=torch.tensor([cell.prefix], dtype=torch.int32, device=DEVICE),
+    once = dict(prefix_groups=offsets([cell.batch]), prefix_lens=torch.tensor([cell.prefix], dtype=torch.int32,
+                                                                              device=DEVICE),
                 max_prefix_k=cell.prefix, max_suffix_k=cell.keys - cell.prefix)  # fmt: skip
     for name, more in (("each alone", {}), ("read once", once)):
         call = functools.partial(
@@ -362,7 +377,9 @@ def append(cell: Cell, generator) -> Contest:
         kv = torch.zeros(2, cell.batch, cell.keys, cell.heads_kv, cell.dim, device=DEVICE, dtype=q.dtype)
         *caches, table = (*kv, None) if layout == DENSE else in_pages(kv, layout, generator)
         q_out = torch.empty_like(q)
-        call = functools.partial(tessera.append, *new, *caches, used, page_table=table, q=q, q_out=q_out, cos=cos, sin=sin)
+        call = functools.partial(
+            tessera.append, *new, *caches, used, page_table=table, q=q, q_out=q_out, cos=cos, sin=sin
+        )
 
         def right(_, caches=caches, table=table, q_out=q_out):
             return wrong(q_out, *(x[-1] if table is None else x[table[-1].long()].flatten(0, 1) for x in caches))
@@ -424,10 +441,14 @@ def measure(options) -> int:
             print(f"FAILED: {cell.name}: {error}", flush=True)
             failed.append(cell.name), keep()
             rest = ["--cases", *options.cases, "--out", options.out, "--rounds", str(options.rounds)]
-            rest += ["--only", options.only, "--span-ms", str(options.span_ms), "--seconds", str(left), "--first", str(number + 1)]
+            rest += [
+                "--only", options.only, "--span-ms", str(options.span_ms), "--seconds", str(left), "--first",
+                str(number + 1),
+            ]  # fmt: skip
             os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), *rest])
         torch.cuda.empty_cache()
-        results.append({"case": cell.case, "name": cell.name, "bytes": cell.bytes, "cell": serving_cells.fields(cell), "us": us,
+        results.append({"case": cell.case, "name": cell.name, "bytes": cell.bytes, "cell": serving_cells.fields(cell),
+                        "us": us,
                         "errors": contest.errors})  # fmt: skip
         worst = max(contest.errors.values(), default=math.nan)
         print(cell.name, " ".join(f"{name} {x:.1f};" for name, x in us.items()), f"error {worst:.1e}", flush=True)
@@ -442,11 +463,16 @@ def measure(options) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=[case for case in CASES if case != "short"])
-    parser.add_argument("--only", default="", metavar="PATTERN", help="cells in whose names this regular expression is found")
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="cells in whose names this regular expression is found"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--span-ms", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so many seconds")
-    parser.add_argument("--out", metavar="FOLDER", default="build/serving", help="cells.json and cells.csv, written after every cell (build/serving)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", default="build/serving",
+        help="cells.json and cells.csv, written after every cell (build/serving)",
+    )  # fmt: skip
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--summary", metavar="JSON")
@@ -460,12 +486,18 @@ def main() -> int:
     except re.error as error:
         parser.error(f"argument --only: {options.only!r} is no regular expression: {error}")
     if not chosen:
-        parser.error(f"argument --only: {options.only!r} is found in no cell of {', '.join(options.cases)} (--dry-run lists them)")
+        parser.error(
+            f"argument --only: {options.only!r} is found in no cell of {', '.join(options.cases)} (--dry-run lists "
+            "them)"
+        )
     if options.dry_run:
         for case in options.cases:
             for cell in cells_of(case, options.only):
                 layouts = ", ".join("dense" if layout == DENSE else f"pages of {layout}" for layout in cell.layouts)
-                print(f"{cell.name}: {cell.bytes / serving_cells.MIB:.0f} MiB; {layouts}{'; invariant' if cell.invariant else ''}")
+                print(
+                    f"{cell.name}: {cell.bytes / serving_cells.MIB:.0f} MiB; "
+                    f"{layouts}{'; invariant' if cell.invariant else ''}"
+                )
         return 0
     return measure(options)
 

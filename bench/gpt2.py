@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 
-_spec = importlib.util.spec_from_file_location("gpt2_train", Path(__file__).resolve().parents[1] / "examples/gpt2/train.py")
+_spec = importlib.util.spec_from_file_location(
+    "gpt2_train", Path(__file__).resolve().parents[1] / "examples/gpt2/train.py"
+)
 train = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(train)
 
@@ -32,7 +34,12 @@ def options_of(setting, steps, halve):
         raise SystemExit(f"--settings: {setting}, accepted model,length,batch,dropout and compiled after it")
     batch = int(batch) // 2 if halve and int(length) > 1024 else int(batch)
     flags = ["--compile", "--fused"] if more else []
-    return train.parse(["--model", model, "--length", length, "--batch", str(batch), "--dropout", dropout, "--steps", str(steps), *flags])
+    return train.parse(
+        [
+            "--model", model, "--length", length, "--batch", str(batch), "--dropout", dropout, "--steps", str(steps),
+            *flags,
+        ]
+    )  # fmt: skip
 
 
 def main():
@@ -42,7 +49,11 @@ def main():
     parser.add_argument("--attention", nargs="+", choices=train.ATTENTIONS, default=list(train.ATTENTIONS))
     parser.add_argument("--csv", type=Path, required=True)
     options = parser.parse_args()
-    halve = "eager" in options.attention and torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 100e9
+    halve = (
+        "eager" in options.attention
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_properties(0).total_memory < 100e9
+    )
     rows = []
     for setting in options.settings:
         each = options_of(setting, options.steps, halve)

@@ -5,7 +5,8 @@ host's time.
     python bench/kernel_times.py document --csv FILE    a long document's mask, in the kernels' possible orders
     python bench/kernel_times.py gpt2 --csv FILE        a training step of GPT-2: its kernels, by kind
     python bench/kernel_times.py layer --csv FILE       the host's time of one layer's attention, and of its parts
-    python bench/kernel_times.py host --csv FILE        the host's time of such a step: so few tokens (128) that the GPU waits
+    python bench/kernel_times.py host --csv FILE        the host's time of such a step, with so few tokens (128)
+                                                        that the GPU waits
 
 host also writes cProfile's table of a step's functions beside FILE. gpt2, layer and host need Transformers.
 """
@@ -59,7 +60,9 @@ class Table:
         for name, (calls, us) in sorted(times.items(), key=lambda item: -item[1][1]):
             self.rows.append((subject, case, direction, contestant, name, f"{calls:g}", f"{us:.1f}"))
         whole = sum(us for _, us in times.values())
-        parts = ", ".join(f"{name[:28]} {us:.0f}" for name, (_, us) in sorted(times.items(), key=lambda item: -item[1][1])[:6])
+        parts = ", ".join(
+            f"{name[:28]} {us:.0f}" for name, (_, us) in sorted(times.items(), key=lambda item: -item[1][1])[:6]
+        )
         print(f"{subject} {case} {direction} {contestant}: {whole:.0f} us; {parts}", flush=True)
 
     def write(self, path):
@@ -84,8 +87,10 @@ def sparse(table, options):
             mask = tessera.torch.block_mask(block_sparse.PATTERNS[name], given.length, given.length)
             calls.use(mask)
             table.add("sparse", name, direction, "tessera", kernels(calls.tessera(direction, calls.mask())))
-            if direction == "backward" and tessera.plan(calls.q, calls.k, calls.v, direction=direction, deterministic=True, as_dict=True,
-                                                        block_mask=calls.mask(), mask_block=(128, 128))["kernel"] == "bwd_sm90":  # fmt: skip
+            if direction == "backward" and tessera.plan(calls.q, calls.k, calls.v, direction=direction,
+                                                        deterministic=True, as_dict=True,
+                                                        block_mask=calls.mask(),
+                                                        mask_block=(128, 128))["kernel"] == "bwd_sm90":  # fmt: skip
                 times = kernels(calls.tessera(direction, calls.mask(), deterministic=True))
                 table.add("sparse", name, direction, "tessera, deterministic", times)
             if not options.no_flex:
@@ -102,7 +107,9 @@ def document(table, options):
     heads, head_dim = 8, 128
     for length in (16384, 65536, 131072):
         torch.manual_seed(0)
-        q, k, v, d_o = (torch.randn((1, length, heads, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(4))
+        q, k, v, d_o = (
+            torch.randn((1, length, heads, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(4)
+        )
         causal = document_blocks(8, 16, "cuda", length)
         number = torch.arange(causal.shape[2], device="cuda")
         # As many visible blocks, but every listed column is seen by all rows: the long lists process the same queries
@@ -110,8 +117,11 @@ def document(table, options):
         together = ((number[:, None] - number[None, :]).abs() < 4) | (number[None, :] % 32 == 31)
         # The causal mask's blocks without its positions: whether the mask inside the diagonal costs anything.
         masks = {
-            "document": (causal, True), "its blocks, not causal": (causal, False), "columns side by side": (together[None, None], False),
-            "neighbours alone": (((number[:, None] - number[None, :]).abs() < 4)[None, None], False), "all, causal": (None, True),
+            "document": (causal, True), "its blocks, not causal": (causal, False), "columns side by "
+                                                                                   "side": (together[None, None],
+                                                                                            False),
+            "neighbours alone": (((number[:, None] - number[None, :]).abs() < 4)[None, None], False),
+            "all, causal": (None, True),
         }  # fmt: skip
         for name, (mask, is_causal) in masks.items():
             given = {"causal": is_causal}
@@ -183,20 +193,29 @@ def layer(table, options=None):
     d_o = torch.randn(1, 12, 128, 64, device="cuda", dtype=torch.bfloat16)
     calls = {
         "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
-        "tessera": lambda: tessera.torch.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True).transpose(1, 2),
+        "tessera": lambda: tessera.torch.attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True
+        ).transpose(1, 2),
         # As in a Transformers model: a layer's inputs, and its output as [B, S, H, D].
         "sdpa, as in a model": lambda: sdpa_attention_forward(module, q, k, v, None, is_causal=True)[0],
         "tessera, as in a model": lambda: attention_forward(module, q, k, v, None, is_causal=True)[0],
     }
     for name, call in calls.items():
         with torch.no_grad():
-            table.add("gpt2", "host, one layer's attention", "forward, no gradients", name, {"host": (1, wall_us(call, 500))})
+            table.add(
+                "gpt2", "host, one layer's attention", "forward, no gradients", name, {"host": (1, wall_us(call, 500))}
+            )
         table.add("gpt2", "host, one layer's attention", "forward", name, {"host": (1, wall_us(call, 500))})
         cotangent = d_o.transpose(1, 2) if "model" in name else d_o
         both = lambda: torch.autograd.grad(call(), (q, k, v), cotangent)  # noqa: B023, E731
-        table.add("gpt2", "host, one layer's attention", "forward and backward", name, {"host": (1, wall_us(both, 500))})
+        table.add(
+            "gpt2", "host, one layer's attention", "forward and backward", name, {"host": (1, wall_us(both, 500))}
+        )
         with torch.autograd.set_multithreading_enabled(False):  # backward in the calling thread
-            table.add("gpt2", "host, one layer's attention", "forward and backward, one thread", name, {"host": (1, wall_us(both, 500))})
+            table.add(
+                "gpt2", "host, one layer's attention", "forward and backward, one thread", name,
+                {"host": (1, wall_us(both, 500))},
+            )  # fmt: skip
     layer_parts(table, q, k, v, d_o)
 
 
@@ -223,7 +242,9 @@ def layer_parts(table, q, k, v, d_o):
         "a product by autograd": lambda: torch.autograd.grad(q * k, (q, k), d_o),
         "an autograd.Function of nothing": lambda: torch.autograd.grad(Nothing.apply(q, k, v), (q, k, v), d_o),
         "kernels.forward": lambda: kernels.forward(*by_rows[:3], {"causal": True}),
-        "kernels.backward": lambda: kernels.backward(by_rows[3], None, *by_rows[:3], o, lse, False, False, {"causal": True}),
+        "kernels.backward": lambda: kernels.backward(
+            by_rows[3], None, *by_rows[:3], o, lse, False, False, {"causal": True}
+        ),
         "torch.empty": lambda: torch.empty(4096, device="cuda"),
     }
     for name, call in parts.items():
@@ -264,7 +285,8 @@ def gpt2(table, options):
             table.add("gpt2", case, "step, by kind", attention, kinds)
             table.add("gpt2", case, "step", attention, found)
             busy = sum(us for _, us in found.values())
-            print(f"gpt2 {case} {attention}: {wall:.0f} us a step, {int(batch) * int(length) / wall * 1e6:.0f} tokens/s, "
+            print(f"gpt2 {case} {attention}: {wall:.0f} us a step, {int(batch) * int(length) / wall * 1e6:.0f} "
+                  "tokens/s, "
                   f"GPU busy {busy / wall:.1%}", flush=True)  # fmt: skip
             table.rows.append(("gpt2", case, "step", attention, "wall clock", "1", f"{wall:.1f}"))
             table.write(options.csv)
@@ -275,12 +297,16 @@ def main() -> int:
     parser.add_argument("subject", choices=("sparse", "document", "gpt2", "layer", "host"))
     parser.add_argument("--csv", required=True, metavar="FILE")
     parser.add_argument("--no-flex", action="store_true")
-    parser.add_argument("--settings", nargs="+", default=["1024,32", "4096,8"], metavar="LENGTH,BATCH[,compiled]", help="of gpt2")
+    parser.add_argument(
+        "--settings", nargs="+", default=["1024,32", "4096,8"], metavar="LENGTH,BATCH[,compiled]", help="of gpt2"
+    )
     options = parser.parse_args()
     machine.need_gpu()
     table = Table()
     try:
-        {"sparse": sparse, "document": document, "gpt2": gpt2, "layer": layer, "host": host}[options.subject](table, options)
+        {"sparse": sparse, "document": document, "gpt2": gpt2, "layer": layer, "host": host}[options.subject](
+            table, options
+        )
     finally:
         table.write(options.csv)
     return 0

@@ -33,7 +33,9 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--full", action="store_true", help="no causal mask")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--samples", type=int, default=64, help="queries, and keys, of a head that are held against float64, at least 4")
+    parser.add_argument(
+        "--samples", type=int, default=64, help="queries, and keys, of a head that are held against float64, at least 4"
+    )
     parser.add_argument("--lead", type=float, default=1.0, help="seconds of calls before those that are timed")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no length after so many seconds")
     parser.add_argument("--kernel", default="auto", help="the backward kernel")
@@ -57,7 +59,11 @@ class RowErrors:
         import torch
 
         wrong, exact, along = torch.cat(self.wrong), torch.cat(self.exact), torch.cat(self.along)
-        return (wrong / exact).mean().sqrt().item(), (wrong.sum() / exact.sum()).sqrt().item(), (1 - along.sum() / exact.sum()).item()
+        return (
+            (wrong / exact).mean().sqrt().item(),
+            (wrong.sum() / exact.sum()).sqrt().item(),
+            (1 - along.sum() / exact.sum()).item(),
+        )
 
 
 class Sampled:
@@ -141,15 +147,20 @@ def measure(length: int, options: argparse.Namespace) -> dict:
     batch = max(1, 65536 // length)  # fills the GPU at the shortest length
     shape = (batch, length, options.heads, options.head_dim)
     torch.manual_seed(0)
-    tensors = {name: torch.randn(shape, device="cuda", dtype=getattr(torch, options.dtype)) for name in ("q", "k", "v", "d_o")}
+    tensors = {
+        name: torch.randn(shape, device="cuda", dtype=getattr(torch, options.dtype)) for name in ("q", "k", "v", "d_o")
+    }
     flops = 4 * batch * options.heads * length * length * options.head_dim / (2 if causal else 1)
     q, k, v, d_o = tensors.values()
-    row = {"length": length, "batch": batch, "heads": options.heads, "head_dim": options.head_dim, "causal": int(causal)}
+    row = {
+        "length": length, "batch": batch, "heads": options.heads, "head_dim": options.head_dim, "causal": int(causal),
+    }  # fmt: skip
     o, lse = tessera.attention(q, k, v, causal=causal, return_lse=True)
     row["forward_s"] = seconds_of(lambda: tessera.attention(q, k, v, causal=causal), options.lead)
     gradients = tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel)
     row["backward_s"] = seconds_of(
-        lambda: tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel), options.lead)  # fmt: skip
+        lambda: tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel),
+        options.lead)  # fmt: skip
     row["forward_tflops"] = flops / row["forward_s"] * 1e-12
     row["backward_tflops"] = 2.5 * flops / row["backward_s"] * 1e-12
     for name, call in (("forward", {}), ("backward", {"direction": "backward", "kernel": options.kernel})):
@@ -188,8 +199,10 @@ def main() -> int:
         print(f"{length:8d}  forward {row['forward_s'] * 1e3:9.2f} ms {row['forward_tflops']:6.1f} TFLOP/s "
               f"({row['forward_tflops'] / first['forward_tflops']:.3f})  backward {row['backward_s'] * 1e3:9.2f} ms "
               f"{row['backward_tflops']:6.1f} ({row['backward_tflops'] / first['backward_tflops']:.3f})  extra "
-              f"{row['forward_extra_mib']:.1f}, {row['backward_extra_mib']:.0f} MiB, standard {row['standard_gib']:.0f} GiB  errors "
-              + ", ".join(f"{name} {error:.2e} ({row[f'error_together_{name}']:.2e}, {row[f'short_{name}']:.1e})" for name, error in errors.items())
+              f"{row['forward_extra_mib']:.1f}, {row['backward_extra_mib']:.0f} MiB, standard "
+              f"{row['standard_gib']:.0f} GiB  errors "
+              + ", ".join(f"{name} {error:.2e} ({row[f'error_together_{name}']:.2e}, "
+                          f"{row[f'short_{name}']:.1e})" for name, error in errors.items())
               + (f"  WRONG: {', '.join(wrong)}" if wrong else ""), flush=True)  # fmt: skip
         if options.csv:
             write(options.csv, rows)  # partial results, in case the time runs out

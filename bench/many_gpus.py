@@ -31,7 +31,7 @@ import torch.multiprocessing as processes
 import tessera.torch
 from tessera import _core
 from tessera.compare.float64 import attend
-from tessera.torch.ranks.schedule import head_ranks
+from tessera._ranks.schedule import head_ranks
 
 STRATEGIES = ("auto", "ring", "all_gather", "all_to_all")
 HEADS, HEADS_KV, DIM = 32, 8, 128
@@ -280,7 +280,8 @@ class Bench:
         )  # fmt: skip
         self.say(
             f"{length} rows, forward and backward once, the first call: {seconds:.1f} s, {tflops:.0f} TFLOP/s a GPU; "
-            f"largest error of sampled rows {worst:.2e}, rounding alone {plain:.2e}{'' if worst <= 8 * plain else '  WRONG'}"
+            f"largest error of sampled rows {worst:.2e}, rounding alone "
+            f"{plain:.2e}{'' if worst <= 8 * plain else '  WRONG'}"
         )
 
     def _ideal(self, shape: tuple, **options):

@@ -114,7 +114,8 @@ def main():
                 share = attention_share(call)
                 rows.append(dict(model=name, size=size, dtype=dtype, direction=direction, tessera_ms=ours * 1e3,
                                  pytorch_ms=theirs * 1e3, ratio=ratio, attention_share=share))  # fmt: skip
-                print(f"| {name} | {size} | {dtype} | {direction} | {theirs * 1e3:.1f} | {ours * 1e3:.1f} | {ratio:.2f} | "
+                print(f"| {name} | {size} | {dtype} | {direction} | {theirs * 1e3:.1f} | {ours * 1e3:.1f} | "
+                      f"{ratio:.2f} | "
                       f"{share:.0%} |", flush=True)  # fmt: skip
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

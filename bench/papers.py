@@ -2,10 +2,12 @@
 attention.
 
     python bench/papers.py speed   --csv FILE      time over length, head sizes, masks, dropout
-    python bench/papers.py lengths --lengths 1024 4096 16384 65536 262144 --csv FILE    one sequence, 16 heads: until nothing else fits
+    python bench/papers.py lengths --lengths 1024 4096 16384 65536 262144 --csv FILE
+                                                   one sequence, 16 heads, up to where nothing else fits
     python bench/papers.py blocks  --csv FILE      the first schedule's block size and its time (first paper, figure 2)
-    ncu ... python bench/papers.py traffic         one call of each kernel, for the hardware's counters: scripts/gpu_papers.sh
-    python bench/papers.py counted NCU_CSV --csv FILE      what they counted, as a table
+    ncu ... python bench/papers.py traffic         one call of each kernel, for the hardware's counters
+                                                   (scripts/gpu_papers.sh)
+    python bench/papers.py counted NCU_CSV --csv FILE      their counts as a table
 
 speed: 16384 tokens and 2048 / D heads in all, as the second paper's benchmark. traffic, blocks: GPT-2 medium of the
 first paper's table, N 1024, D 64, 16 heads, batch 64. FLOPs: 4 B H N^2 D, halved when causal, times 2.5 backward.
@@ -87,7 +89,9 @@ class Contest:
             options = dict(self.options, kernel=self.kernel(name, direction))
             if direction == "forward":
                 return lambda: self.tessera.attention(self.q, self.k, self.v, **options)
-            return lambda: self.tessera.attention_backward(self.q, self.k, self.v, self.o, self.lse, self.d_o, **options)
+            return lambda: self.tessera.attention_backward(
+                self.q, self.k, self.v, self.o, self.lse, self.d_o, **options
+            )
         q, k, v = (x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v))
         if direction == "forward":
 
@@ -104,7 +108,9 @@ class Contest:
         """Memory beyond inputs and outputs: the workspace; for eager, the allocator's peak."""
         if name != "eager":
             options = dict(self.options, kernel=self.kernel(name, direction))
-            return self.tessera.plan(self.q, self.k, self.v, direction=direction, as_dict=True, **options)["workspace_bytes"]
+            return self.tessera.plan(self.q, self.k, self.v, direction=direction, as_dict=True, **options)[
+                "workspace_bytes"
+            ]
         self.torch.cuda.reset_peak_memory_stats()
         before = self.torch.cuda.memory_allocated()
         call = self.call(name, direction)
@@ -124,10 +130,14 @@ class Contest:
         got = [got] if direction == "forward" else list(got)[:3]
         if name != "eager":
             got = [x.transpose(1, 2) for x in got]
-        return max(((a[:1, :1].float() - b).square().mean() / b.square().mean()).sqrt().item() for a, b in zip(got, exact))
+        return max(
+            ((a[:1, :1].float() - b).square().mean() / b.square().mean()).sqrt().item() for a, b in zip(got, exact)
+        )
 
 
-def measure(setting: Setting, names, directions=("forward", "backward"), lead_ms=40.0, measure_ms=60.0, check=True) -> list[dict]:
+def measure(
+    setting: Setting, names, directions=("forward", "backward"), lead_ms=40.0, measure_ms=60.0, check=True
+) -> list[dict]:
     import torch
     from cuda_bench import timing
 
@@ -135,7 +145,9 @@ def measure(setting: Setting, names, directions=("forward", "backward"), lead_ms
     rows = []
     for direction in directions:
         for name in names:
-            row = dict(asdict(setting), direction=direction, contestant=name, ms="", tflops="", extra_mib="", error="", why="")
+            row = dict(
+                asdict(setting), direction=direction, contestant=name, ms="", tflops="", extra_mib="", error="", why=""
+            )
             rows.append(row)
             try:
                 if check and not setting.dropout:  # eager's dropped entries are unknown
@@ -158,7 +170,8 @@ def show(rows: list[dict]) -> None:
     what = ", ".join(word for word in ("causal" if first["causal"] else "full", "mask" if first["mask"] else "",
                                        f"dropout {first['dropout']}" if first["dropout"] else "") if word)  # fmt: skip
     texts = [f"{row['contestant']} {row['ms'] or row['why'][:40]} ms ({row['tflops']}; {row['error']})" for row in rows]
-    print(f"{first['direction']:8s} D {first['head_dim']:3d} N {first['length']:7d} B {first['batch']:3d} {what}: " + "  ".join(texts),
+    print(f"{first['direction']:8s} D {first['head_dim']:3d} N {first['length']:7d} B {first['batch']:3d} "
+          f"{what}: " + "  ".join(texts),
           flush=True)  # fmt: skip
 
 
@@ -220,7 +233,9 @@ def with_keys(keys: int, run):
 def planned_keys() -> int:
     """The keys of a tile of the first schedule, by this thread's plan."""
     contest = Contest(GPT2_MEDIUM)
-    return contest.tessera.plan(contest.q, contest.k, contest.v, direction="forward", kernel="fwd_fa1", as_dict=True)["block_n"]
+    return contest.tessera.plan(contest.q, contest.k, contest.v, direction="forward", kernel="fwd_fa1", as_dict=True)[
+        "block_n"
+    ]
 
 
 def run_blocks(options) -> list[dict]:
@@ -277,7 +292,8 @@ def run_counted(options) -> list[dict]:
             continue
         number = {key: float(kernel[key].replace(",", "")) for key in METRICS}
         rows.append({"direction": direction, "contestant": contestant, "block_n": keys, "kernel": name[:60],
-                     "read_mib": f"{number[METRICS[0]] / 2**20:.1f}", "written_mib": f"{number[METRICS[1]] / 2**20:.1f}",
+                     "read_mib": f"{number[METRICS[0]] / 2**20:.1f}",
+                     "written_mib": f"{number[METRICS[1]] / 2**20:.1f}",
                      "us": f"{number[METRICS[2]] / 1e3:.1f}"})  # fmt: skip
     sums: dict[tuple, list[float]] = {}
     for row in rows:
@@ -285,7 +301,10 @@ def run_counted(options) -> list[dict]:
         for n, column in enumerate(("read_mib", "written_mib", "us")):
             total[n] += float(row[column])
     for (direction, contestant, keys), (read, written, us) in sums.items():
-        print(f"{direction:8s} {contestant:8s} {keys or '':>4}  read {read:9.1f} MiB, written {written:9.1f} MiB, {us:9.1f} us")
+        print(
+            f"{direction:8s} {contestant:8s} {keys or '':>4}  read {read:9.1f} MiB, written {written:9.1f} MiB, "
+            f"{us:9.1f} us"
+        )
     return rows
 
 

@@ -65,7 +65,9 @@ def log_normal(count: int, median: int, longest: int, seed: int = 5) -> tuple[in
 
 def _decode() -> list[Cell]:
     shapes = [(heads, *shape) for heads in ((32, 8), (64, 8), (32, 32)) for shape in PEERS]
-    return [Cell("decode", *heads, batch, keys, layouts=(DENSE, *PAGES), invariant=True) for heads, batch, keys in shapes]
+    return [
+        Cell("decode", *heads, batch, keys, layouts=(DENSE, *PAGES), invariant=True) for heads, batch, keys in shapes
+    ]
 
 
 def _dims() -> list[Cell]:
@@ -85,12 +87,17 @@ def _mixed() -> list[Cell]:
         (64, 2048, (8, 12, 2048)), (16, 32768, (1, 48, 32768)), (4, 65536, (1, 32, 65536)),
     )  # fmt: skip
     kernels = ("fwd_sm80", "fwd_sm90", "mixed_sm90")
-    return [Cell("mixed", 32, 8, batch, keys, layouts=(16,), chunks=chunks, kernels=kernels) for batch, keys, chunks in steps]
+    return [
+        Cell("mixed", 32, 8, batch, keys, layouts=(16,), chunks=chunks, kernels=kernels)
+        for batch, keys, chunks in steps
+    ]
 
 
 def _trees() -> list[Cell]:
     shapes, kernels = ((64, 4), (16, 8), (16, 16)), ("decode_sm90", "fwd_sm80", "fwd_sm90")
-    return [Cell("trees", 32, 8, batch, 8192, layouts=(16,), queries=queries, kernels=kernels) for batch, queries in shapes]
+    return [
+        Cell("trees", 32, 8, batch, 8192, layouts=(16,), queries=queries, kernels=kernels) for batch, queries in shapes
+    ]
 
 
 def _short() -> list[Cell]:
@@ -105,9 +112,12 @@ def _short() -> list[Cell]:
 
 def _few() -> list[Cell]:
     shapes = (
-        (32, 8, 128, 1, 8192, (8, 32)), (32, 8, 128, 1, 512, (16, 32)), (32, 8, 128, 1, 1024, (16, 32)), (32, 8, 128, 1, 2048, (32,)),
-        (32, 8, 128, 2, 8192, (32,)), (32, 8, 128, 4, 8192, (8, 16)), (32, 8, 128, 64, 2048, (8, 16, 48)), (32, 8, 128, 1, 131072, (8, 32)),
-        (64, 8, 128, 16, 8192, (4, 8)), (8, 8, 128, 16, 8192, (24,)), (32, 8, 64, 16, 8192, (8, 16)), (32, 8, 256, 8, 8192, (8, 16)),
+        (32, 8, 128, 1, 8192, (8, 32)), (32, 8, 128, 1, 512, (16, 32)), (32, 8, 128, 1, 1024, (16, 32)),
+        (32, 8, 128, 1, 2048, (32,)),
+        (32, 8, 128, 2, 8192, (32,)), (32, 8, 128, 4, 8192, (8, 16)), (32, 8, 128, 64, 2048, (8, 16, 48)),
+        (32, 8, 128, 1, 131072, (8, 32)),
+        (64, 8, 128, 16, 8192, (4, 8)), (8, 8, 128, 16, 8192, (24,)), (32, 8, 64, 16, 8192, (8, 16)),
+        (32, 8, 256, 8, 8192, (8, 16)),
     )  # fmt: skip
     kernels = ("decode_sm90", "fwd_sm80", "fwd_sm90")
     return [
@@ -128,10 +138,14 @@ def _prefix() -> list[Cell]:
 
 def _append() -> list[Cell]:
     shapes = ((64, 1, 2048), (16, 512, 2048), (64, 512, 1024), (4, 8192, 8192))
-    return [Cell("append", 32, 8, batch, keys, layouts=(DENSE, 16), queries=tokens, kernels=()) for batch, tokens, keys in shapes]
+    return [
+        Cell("append", 32, 8, batch, keys, layouts=(DENSE, 16), queries=tokens, kernels=())
+        for batch, tokens, keys in shapes
+    ]
 
 
-CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "few": _few, "prefix": _prefix,
+CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "few": _few,
+         "prefix": _prefix,
          "append": _append, "short": _short}  # fmt: skip
 
 
@@ -155,7 +169,9 @@ class Goal:
         else:
             value, where = (min if self.least is not None else max)(self.got)
         met = value >= self.least if self.least is not None else value <= self.most
-        return self.text, self.asked, f"{value:.3f}" if value < 5 else f"{value:.1f}", where, "met" if met else "NOT MET"
+        return (
+            self.text, self.asked, f"{value:.3f}" if value < 5 else f"{value:.1f}", where, "met" if met else "NOT MET",
+        )  # fmt: skip
 
 
 def goals(results: Iterable[dict]) -> list[Goal]:
@@ -176,7 +192,10 @@ def goals(results: Iterable[dict]) -> list[Goal]:
     append_one = Goal("append of a token each of 64 sequences, us", "<= 4", most=4.0)
     chosen = Goal("few queries and mixed, the plan's kernel / the fastest", "<= 1.05", most=1.05)
     for result in results:
-        cell, us = Cell(**{key: tuple(x) if isinstance(x, list) else x for key, x in result["cell"].items()}), result["us"]
+        cell, us = (
+            Cell(**{key: tuple(x) if isinstance(x, list) else x for key, x in result["cell"].items()}),
+            result["us"],
+        )
         name = cell.name
         ours = {key: x for key, x in us.items() if key.startswith("decode_sm90") and "invariant" not in key}
         if cell.case == "decode":
@@ -213,7 +232,10 @@ def goals(results: Iterable[dict]) -> list[Goal]:
         forced = [x for key, x in us.items() if by_plan and key.startswith(f"{by_plan} by ")]
         if forced and by_plan in us:
             chosen.got.append((us[by_plan] / min(forced), name))
-    return [no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees, prefix, append, append_one, chosen]
+    return [
+        no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees, prefix, append,
+        append_one, chosen,
+    ]  # fmt: skip
 
 
 def table(results: Iterable[dict]) -> str:

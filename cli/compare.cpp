@@ -334,9 +334,9 @@ class Compare {
 };
 
 constexpr const char* kFooter =
-    R"(Standard attention is the textbook's: it stores the score matrix, with OpenBLAS for the products; on a GPU it and the first
-FlashAttention's schedule, fa1, are Tessera's own kernels for comparison, on tensor cores. Errors are those against
-float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
+    R"(Standard attention is the textbook's: it stores the score matrix, with OpenBLAS for the products; on a GPU it
+and the first FlashAttention's schedule, fa1, are Tessera's own kernels for comparison, on tensor cores. Errors are
+those against float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
 
 Examples:
   tessera compare

@@ -186,7 +186,7 @@ class CellRun {
   tessera_plan plan_of(tessera_direction direction) const {
     const tessera_problem problem = problem_of(direction);
     tessera_device device = settings_.device;
-    if (direction != settings_.direction) device.kernel = TESSERA_KERNEL_AUTO;  // the request was for the other pass
+    if (direction != settings_.direction) device.family[0] = '\0';  // the request was for the other pass
     tessera_plan plan{};
     check_status(tessera_make_plan(&problem, &device, &plan));
     return plan;
@@ -205,7 +205,7 @@ class CellRun {
       execute(forward, workspace_for(forward));
     }
     const tessera_plan plan = plan_of(settings_.direction);
-    kernel = tessera_kernel_name(plan.kernel);
+    kernel = plan.family;
     Memory workspace;
     const auto prepare = [&] { workspace = workspace_for(plan); };
     const auto call = [&] { execute(plan, workspace); };
@@ -224,7 +224,7 @@ class CellRun {
     const std::string name = (backward() ? "bwd_" : "fwd_") + std::string(other.contestant->name);
     const tessera_problem problem = problem_of(settings_.direction);
     tessera_device device = settings_.device;
-    for (device.kernel = 0; tessera_kernel_name(device.kernel) != name;) ++device.kernel;
+    device.family[name.copy(device.family, sizeof device.family - 1)] = '\0';
     tessera_plan plan{};
     const tessera_status status = tessera_make_plan(&problem, &device, &plan);
     if (status.code == TESSERA_UNSUPPORTED) {

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <span>
+#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "core/names.hpp"
 #include "error.hpp"
+#include "tessera/plan.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -20,19 +20,17 @@ constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA
 
 // "auto; on the CPU reference, decode, tiled; on a GPU fwd_sm80, ..."
 std::string kernels_text() {
-  const auto kernels = std::span(core::kKernelNames).subspan(1);
-  std::vector<std::string_view> places;
-  for (const core::KernelName& kernel : kernels) {
-    if (std::ranges::find(places, kernel.place) == places.end()) places.emplace_back(kernel.place);
+  struct Place {
+    std::string text;
+    std::string names;
+  };
+  Place places[] = {{"on the CPU", ""}, {"on a GPU", ""}, {"anywhere", ""}, {"for comparison", ""}};
+  for (const tessera_family& family : tessera::families()) {
+    const int place = family.for_comparison ? 3 : family.on_cpu && family.on_cuda ? 2 : family.on_cuda ? 1 : 0;
+    places[place].names += (places[place].names.empty() ? " " : ", ") + std::string(family.name);
   }
-  std::string text = core::kKernelNames[0].name;
-  for (const std::string_view place : places) {
-    text += fmt::format("; {}", place);
-    const char* separator = " ";
-    for (const core::KernelName& kernel : kernels) {
-      if (kernel.place == place) text += std::exchange(separator, ", "), text += kernel.name;
-    }
-  }
+  std::string text = "auto";
+  for (const Place& place : places) text += fmt::format("; {}{}", place.text, place.names);
   return text;
 }
 
@@ -145,15 +143,19 @@ tessera_device DeviceOptions::device() const {
   } else {
     throw WrongUse(fmt::format("--device: '{}', accepted cuda and cpu", place));
   }
-  device.kernel = chosen_kernel();
+  set_family(device);
   return device;
 }
 
-tessera_kernel DeviceOptions::chosen_kernel() const {
-  std::string accepted;
-  for (const core::KernelName& known : core::kKernelNames) {
-    if (kernel == known.name) return known.kernel;
-    accepted += (accepted.empty() ? "" : ", ") + std::string(known.name);
+void DeviceOptions::set_family(tessera_device& device) const {
+  if (kernel == "auto") return;
+  std::string accepted = "auto";
+  for (const tessera_family& family : tessera::families()) {
+    if (kernel == family.name) {
+      std::memcpy(device.family, family.name, sizeof device.family);
+      return;
+    }
+    accepted += ", " + std::string(family.name);
   }
   throw WrongUse(fmt::format("--kernel: '{}', accepted {}", kernel, accepted));
 }

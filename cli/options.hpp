@@ -36,7 +36,7 @@ struct DeviceOptions {
  private:
   tessera_device cpu() const;
   tessera_device described() const;
-  tessera_kernel chosen_kernel() const;
+  void set_family(tessera_device& device) const;
 };
 
 // The given options, by their rows of core/fields.hpp.

@@ -142,7 +142,7 @@ Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype 
   tessera_plan plan{};
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);
   if (status.code == TESSERA_OK) {
-    Answer answer{tessera_kernel_name(plan.kernel), "", {}};
+    Answer answer{plan.family, "", {}};
     for (const tessera_candidate& candidate : candidates(plan)) {
       if (candidate.accepted && candidate.kernel != answer.kernel) answer.others.emplace_back(candidate.kernel);
     }

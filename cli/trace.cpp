@@ -339,9 +339,10 @@ class Trace {
 };
 
 constexpr const char* kFooter =
-    R"(One head of standard normal q, k, v, computed in float64 by FlashAttention's order: tiles of queries outside, blocks of keys
-inside. A level's bytes are what the next level, nearer to the arithmetic, reads from it and writes to it; HBM's are those that
-`tessera plan` counts. docs/guide/how-it-works.md explains them, and docs/explore/index.html shows them.
+    R"(One head of standard normal q, k, v, computed in float64 in FlashAttention's order: tiles of queries outside,
+blocks of keys inside. A level's bytes are what the next level, nearer to the arithmetic, reads from it and writes to
+it; HBM's are those that `tessera plan` counts. docs/guide/how-it-works.md explains them, and
+docs/explore/index.html shows them.
 
 Examples:
   tessera trace

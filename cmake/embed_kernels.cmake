@@ -2,7 +2,8 @@
 file(GLOB_RECURSE headers RELATIVE ${ROOT} ${ROOT}/*.hpp ${ROOT}/*.cuh)
 list(SORT headers)
 list(LENGTH headers count)
-set(text "// Written by cmake/embed_kernels.cmake.\n#include \"cuda/runtime/sources.hpp\"\n\nnamespace tessera::cuda {\n\n")
+set(text "// Written by cmake/embed_kernels.cmake.\n#include \"cuda/runtime/sources.hpp\"\n\n")
+string(APPEND text "namespace tessera::cuda {\n\n")
 string(APPEND text "const KernelHeader kKernelHeaders[] = {\n")
 foreach(header ${headers})
   # Semicolons and brackets have a meaning in CMake's lists, so the text is never split.

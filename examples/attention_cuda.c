@@ -1,4 +1,5 @@
-/* The same from C on a GPU: forward, causal, float32, on device memory in a stream. Memory and stream are of CUDA's runtime.
+/* The same from C on a GPU: forward, causal, float32, on device memory in a stream. Memory and stream are those of
+ * CUDA's runtime.
  *
  *   cc attention_cuda.c $(pkg-config --cflags --libs tessera) -lcudart -lm -o attention_cuda && ./attention_cuda
  */
@@ -77,6 +78,6 @@ int main(void) {
   for (i = 0; i < H * D; ++i) {
     if (fabsf(o[i] - v[i]) > 1e-6f) return 1;
   }
-  printf("kernel %s, o[0, 0, 0, 1] = %g\n", tessera_kernel_name(plan.kernel), (double)o[1]);
+  printf("kernel %s, o[0, 0, 0, 1] = %g\n", plan.family, (double)o[1]);
   return 0;
 }

@@ -22,8 +22,9 @@ def document_blocks(near, every, device, length):
     """bool [1, 1, blocks, blocks]: of the blocks up to its own, a block sees `near`, the first, and every
     `every`-th."""
     return tessera.torch.block_mask(
-        lambda i, j: (j <= i) & ((i - j < near) | (j == 0) | (j % every == every - 1)), length, length, block=(BLOCK, BLOCK), device=device
-    )
+        lambda i, j: (j <= i) & ((i - j < near) | (j == 0) | (j % every == every - 1)), length, length,
+        block=(BLOCK, BLOCK), device=device,
+    )  # fmt: skip
 
 
 def seconds(call, cuda):
@@ -57,7 +58,9 @@ def main(arguments=None):
     parser.add_argument("--length", type=int, default=131072 if cuda else 4096, help="tokens")
     parser.add_argument("--heads", type=int, default=8 if cuda else 2)
     parser.add_argument("--head-dim", type=int, default=128 if cuda else 32)
-    parser.add_argument("--near", type=int, default=8, help=f"blocks of {BLOCK} tokens up to its own that a block sees (8)")
+    parser.add_argument(
+        "--near", type=int, default=8, help=f"blocks of {BLOCK} tokens up to its own that a block sees (8)"
+    )
     parser.add_argument("--every", type=int, default=16, help="of all earlier blocks it sees every so-many-th (16)")
     options = parser.parse_args(arguments)
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
@@ -73,7 +76,8 @@ def main(arguments=None):
     exact = exact_rows(q.detach(), k.detach(), v.detach(), blocks, rows)
     error = float((o.detach()[0, rows].double() - exact).abs().max() / exact.abs().max())
     visible, causal = int(blocks.sum()), blocks.shape[2] * (blocks.shape[2] + 1) // 2
-    print(f"{options.length} tokens, {options.heads} heads of {options.head_dim}: {visible} of {causal} blocks visible ({visible / causal:.1%}); "
+    print(f"{options.length} tokens, {options.heads} heads of {options.head_dim}: {visible} of {causal} blocks visible "
+          f"({visible / causal:.1%}); "
           f"largest error of {len(rows)} rows {error:.1e}")  # fmt: skip
     for name, given in (("these blocks", sparse), ("all of them", {"causal": True})):
         with torch.no_grad():

@@ -1,8 +1,9 @@
-"""What a package index shows: README with absolute links, and the project's addresses. Made when the package is built.
+"""The description on a package index: README with absolute links, and the project's URLs. Made when the package is
+built.
 
-scikit-build-core calls `dynamic_metadata` (pyproject.toml). The project's address is TESSERA_HOME in the environment,
-else the origin of the clone, else that of the source distribution. Without one, README's links become their text, and
-there are no addresses.
+scikit-build-core calls `dynamic_metadata` (pyproject.toml). The project's URL is TESSERA_HOME in the environment,
+otherwise the origin of the clone, otherwise that of the source distribution. Without one, README's links become their
+text, and there are no URLs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:)([^)\s]*)\)")
 
 
 def home() -> str:
-    """https://..., without a slash at the end; empty where nothing tells."""
+    """https://..., without a trailing slash; empty if unknown."""
     url = os.environ.get("TESSERA_HOME", "")
     if not url and (ROOT / ".git").exists():
         asked = subprocess.run(
@@ -30,11 +31,11 @@ def home() -> str:
         found = re.search(r"(?m)^Project-URL: Source, (\S+)$", (ROOT / "PKG-INFO").read_text(encoding="utf-8"))
         url = found[1] if found else ""
     url = re.sub(r"(\.git)?/*$", "", url)
-    return url if re.match(r"https?://[^/@]+/", url) else ""  # no path of this machine, no password
+    return url if re.match(r"https?://[^/@]+/", url) else ""  # no local path, no password
 
 
 def readme(text: str, home: str) -> str:
-    """README with absolute links. What is code stays as it is."""
+    """README with absolute links. Code is unchanged."""
 
     def absolute(link: re.Match[str]) -> str:
         image, words, target = link[1], link[2], link[3]

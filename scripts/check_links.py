@@ -36,7 +36,8 @@ def broken(page: pathlib.Path) -> list[str]:
 
 if __name__ == "__main__":
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True,
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True,
+        text=True,
         check=True,
     )  # fmt: skip
     pages = [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]

@@ -10,7 +10,8 @@ venv=$PWD/build/venv
 # The package for that Python: the extension is built beside the sources, with the environment's nanobind.
 package_for() {
   mkdir -p build/nanobind
-  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" build/nanobind/nanobind
+  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" \
+    build/nanobind/nanobind
   local path
   path=$(PYTHON=$1 PYTHONPATH=$PWD/build/nanobind scripts/gpu_python.sh --quiet 2> build/demo.log) || return
   PYTHONPATH=$path "$1" -c 'import tessera' 2> /dev/null && echo "$path"
@@ -19,7 +20,7 @@ package_for() {
 mkdir -p out
 for python in $(type -ap python3); do
   "$python" -c 'import torch, numpy' 2> /dev/null || continue
-  echo "PyTorch of $python stands beside Tessera; building the Python package for it"
+  echo "Comparing with PyTorch of $python as well; building the Python package for it"
   if path=$(package_for "$python"); then
     PYTHONPATH=$path "$python" -m tessera "${compare[@]}"
     compared=1

@@ -12,7 +12,7 @@
 #
 #   scripts/gpu_bench.sh grid                                                   everything in it, both directions
 #   scripts/gpu_bench.sh beyond pages decode launch io
-#   scripts/gpu_bench.sh grid -- --contestants sm80 flash                       the kernels of every GPU against FA2: 2.5
+#   scripts/gpu_bench.sh grid -- --contestants sm80 flash                       every GPU's kernels against FA2: 2.5
 #   scripts/gpu_bench.sh grid -- --contestants tessera cudnn --direction forward   the best kernel against cuDNN: 1.5
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -47,7 +47,8 @@ echo "built in $SECONDS s"
 # The library alone, without other dependencies: one compiler call.
 run_launch() {
   local program=build/gpu-python/tessera_bench_launch
-  "${CXX:-c++}" -std=c++20 -O2 -Iinclude -Isrc bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread -o $program &&
+  "${CXX:-c++}" -std=c++20 -O2 -Iinclude -Isrc bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread \
+    -o $program &&
     $program --json "$logs/launch.json"
 }
 
@@ -58,7 +59,8 @@ for bench in "${benches[@]}"; do
     launch) run_launch ;;
     io) "$python" bench/cuda_io.py "${steadiness[@]}" --json "$logs/io.json" ;;
     *)
-      "$python" bench/cuda_against_pytorch.py --cases "$bench" "${steadiness[@]}" --json "$logs/$bench.json" "${more[@]}"
+      "$python" bench/cuda_against_pytorch.py --cases "$bench" "${steadiness[@]}" --json "$logs/$bench.json" \
+        "${more[@]}"
       ;;
   esac 2>&1 | tee -a "$logs/bench.log"
   status=${PIPESTATUS[0]}

@@ -42,7 +42,8 @@ run_lengths() {
 run_long() { "$python" bench/long_context.py --csv "$logs/long.csv"; }
 run_gpt2() { "$python" bench/gpt2.py --csv "$logs/gpt2.csv"; }
 run_sparse() {
-  "$python" bench/block_sparse.py --csv "$logs/sparse.csv" && "$python" bench/block_sparse.py --block 64 --csv "$logs/sparse-64.csv"
+  "$python" bench/block_sparse.py --csv "$logs/sparse.csv" &&
+    "$python" bench/block_sparse.py --block 64 --csv "$logs/sparse-64.csv"
 }
 run_pathfinder() {
   local folder=${PATHFINDER:-out/pathfinder} end=$((SECONDS + ${TRAIN_SECONDS:-480})) side before= more

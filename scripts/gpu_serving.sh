@@ -33,7 +33,8 @@ processes=$(nproc)
 # The table's cases of few rows, of mixed batches and of shared prefixes; each runs with every kernel that supports it,
 # in bfloat16.
 table_cases() {
-  sed -nE '/^constexpr const char\* k(Decode|Mixed|Prefixes)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' tests/op/table.cpp | grep ' b='
+  sed -nE '/^constexpr const char\* k(Decode|Mixed|Prefixes)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' \
+    tests/op/table.cpp | grep ' b='
 }
 
 if [[ $dry ]]; then
@@ -46,8 +47,9 @@ mkdir -p "$out"
 if [[ $prebuilt ]]; then
   programs=$prebuilt
 elif ! { [[ -f build/gpu/build.ninja ]] ||
-  cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF -DTESSERA_BUILD_BENCH=OFF; } \
-  > "$out/build.log" 2>&1 || ! cmake --build build/gpu --parallel "${JOBS:-$(nproc)}" --target op_tests >> "$out/build.log" 2>&1; then
+  cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF \
+    -DTESSERA_BUILD_BENCH=OFF; } > "$out/build.log" 2>&1 ||
+  ! cmake --build build/gpu --parallel "${JOBS:-$(nproc)}" --target op_tests >> "$out/build.log" 2>&1; then
   echo "op_tests was not built, the table's cases are not run: $out/build.log"
   programs=
 fi
@@ -65,14 +67,16 @@ run_cases() { # NAME SECONDS CASES
   cat "$out/$1".*.cases.log > "$out/$1-cases.log"
   rm -f "$out/$1".*
   right=$(grep -c '^passed: ' "$out/$1-cases.log") all=$("$3" | wc -l)
-  echo "$1: $right of $all cases right (status $status, $((SECONDS - started)) s) $(grep -m1 '^FAILED: ' "$out/$1-cases.log")"
+  echo "$1: $right of $all cases right (status $status, $((SECONDS - started)) s)" \
+    "$(grep -m1 '^FAILED: ' "$out/$1-cases.log")"
   ((right == all)) || failed=1
 }
 if [[ $programs ]]; then
   run_cases table 90 table_cases
 fi
 if [[ $path ]]; then
-  PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout $((seconds + 30)) "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds "$seconds" --out "$out" 2>&1 |
+  PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout $((seconds + 30)) "$python" bench/cuda_serving.py \
+    --cases "${cases[@]}" --seconds "$seconds" --out "$out" 2>&1 |
     tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|few|prefix|append|short) '
   status=${PIPESTATUS[0]}
   if ((status == 124)); then  # the incomplete log

@@ -24,7 +24,8 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit ptx table comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+all_suites=(prepare unit ptx table comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck
+  python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -107,7 +108,8 @@ gtest_suite() { # NAME SECONDS SHARDS FILTER [PROGRAM]
   cat $(ls -v "$logs/$name".*.log) > "$logs/$name.log"
   rm -f "$logs/$name".*.log
   local passed bad
-  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$logs/$name.log" | awk '{ n += $1 } END { print n + 0 }')
+  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$logs/$name.log" |
+    awk '{ n += $1 } END { print n + 0 }')
   bad=$(grep -cE '^\[  FAILED  \] .* \([0-9]+ ms\)$' "$logs/$name.log")
   local skipped
   skipped=$(grep -cE '^\[  SKIPPED \] .* \([0-9]+ ms\)$' "$logs/$name.log")
@@ -139,7 +141,9 @@ suite_ptx() { gtest_suite ptx 90 1 'Device/PtxGpu.*' ptx_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
 suite_comparison() { gtest_suite comparison 120 24 'Cuda/GpuComparison.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
-suite_graphs() { TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'; }
+suite_graphs() {
+  TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'
+}
 suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
 # Plans need no GPU: `make test` covers them.
 suite_cuda() { gtest_suite cuda 180 1 '*Cuda*.*-*GpuTable*:*GpuComparison*:*GpuBatchInvariance*:CudaPlan.*'; }
@@ -154,11 +158,13 @@ suite_fuzz() {
   rm -f "$logs"/fuzz.*.log
   local reason passed
   reason=$(skip_reason "$logs/fuzz.log")
-  passed=$(sed -nE 's/^([0-9]+) cases passed in [0-9]+ s$/\1/p' "$logs/fuzz.log" | awk '{ n += $1 } END { print n + 0 }')
+  passed=$(sed -nE 's/^([0-9]+) cases passed in [0-9]+ s$/\1/p' "$logs/fuzz.log" |
+    awk '{ n += $1 } END { print n + 0 }')
   if [[ -n $reason ]]; then
     report fuzz skipped "$reason"
   elif ((status)); then
-    report fuzz FAILED "$(grep -hm1 -E '^replay:|crashed' "$logs/fuzz.log" || grep -hm1 '^FAILED:' "$logs/fuzz.log" || echo 'stopped, out of time')"
+    report fuzz FAILED "$(grep -hm1 -E '^replay:|crashed' "$logs/fuzz.log" || grep -hm1 '^FAILED:' "$logs/fuzz.log" ||
+      echo 'stopped, out of time')"
   else
     report fuzz passed "${passed:-0} cases"
   fi
@@ -177,7 +183,8 @@ findings() {
 # With exact memory: a tensor's allocation ends where the tensor does, and the workspace is not written before the call.
 # The cases are distributed over a few processes, since most of the time is spent on compiling and on a tool's work on
 # the host.
-sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved false in docs/reference/testing.md, match, or nothing
+# EXCUSED: an expression for the findings that docs/reference/testing.md proves false, or "".
+sanitizer_suite() { # TOOL EXCUSED OPTION...
   local tool=$1 excused=$2 shards=$((processes < 6 ? processes : 6))
   shift 2
   local sanitizer
@@ -210,7 +217,8 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
   if [[ -n $reason ]]; then
     report "$tool" skipped "$reason"
   elif ((found != false || (status && !false) || cases != wanted)); then
-    report "$tool" FAILED "status $status, $cases of $wanted cases passed; $summary $(grep -hm1 '^FAILED: ' "$logs/$tool.log")"
+    report "$tool" FAILED \
+      "status $status, $cases of $wanted cases passed; $summary $(grep -hm1 '^FAILED: ' "$logs/$tool.log")"
   else
     report "$tool" passed "$cases cases; $summary"
   fi
@@ -218,10 +226,15 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
 
 suite_memcheck() { sanitizer_suite memcheck '' --print-limit 20 --padding 256; }
 suite_racecheck() {
-  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256|_d512)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' --print-limit 1000000 --show-backtrace no \
-    --racecheck-report hazard
+  sanitizer_suite racecheck \
+    'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256|_d512)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' \
+    --print-limit 1000000 --show-backtrace no --racecheck-report hazard
 }
-suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_(bwd_rows|bwd_sm90_after)|read (2|8) tessera_combine|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
+suite_initcheck() {
+  sanitizer_suite initcheck \
+    'read [0-9]+ tessera_(bwd_rows|bwd_sm90_after)|read (2|8) tessera_combine|read 8 tessera_decode_sm90' \
+    --print-limit 1000000 --show-backtrace no
+}
 suite_synccheck() { sanitizer_suite synccheck '' --print-limit 20; }
 
 # Uses an installed package, otherwise an extension built here.

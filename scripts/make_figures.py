@@ -150,9 +150,14 @@ def draw_compare(tessera, out):
 # ---- the GPU's grid -------------------------------------------------------------------------------------------------
 
 # Measured in one run, and converted by a dated ratio.
-SERIES = {"tessera": ("Tessera", TESSERA, "o-", 2.2), "cudnn": ("cuDNN", "#495057", "s-", 1.2),
-          "flash": ("FlashAttention-2", "#adb5bd", "v-", 1.2), "fa2": ("FlashAttention-2*", "#adb5bd", "v--", 1.2), "fa3": ("FlashAttention-3*", STANDARD, "^--", 1.2),
-          "fa4": ("FlashAttention-4*", "#862e9c", "d--", 1.2)}
+SERIES = {
+    "tessera": ("Tessera", TESSERA, "o-", 2.2),
+    "cudnn": ("cuDNN", "#495057", "s-", 1.2),
+    "flash": ("FlashAttention-2", "#adb5bd", "v-", 1.2),
+    "fa2": ("FlashAttention-2*", "#adb5bd", "v--", 1.2),
+    "fa3": ("FlashAttention-3*", STANDARD, "^--", 1.2),
+    "fa4": ("FlashAttention-4*", "#862e9c", "d--", 1.2),
+}
 
 
 def draw_grid(direction, out):
@@ -165,7 +170,9 @@ def draw_grid(direction, out):
     figure, axes = plt.subplots(2, len(head_dims), figsize=(10, 5.6), sharex=True, sharey=True, squeeze=False)
     for row, mask in enumerate(("full", "causal")):
         for axis, head_dim in zip(axes[row], head_dims):
-            chosen = sorted((c for c in cells if (c["head_dim"], c["mask"]) == (head_dim, mask)), key=lambda c: c["length"])
+            chosen = sorted(
+                (c for c in cells if (c["head_dim"], c["mask"]) == (head_dim, mask)), key=lambda c: c["length"]
+            )
             for name, (title, colour, style, width) in SERIES.items():
                 points = [(c["length"], gpu_results.grid_row(c, table).get(name)) for c in chosen]
                 points = [(length, value) for length, value in points if value]
@@ -184,8 +191,12 @@ def draw_grid(direction, out):
     peers = " and ".join(SERIES[name][0] for name in ("cudnn", "flash") if any(name in c["seconds"] for c in cells))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper center", ncol=len(SERIES), frameon=False,
                   bbox_to_anchor=(0.5, 1.0))
-    figure.text(0.5, -0.03, f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; {peers} in the same run. "
-                f"* cuDNN times its ratio of {gpu_results.PEERS_DATE}", ha="center", fontsize=8, color=INK)
+    figure.text(
+        0.5,
+        -0.03,
+        f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; {peers} in the same run. "
+        f"* cuDNN times its ratio of {gpu_results.PEERS_DATE}", ha="center", fontsize=8, color=INK,
+    )  # fmt: skip
     figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(out / f"gpu_{direction}.png")
 
@@ -202,7 +213,9 @@ def main():
     for direction in ("forward", "backward"):
         draw_grid(direction, arguments.out)
         plt.close("all")
-    for draw in (paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2, paper_figures.draw_sparse):
+    for draw in (
+        paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2, paper_figures.draw_sparse,
+    ):  # fmt: skip
         draw(arguments.out)
         plt.close("all")
 

@@ -10,7 +10,8 @@ import sys
 from tessera import _core
 
 TARGET = pathlib.Path(__file__).parent.parent / "python/tessera/_options.py"
-HEADER = '''"""The options that attention, attention_backward and plan share, for type checkers; `tessera.attention` explains.
+HEADER = '''\
+"""The options that attention, attention_backward and plan share, for type checkers; `tessera.attention` explains.
 
 Made by scripts/make_options.py from src/core/fields.hpp.
 """

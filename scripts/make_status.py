@@ -21,19 +21,27 @@ INTRODUCTION = f"""# Status
 This page lists what was measured, when, and at which commit. `scripts/make_status.py` writes it from the results in
 [bench/results](../bench/results); the other pages hold facts that do not change with each run.
 
-A peer is what ran beside Tessera in the same run. A figure with a star did not run there: it is cuDNN's rate in the run times the ratio that
-it had to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
+A peer is what ran beside Tessera in the same run. A figure with a star did not run there: it is cuDNN's rate in the
+run times the ratio that it had to cuDNN on an H200 on {gpu_results.PEERS_DATE}
+([the table](../bench/results/{gpu_results.PEERS.name})).
 """
 PEER, STARRED = "peer of the run", "starred figure"
 LISTED = ("beyond", "pages", "options", "decode")
 GROUPS = ((PEER, gpu_results.PEERS_OF_A_RUN), (STARRED, gpu_results.CARRIED))
-ELSEWHERE = """| [GPT-2 in training](../examples/gpt2), 4096 tokens, attention alone exchanged | H100 | 2.7 Transformers' eager attention, 1.02 SDPA; compiled by `torch.compile` 1.24 SDPA ([all settings](reference/papers.md)) |
-| the same, 16384 tokens, where eager does not fit, with dropout and without | H100 | 1.07 SDPA |
-| [block-sparse masks](reference/kernels/block_lists.md), made from a rule, blocks of 128 × 128 | H100 | FlexAttention: 1.6 to 2.4 forward, 1.1 to 1.5 backward |
-| the same, blocks of 64 × 64 | H100 | FlexAttention: 1.5 to 6.9 forward, 1.4 to 3.6 backward |
-| forward and backward on one core, [AMX](reference/kernels/amx.md), 512 to 8192 tokens | Xeon | PyTorch: 3.4; 2.2 in the weakest of 32 cells (512 tokens, D 128) |""".splitlines()
+ELSEWHERE = [
+    "| [GPT-2 in training](../examples/gpt2), 4096 tokens, attention alone exchanged | H100 "
+    "| 2.7 Transformers' eager attention, 1.02 SDPA; compiled by `torch.compile` 1.24 SDPA "
+    "([all settings](reference/papers.md)) |",
+    "| the same, 16384 tokens, where eager does not fit, with dropout and without | H100 | 1.07 SDPA |",
+    "| [block-sparse masks](reference/kernels/block_lists.md), made from a rule, blocks of 128 × 128 | H100 "
+    "| FlexAttention: 1.6 to 2.4 forward, 1.1 to 1.5 backward |",
+    "| the same, blocks of 64 × 64 | H100 | FlexAttention: 1.5 to 6.9 forward, 1.4 to 3.6 backward |",
+    "| forward and backward on one core, [AMX](reference/kernels/amx.md), 512 to 8192 tokens | Xeon "
+    "| PyTorch: 3.4; 2.2 in the weakest of 32 cells (512 tokens, D 128) |",
+]
 TITLES = {
-    "tessera": "Tessera", "sm80": "bwd_sm80", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3*", "fa4": "FA4*"
+    "tessera": "Tessera", "sm80": "bwd_sm80", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3*",
+    "fa4": "FA4*"
 }  # fmt: skip
 
 
@@ -69,7 +77,8 @@ def grid_ratios(direction: str) -> dict[str, dict[str, float]]:
 
 def mean_and_least(ratios: dict[str, float]) -> str:
     least = min(ratios, key=ratios.__getitem__)
-    return f"{statistics.geometric_mean(ratios.values()):.2f}, {ratios[least]:.2f} in the weakest of {len(ratios)} cells ({least})"
+    mean = statistics.geometric_mean(ratios.values())
+    return f"{mean:.2f}, {ratios[least]:.2f} in the weakest of {len(ratios)} cells ({least})"
 
 
 def grid(direction: str) -> list[str]:
@@ -89,7 +98,8 @@ def grid(direction: str) -> list[str]:
         "",
     ]
     lines += [
-        f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | {' | '.join(f'Tessera / best {title}' for title in ratios)} |"
+        f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | "
+        f"{' | '.join(f'Tessera / best {title}' for title in ratios)} |"
     ]
     lines += ["|" + " --- |" * (3 + len(names) + len(ratios))]
     for cell, rates in rows:
@@ -140,7 +150,8 @@ def summary() -> list[str]:
     for case in LISTED:
         for direction in ("forward", "backward"):
             of = {f"{cell['name']}, {TITLES[name]}": cell["seconds"][name] / cell["seconds"]["tessera"]
-                  for cell in gpu_results.latest_cells(case, direction) for name in gpu_results.PEERS_OF_A_RUN if name in cell["seconds"]}  # fmt: skip
+                  for cell in gpu_results.latest_cells(case, direction)
+                  for name in gpu_results.PEERS_OF_A_RUN if name in cell["seconds"]}  # fmt: skip
             slower.append((f"{case}, {direction}", PEER, of))
     lines += ["## Where it is slower", "", "| what | than | in | the weakest |", "| --- | --- | --- | --- |"]
     for what, than, of in slower:
@@ -151,7 +162,8 @@ def summary() -> list[str]:
     return [
         *lines,
         "",
-        "In no other cell of the grid, of decoding and of the lists below a peer of the run is faster. On CPUs: [their page](reference/kernels/cpu.md), [AMX](reference/kernels/amx.md).",
+        "In no other cell of the grid, of decoding and of the lists below a peer of the run is faster. On CPUs: [their "
+        "page](reference/kernels/cpu.md), [AMX](reference/kernels/amx.md).",
         "",
     ]
 
@@ -178,8 +190,10 @@ def serving() -> list[str]:
         "Microseconds of a call in CUDA graph replays, one query a sequence; cuDNN reads dense keys.",
         "",
     ]
-    names = {"cudnn": "cuDNN", "decode_sm90": "dense", **{f"decode_sm90 pages of {n}": f"pages of {n}" for n in serving_cells.PAGES},
-             "decode_sm90 invariant": "batch_invariant", "fa2": "FA2", "fa2 pages of 256": "FA2, pages of 256"}  # fmt: skip
+    names = {"cudnn": "cuDNN", "decode_sm90": "dense",
+             **{f"decode_sm90 pages of {n}": f"pages of {n}" for n in serving_cells.PAGES},
+             "decode_sm90 invariant": "batch_invariant", "fa2": "FA2",
+             "fa2 pages of 256": "FA2, pages of 256"}  # fmt: skip
     names = {name: title for name, title in names.items() if any(name in cell["us"] for cell in cells)}
     lines += [f"| heads, sequences x keys | {' | '.join(names.values())} |", "|" + " --- |" * (len(names) + 1)]
     for cell in cells:

@@ -3,7 +3,7 @@ and reports those that no test finds.
 
     make mutate                                              100 faults over all areas, build/mutants/report.json
     mutate.py --area core --count 40 --seed 7 --jobs 4       some of them
-    mutate.py --replay src/cpu/combine.cpp:31:2              one fault again: file, line, number among the line's mutants
+    mutate.py --replay src/cpu/combine.cpp:31:2              one fault again: file, line, number of the line's mutant
 
 The faults are universalmutator's (its rules for C++): an operator or a constant replaced, a condition negated, a
 statement removed. A fault that does not compile is replaced by another one. An area defines which files are mutated,
@@ -48,16 +48,29 @@ CPU_TESTS = (
     "{build}/tests/tessera_fuzz --seed 1 --count 300 --seconds 60",
 )
 AREAS = {
-    "core": Area(("src/core/*.cpp", "src/core/*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS),
-    "cpu": Area(("src/cpu/[!a]*.cpp", "src/cpu/[!a]*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS),
+    "core": Area(
+        ("src/core/*.cpp", "src/core/*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS
+    ),
+    "cpu": Area(
+        ("src/cpu/[!a]*.cpp", "src/cpu/[!a]*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS
+    ),
     # With the library whose tiles are plain C++, on every machine.
-    "amx": Area(("src/cpu/amx_*.hpp",), ("tessera_amx_emulated", "op_tests"),
-                ("env LD_LIBRARY_PATH={build}/tests/amx_emulated "
-                 "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",)),
-    "kernels": Area(("kernels/tessera/*/*.cuh", "kernels/tessera/*/score/*.cuh"),
-                    ("tessera", "op_tests", "emulated_driver", "emulated_nvrtc", "cuda_device_code_tests"),
-                    ("{build}/tests/cuda_device_code_tests --gtest_fail_fast --gtest_brief=1",
-                     "cases:{root}/tests/op/sanitizer_cases.txt")),
+    "amx": Area(
+        ("src/cpu/amx_*.hpp",),
+        ("tessera_amx_emulated", "op_tests"),
+        (
+            "env LD_LIBRARY_PATH={build}/tests/amx_emulated "
+            "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",
+        ),
+    ),
+    "kernels": Area(
+        ("kernels/tessera/*/*.cuh", "kernels/tessera/*/score/*.cuh"),
+        ("tessera", "op_tests", "emulated_driver", "emulated_nvrtc", "cuda_device_code_tests"),
+        (
+            "{build}/tests/cuda_device_code_tests --gtest_fail_fast --gtest_brief=1",
+            "cases:{root}/tests/op/sanitizer_cases.txt",
+        ),
+    ),
 }
 
 
@@ -106,7 +119,10 @@ def faults_in_order(areas, seed):
     """An endless list of faults: areas alternate; a file is chosen by its length, then a random line and one of its
     mutants."""
     random_ = random.Random(seed)
-    files = {name: sorted(str(p.relative_to(ROOT)) for glob in AREAS[name].sources for p in ROOT.glob(glob)) for name in areas}
+    files = {
+        name: sorted(str(p.relative_to(ROOT)) for glob in AREAS[name].sources for p in ROOT.glob(glob))
+        for name in areas
+    }
     lengths = {name: [len((ROOT / path).read_text().splitlines()) for path in files[name]] for name in areas}
     known, seen = {}, set()
     while True:
@@ -138,17 +154,27 @@ class Worker:
     def __init__(self, folder, jobs):
         self.root, self.build, self.jobs = folder, folder / "build" / "release", jobs
         self.environment = os.environ | {
-            "CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1", "TESSERA_CACHE_DIR": str(folder / "build" / "cache"),
-            "EMULATED_GPU": str(self.build / "tests" / "emulated_gpu")}
+            "CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1",
+            "TESSERA_CACHE_DIR": str(folder / "build" / "cache"),
+            "EMULATED_GPU": str(self.build / "tests" / "emulated_gpu"),
+        }  # fmt: skip
 
     def set_up(self, targets):
-        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+        files = (
+            subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+            .stdout.decode()
+            .split("\0")
+        )
         for name in filter(None, files):
             to = self.root / name
             to.parent.mkdir(parents=True, exist_ok=True)
             if not to.exists() or to.read_bytes() != (ROOT / name).read_bytes():
                 shutil.copy2(ROOT / name, to)
-        launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+        launcher = (
+            ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
+            if shutil.which("ccache")
+            else []
+        )
         self.call(["cmake", "--preset", "release", "-DTESSERA_BUILD_EXAMPLES=OFF", "-DTESSERA_BUILD_BENCH=OFF",
                    f"-DTESSERA_TEST_PYTHON={sys.executable}", *launcher], check=True)
         code, text = self.compile(targets)
@@ -157,8 +183,10 @@ class Worker:
 
     def call(self, command, timeout=1800, check=False):
         try:
-            done = subprocess.run(command, cwd=self.root, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, timeout=timeout, text=True, errors="replace")
+            done = subprocess.run(
+                command, cwd=self.root, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, timeout=timeout, text=True, errors="replace",
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return -1, "time is up"
         if check and done.returncode:
@@ -174,10 +202,15 @@ class Worker:
             if not test.startswith("cases:"):
                 yield test.split()
                 continue
-            cases = [line for line in pathlib.Path(test[6:]).read_text().splitlines() if line and not line.startswith("#")]
+            cases = [
+                line for line in pathlib.Path(test[6:]).read_text().splitlines() if line and not line.startswith("#")
+            ]
             random.Random(seed).shuffle(cases)
             for case in cases:
-                yield [str(self.root / "scripts/emulated_gpu.sh"), str(self.build / "tests/op_tests"), "--backend", "cuda", "--case", case]
+                yield [
+                    str(self.root / "scripts/emulated_gpu.sh"), str(self.build / "tests/op_tests"), "--backend", "cuda",
+                    "--case", case,
+                ]  # fmt: skip
 
     def try_fault(self, fault):
         started = time.monotonic()

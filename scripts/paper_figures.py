@@ -59,8 +59,10 @@ def draw_lengths(out: pathlib.Path) -> None:
         axis.set_title(title)
     axes[0].legend(frameon=False, fontsize=8)
     first = rows[0]
-    figure.text(0.5, -0.04, f"one sequence, {first['heads']} heads, D {first['head_dim']}, full, bfloat16, {where}. Extra: beyond inputs and "
-                "outputs. Where a line ends, the next length did not fit or was refused.", ha="center", fontsize=8, color=INK)  # fmt: skip
+    figure.text(0.5, -0.04, f"one sequence, {first['heads']} heads, D {first['head_dim']}, full, bfloat16, {where}. "
+                            "Extra: beyond inputs and "
+                "outputs. Where a line ends, the next length did not fit or was refused.", ha="center", fontsize=8,
+                color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_lengths.png")
 
@@ -82,7 +84,9 @@ def draw_traffic(out: pathlib.Path) -> None:
         for at, direction in enumerate(("forward", "backward")):
             for n, name in enumerate(names):
                 value = of[direction, name, 0]
-                axis.bar(at + (n - 1) * 0.27, value, 0.25, color=WAYS[name][1], label=WAYS[name][0] if at == 0 else None)
+                axis.bar(
+                    at + (n - 1) * 0.27, value, 0.25, color=WAYS[name][1], label=WAYS[name][0] if at == 0 else None
+                )
                 axis.text(at + (n - 1) * 0.27, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8)
         axis.set_xticks((0, 1), ("forward", "backward"))
         axis.set_title(title)
@@ -118,12 +122,17 @@ def draw_gpt2(out: pathlib.Path) -> None:
         for n, name in enumerate(("eager", "sdpa", "tessera")):
             label = WAYS[name][0] if at == 0 else None
             if name not in of:
-                axes[0].text(at + (n - 1) * 0.28, 0, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7, color=INK)
+                axes[0].text(
+                    at + (n - 1) * 0.28, 0, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7, color=INK
+                )
                 continue
             value = float(of[name][0]["tokens_per_s"]) / 1000
             axes[0].bar(at + (n - 1) * 0.28, value, 0.26, color=WAYS[name][1], label=label)
             axes[0].text(at + (n - 1) * 0.28, value, f"{value:.0f}", ha="center", va="bottom", fontsize=7)
-    words = [f"{model}\n{length // 1024}k × {batch}\ndropout {dropout:g}" for _, dropout, length, model, batch in sorted(runs)]
+    words = [
+        f"{model}\n{length // 1024}k × {batch}\ndropout {dropout:g}"
+        for _, dropout, length, model, batch in sorted(runs)
+    ]
     axes[0].set_xticks(range(len(runs)), words, fontsize=7)
     axes[0].set_title("thousand tokens a second, training")
     axes[0].legend(frameon=False, fontsize=8, ncol=3)
@@ -134,7 +143,8 @@ def draw_gpt2(out: pathlib.Path) -> None:
                      label=WAYS[name][0], linestyle="--" if name == "tessera" else "-")  # fmt: skip
     axes[1].set_title(f"loss over steps, {longest[3]}, {longest[2] // 1024}k tokens")
     axes[1].legend(frameon=False, fontsize=8)
-    figure.text(0.5, -0.08, f"GPT-2, Transformers' own model in bfloat16, attention alone exchanged, {where}", ha="center", fontsize=8,
+    figure.text(0.5, -0.08, "GPT-2, Transformers' own model in bfloat16, attention alone exchanged, "
+                            f"{where}", ha="center", fontsize=8,
                 color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_gpt2.png")
@@ -150,12 +160,17 @@ def draw_sparse(out: pathlib.Path) -> None:
     for axis, direction in zip(axes, ("forward", "backward")):
         for table, line in ((rows, "-"), (small, "--")):
             of = sorted((row for row in table if row["direction"] == direction), key=lambda row: float(row["share"]))
-            for column, label, name, mark in (("tessera_ms", "Tessera", "tessera", "o"), ("flex_ms", "FlexAttention", "standard", "s")):
+            for column, label, name, mark in (
+                ("tessera_ms", "Tessera", "tessera", "o"),
+                ("flex_ms", "FlexAttention", "standard", "s"),
+            ):
                 points = [(float(row["share"]), float(row[column])) for row in of if row[column]]
                 if points:
-                    axis.plot(*zip(*points), mark + line, color=WAYS[name][1], label=f"{label}, {of[0]['block']} × {of[0]['block']}",
+                    axis.plot(*zip(*points), mark + line, color=WAYS[name][1], label=f"{label}, {of[0]['block']} × "
+                                                                                     f"{of[0]['block']}",
                               markersize=5 if line == "-" else 3)  # fmt: skip
-        axis.axhline(float(next(row["dense_ms"] for row in rows if row["direction"] == direction)), color=INK, linestyle=":",
+        axis.axhline(float(next(row["dense_ms"] for row in rows if row["direction"] == direction)), color=INK,
+                     linestyle=":",
                      label="Tessera, no mask")  # fmt: skip
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)
@@ -165,7 +180,8 @@ def draw_sparse(out: pathlib.Path) -> None:
         axis.grid(color=PALE)
     axes[0].legend(frameon=False, fontsize=7)
     first = rows[0]
-    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, bfloat16, {where}: random, local + global, butterfly, all",
+    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, bfloat16, {where}: "
+                            "random, local + global, butterfly, all",
                 ha="center", fontsize=8, color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_sparse.png")

@@ -70,8 +70,10 @@ install_framework() {  # REQUIREMENTS MODULES NAMES
 }
 install_framework requirements-torch.txt 'torch, transformers' 'PyTorch and Transformers'
 install_framework requirements-jax.txt 'jax, jaxlib' 'JAX and its library'
-if [[ -x $venv_python ]] && ! "$venv_python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("megatron"))'; then
-  "$venv_python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/python/requirements-megatron.txt ||
+if [[ -x $venv_python ]] &&
+  ! "$venv_python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("megatron"))'; then
+  "$venv_python" -m pip install --quiet --disable-pip-version-check --no-deps \
+    --requirement tests/python/requirements-megatron.txt ||
     echo "== Megatron cannot be installed here: its tests are skipped"
 fi
 if [[ $depth == test ]]; then

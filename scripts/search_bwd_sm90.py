@@ -99,7 +99,9 @@ def config_text(row: Row, tile: Tile, number: int) -> str:
         "ds_stages": chosen["stages"],
         "score": f"{{.bias = true, .bias_dtype = {dtype}}}" if row.options else "{}",
         **dict.fromkeys(("window", "varlen", "deterministic", "d_bias", "block_mask", "split_group"), "false"),
-        **{name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()},
+        **{
+            name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()
+        },
     }
     return tile_search.config_text("BwdSm90Config", library()["config_fields"], values)
 
@@ -168,7 +170,8 @@ def measure_cell(row: Row, length: int, causal: bool, tiles: list[Tile], steadin
     problem = make_problem(row, length, causal)
     inputs = Inputs.of(problem, True)
     peer, calls, dropped = tile_search.right_calls(problem, inputs, "backward", ERROR_BOUND,
-                                                   lambda tile, number: make_forced(problem, inputs, tile, number), tiles)  # fmt: skip
+                                                   lambda tile, number: make_forced(problem, inputs, tile, number),
+                                                   tiles)  # fmt: skip
     tile_search.say_dropped(f"{row.name} {length}", dropped)
     rates = tile_search.rates(problem, "backward", peer | calls, steadiness)
     torch.cuda.empty_cache()
@@ -203,13 +206,19 @@ def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: f
 def winner(cells: dict) -> Tile:
     """The best geometric mean of the tiles that are correct everywhere."""
     right = set.intersection(*({name for name in cell if isinstance(name, Tile)} for cell in cells.values()))
-    return max(sorted(right, key=lambda tile: tile.values), key=lambda tile: sum(math.log(cell[tile]) for cell in cells.values()))
+    return max(
+        sorted(right, key=lambda tile: tile.values),
+        key=lambda tile: sum(math.log(cell[tile]) for cell in cells.values()),
+    )
 
 
 def lines_of(row: Row, cells: dict) -> list[str]:
     tile, texts = winner(cells), []
     for causal in row.masks:
-        rates = [tile_search.length_text(length, cells[causal, length][tile], cells[causal, length].get("cudnn")) for length in LENGTHS]
+        rates = [
+            tile_search.length_text(length, cells[causal, length][tile], cells[causal, length].get("cudnn"))
+            for length in LENGTHS
+        ]
         texts.append(f"{'causal' if causal else 'full'} {', '.join(rates)}")
     return [f"// {'; '.join(texts)}", f"{{{row.head_dim}, {str(row.options).lower()}, {tile.cpp}}},"]
 
@@ -236,7 +245,9 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--measure-ms", type=float, default=100)
     parser.add_argument("--rounds", type=int, default=4, help="their median counts: one round may be off by 10 %%")
     parser.add_argument("--seconds", type=float, default=600, help="start no measurement after so many")
-    parser.add_argument("--output", metavar="FILE", type=Path, default=TABLE, help="instead of the table in the sources")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=TABLE, help="instead of the table in the sources"
+    )
     parser.add_argument("--csv", metavar="FILE", default="/dev/null", help="every rate, as it is measured")
     return parser.parse_args(arguments)
 

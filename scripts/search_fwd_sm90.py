@@ -148,7 +148,9 @@ class Cell:
             contestants[tile] = make_forced(self.problem, inputs, tile, number)
             return contestants[tile]
 
-        self.peer, self.calls, self.dropped = tile_search.right_calls(self.problem, inputs, "forward", ERROR_BOUND, forced, tiles)
+        self.peer, self.calls, self.dropped = tile_search.right_calls(
+            self.problem, inputs, "forward", ERROR_BOUND, forced, tiles
+        )
         for tile in list(self.calls):
             block_n = contestants[tile].plan()["block_n"]
             if block_n != tile.block_n:
@@ -265,7 +267,8 @@ def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
     heading = [
         "// Rows of Sm90Tile, written by scripts/search_fwd_sm90.py: head_dim, head_dim_v, area, least rows;",
         f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length,",
-        "// under a window by the keys that a query sees, of options with a bias (ratio to cuDNN in the same run), bf16.",
+        "// under a window by the keys that a query sees, of options with a bias (ratio to cuDNN in the same run), "
+        "bf16.",
         "// clang-format off",
         "",
     ]

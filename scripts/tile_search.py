@@ -27,7 +27,9 @@ def _program() -> str:
     given = os.environ.get("TESSERA_TILES")
     built = sorted(ROOT.glob("build/*/src/tessera_tiles"), key=lambda path: -path.stat().st_mtime)
     if not given and not built:
-        raise SystemExit("tessera_tiles: not built; cmake --build build/release --target tessera_tiles, or TESSERA_TILES=FILE")
+        raise SystemExit(
+            "tessera_tiles: not built; cmake --build build/release --target tessera_tiles, or TESSERA_TILES=FILE"
+        )
     return given or str(built[0])
 
 
@@ -144,7 +146,9 @@ def contestant_call(contestant) -> tuple[Callable, Callable]:
     return getattr(contestant, contestant.direction)()
 
 
-def right_calls(problem, inputs, direction: str, error_bound: float, forced: Callable, tiles: list) -> tuple[dict, dict, dict]:
+def right_calls(
+    problem, inputs, direction: str, error_bound: float, forced: Callable, tiles: list
+) -> tuple[dict, dict, dict]:
     """cuDNN's call ({} if there is none), those of the correct tiles, and why the others are dropped. forced(tile,
     number) makes a tile's contestant; a result is correct if its error is at most `error_bound` times cuDNN's."""
     import torch
@@ -225,4 +229,6 @@ def read_blocks(text: str, key_of: Callable[[list[str]], Hashable]) -> dict:
 
 
 def provenance(facts: dict) -> str:
-    return f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    return (
+        f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    )

@@ -47,7 +47,9 @@ class Exact:
             samples.append({name: (at_k if name in ("d_k", "d_v") else at_q, results[name]) for name in names})
         return samples
 
-    def _heads(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None, first_head: int, round_o: bool) -> dict[str, Tensor]:
+    def _heads(
+        self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None, first_head: int, round_o: bool
+    ) -> dict[str, Tensor]:
         """q, d_o [Sq, G, D] of the heads from first_head on, k [Sk, D], v [Sk, Dv] -> o, d_q [Sq, G, D], d_k, d_v."""
         dtype, k, v = k.dtype, k.double(), v.double()
         o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)

@@ -170,11 +170,13 @@ def beyond(dtype: str) -> list[Problem]:
     lengths = long_tailed_lengths()
     tokens = f"{len(lengths)} log-normal lengths, {sum(lengths)} tokens, longest {max(lengths)}"
     problems += [
-        _square(f"{name}, {tokens}, D {dim}, {WIDTH // dim} heads", len(lengths), max(lengths), WIDTH // dim, WIDTH // dim,
-                dim, dim, causal, dtype=dtype, lengths=lengths)
+        _square(
+            f"{name}, {tokens}, D {dim}, {WIDTH // dim} heads", len(lengths), max(lengths), WIDTH // dim, WIDTH // dim,
+            dim, dim, causal, dtype=dtype, lengths=lengths,
+        )
         for name, dim in (("packed", 128), ("packed at D 256", 256))
         for causal in (False, True)
-    ]
+    ]  # fmt: skip
     problems += [
         _square(f"D {dim}, {WIDTH // dim} heads, deterministic", 4, 4096, WIDTH // dim, WIDTH // dim, dim, dim, causal,
                 dtype=dtype, deterministic=True)
@@ -190,7 +192,8 @@ PAGE_SIZES = (16, 64, 256)
 def pages(dtype: str) -> list[Problem]:
     """4 x 4096 tokens, keys and values together, and in pages."""
     return [
-        _square(f"D {dim}, " + (f"pages of {size}" if size else "no pages"), 4, 4096, WIDTH // dim, WIDTH // dim, dim, dim,
+        _square(f"D {dim}, " + (f"pages of {size}" if size else "no pages"), 4, 4096, WIDTH // dim, WIDTH // dim, dim,
+                dim,
                 causal, dtype=dtype, page_size=size)
         for dim in (64, 128, 256)
         for causal in (False, True)
@@ -212,7 +215,8 @@ def decode(dtype: str) -> list[Problem]:
     """One query token a sequence, D 128; keys and values together, and for large batches also in pages."""
     sizes = ((1, 8192), (1, 65536), (1, 524288), (8, 8192), (16, 4096), (64, 2048), (64, 8192))
     return [
-        Problem(f"{heads}/{heads_kv}" + (f", pages of {size}," if size else ""), batch, 1, length, heads, heads_kv, 128, 128,
+        Problem(f"{heads}/{heads_kv}" + (f", pages of {size}," if size else ""), batch, 1, length, heads, heads_kv, 128,
+                128,
                 False, dtype=dtype, page_size=size)
         for heads, heads_kv in ((32, 8), (32, 32), (64, 8))
         for batch, length in sizes

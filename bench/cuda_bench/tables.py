@@ -6,9 +6,12 @@ import math
 from statistics import geometric_mean
 
 # In the order of the tables. The sm80 family is not listed twice if a plan chooses it.
-TITLES = {"tessera": "Tessera", "sm80": "sm80", "sm90": "sm90", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient"}
+TITLES = {
+    "tessera": "Tessera", "sm80": "sm80", "sm90": "sm90", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient",
+}  # fmt: skip
 # Which contestants are compared.
-RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("sm90", "tessera"), ("sm90", "flash"), ("sm90", "cudnn"),
+RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("sm90", "tessera"), ("sm90", "flash"),
+          ("sm90", "cudnn"),
           ("tessera", "efficient"))  # fmt: skip
 
 
@@ -85,7 +88,8 @@ def summary(cells: list[dict]) -> list[str]:
                 values = [value for value, _ in rated]
                 least, where = min(rated)
                 lines.append(
-                    f"{case} {direction}, {TITLES[ours]} / {TITLES[peer]}, {len(rated)} of {len(chosen)} cells: geometric mean "
+                    f"{case} {direction}, {TITLES[ours]} / {TITLES[peer]}, {len(rated)} of {len(chosen)} cells: "
+                    "geometric mean "
                     f"{geometric_mean(values):.3f}, least {least:.2f} ({where}), {sum(v < 1 for v in values)} below 1"
                 )
             wrong = [cell["name"] for cell in chosen if cell["wrong"]]
@@ -112,7 +116,9 @@ def ratio_tables(cells: list[dict]) -> list[str]:
             if all(ratio(cell, ours, peer) is None for cell in chosen):
                 continue
             lengths, rows = _rows(chosen)
-            lines.append(f"{direction}, {TITLES[ours]} / {TITLES[peer]}".ljust(26) + "".join(f"{n:>7}" for n in lengths))
+            lines.append(
+                f"{direction}, {TITLES[ours]} / {TITLES[peer]}".ljust(26) + "".join(f"{n:>7}" for n in lengths)
+            )
             for head_dim, mask, columns in rows:
                 texts = (_number(ratio(columns[n], ours, peer), ".2f") if n in columns else "" for n in lengths)
                 lines.append(f"  D {head_dim} {mask}".ljust(26) + "".join(f"{text:>7}" for text in texts))

@@ -1,9 +1,9 @@
 """Transformers' GPT-2, trained with three attentions and no other change: eager, sdpa, tessera.
 
-    python examples/gpt2/train.py                                            # small, 1024 tokens, on a GPU if there is one
+    python examples/gpt2/train.py                                            # small, 1024 tokens, on a GPU if present
     python examples/gpt2/train.py --length 4096 --batch 8 --dropout 0.1 --csv gpt2.csv
     python examples/gpt2/train.py --model medium --text ~/books --attention sdpa tessera --steps 500
-    python examples/gpt2/train.py --compile --fused --attention eager tessera            # torch.compile, a fused optimizer
+    python examples/gpt2/train.py --compile --fused --attention eager tessera            # and a fused optimizer
     python examples/gpt2/train.py --attention tessera --profile                          # where the host's time goes
 
 Every run starts from the same weights and reads the same tokens. It prints tokens a second, the peak of the GPU's
@@ -45,7 +45,9 @@ def parse(arguments=None):
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--autocast", action="store_true", help="float32 weights, products in bfloat16; else all in bfloat16 on a GPU")
+    parser.add_argument(
+        "--autocast", action="store_true", help="float32 weights, products in bfloat16; else all in bfloat16 on a GPU"
+    )
     parser.add_argument("--compile", action="store_true", help="by torch.compile")
     parser.add_argument("--fused", action="store_true", help="AdamW in one kernel")
     parser.add_argument("--profile", action="store_true", help="print what the host spends its time on")
@@ -87,9 +89,14 @@ class Reader:
 
     def __init__(self, options):
         self.random, self.options = np.random.default_rng(options.seed), options
-        self.tokens = text_tokens(options.text) if options.text else chain_tokens(max(1 << 18, options.length + 1), self.random)
+        self.tokens = (
+            text_tokens(options.text) if options.text else chain_tokens(max(1 << 18, options.length + 1), self.random)
+        )
         if len(self.tokens) <= options.length:
-            raise SystemExit(f"train.py: --text: {options.text}: {len(self.tokens)} bytes, more than --length {options.length} are needed")
+            raise SystemExit(
+                f"train.py: --text: {options.text}: {len(self.tokens)} bytes, more than --length {options.length} are "
+                "needed"
+            )
 
     def batch(self):
         starts = self.random.integers(len(self.tokens) - self.options.length, size=self.options.batch)
@@ -162,7 +169,8 @@ def compare(options):
     """Trains once by each attention and prints a line for each; rows of COLUMNS. Raises ArithmeticError: a loss is not
     finite."""
     where = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
-    print(f"GPT-2 {options.model} · {options.batch} x {options.length} tokens a step · dropout {options.dropout} · {where}"
+    print(f"GPT-2 {options.model} · {options.batch} x {options.length} tokens a step · dropout {options.dropout} · "
+          f"{where}"
           + " · torch.compile" * options.compile + " · fused AdamW" * options.fused)  # fmt: skip
     results = {}
     for attention in options.attention:
@@ -176,12 +184,14 @@ def compare(options):
                 torch.cuda.empty_cache()
         first = next(iter(results.values()))
         apart = max(abs(a - b) for a, b in zip(losses, first[0]))
-        print(f"{attention:8s} {rate:10.0f} tokens/s ({rate / first[1]:.2f} x)  {peak / 2**30:6.2f} GiB  loss {losses[0]:.3f} -> "
+        print(f"{attention:8s} {rate:10.0f} tokens/s ({rate / first[1]:.2f} x)  {peak / 2**30:6.2f} GiB  loss "
+              f"{losses[0]:.3f} -> "
               f"{losses[-1]:.3f}  furthest from {next(iter(results))} {apart:.3f}", flush=True)  # fmt: skip
         if not all(math.isfinite(loss) for loss in losses):
             raise ArithmeticError(f"{attention}: the loss is not finite")
     return [
-        (options.model, options.length, options.batch, options.dropout, attention, options.compile, f"{rate:.0f}", f"{peak / 2**30:.3f}",
+        (options.model, options.length, options.batch, options.dropout, attention, options.compile, f"{rate:.0f}",
+         f"{peak / 2**30:.3f}",
          step, f"{loss:.5f}")
         for attention, (losses, rate, peak) in results.items() for step, loss in enumerate(losses)
     ]  # fmt: skip

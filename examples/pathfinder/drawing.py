@@ -60,7 +60,9 @@ class Board:
         near = distances(path, self.x, self.y).amin(1)
         if disc:
             for end in (path[:, 0, 0], path[:, -1, 1]):
-                near = torch.minimum(near, torch.hypot(self.x - end[:, 0, None, None], self.y - end[:, 1, None, None]) - disc)
+                near = torch.minimum(
+                    near, torch.hypot(self.x - end[:, 0, None, None], self.y - end[:, 1, None, None]) - disc
+                )
         self.room = torch.minimum(self.room, near - self.style.clearance)
 
 
@@ -73,7 +75,9 @@ def grow_paths(board, dashes, with_discs, generator):
     alive = torch.ones(count, TRIES, dtype=torch.bool, device=device)
     path, own = [], []
     for index in range(dashes):
-        turn = (TURN * torch.randn(count, TRIES, TURNS, device=device, generator=generator)).clamp_(-MOST_TURN, MOST_TURN)
+        turn = (TURN * torch.randn(count, TRIES, TURNS, device=device, generator=generator)).clamp_(
+            -MOST_TURN, MOST_TURN
+        )
         turned = direction[..., None] + turn
         ahead = torch.stack([turned.cos(), turned.sin()], -1)
         start = at[:, :, None] + (style.gap if index else 0) * ahead

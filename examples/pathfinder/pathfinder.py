@@ -97,7 +97,9 @@ class Board:
                 low = np.maximum(np.ceil(self.FINE * point - radius), 0).astype(int)
                 high = np.floor(self.FINE * point + radius).astype(int) + 1
                 y, x = np.ogrid[low[1] : min(high[1], len(raster)), low[0] : min(high[0], len(raster))]
-                raster[low[1] : high[1], low[0] : high[0]] |= (x - self.FINE * point[0]) ** 2 + (y - self.FINE * point[1]) ** 2 <= radius**2
+                raster[low[1] : high[1], low[0] : high[0]] |= (x - self.FINE * point[0]) ** 2 + (
+                    y - self.FINE * point[1]
+                ) ** 2 <= radius**2
 
 
 def grow_path(random, board, dashes, with_discs):
@@ -210,7 +212,12 @@ LIT = 64  # of 255: within half a thickness and a quarter of a pixel, so that a 
 @functools.lru_cache
 def offsets_within(radius):
     reach = int(radius)
-    return [(dy, dx) for dy in range(-reach, reach + 1) for dx in range(-reach, reach + 1) if dy * dy + dx * dx <= radius * radius]
+    return [
+        (dy, dx)
+        for dy in range(-reach, reach + 1)
+        for dx in range(-reach, reach + 1)
+        if dy * dy + dx * dx <= radius * radius
+    ]
 
 
 def shifted(mask, dy, dx):
@@ -235,7 +242,9 @@ def reached(lit, start, reach):
 def discs_of(image):
     """A mask for each disc: where a whole neighbourhood is lit; dashes are too thin for that."""
     side = image.shape[-1]
-    core = functools.reduce(np.logical_and, (shifted(image > 127, dy, dx) for dy, dx in offsets_within(STYLES[side].disc - 0.6)))
+    core = functools.reduce(
+        np.logical_and, (shifted(image > 127, dy, dx) for dy, dx in offsets_within(STYLES[side].disc - 0.6))
+    )
     found = []
     while core.any():
         first = np.zeros_like(core)
@@ -270,7 +279,9 @@ def draw_sheet(path, seed=0, columns=4):
             label = int(at < columns)
             image = picture(side, label, seed, at)
             if is_connected(image) != bool(label):
-                raise SystemExit(f"side {side}, seed {seed}, picture {at}: drawn as {label}, and the pixels say otherwise")
+                raise SystemExit(
+                    f"side {side}, seed {seed}, picture {at}: drawn as {label}, and the pixels say otherwise"
+                )
             shown = np.repeat(image[:, :, None], 3, axis=2)
             for disc, colour in list(zip(discs_of(image), colours))[:: -1 if label else 1]:
                 group = reached(image >= LIT, disc, STYLES[side].reach)
@@ -289,8 +300,12 @@ def main():
     parser.add_argument("--side", type=int, choices=list(STYLES), default=32, help="pixels (default: 32)")
     parser.add_argument("--count", type=int, default=1000, help="pictures (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--workers", type=int, default=1, help="processes; the pictures do not depend on it (default: 1)")
-    parser.add_argument("--out", type=Path, help=".npz with images, uint8 [count, side, side], and labels, int64 [count]")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes; the pictures do not depend on it (default: 1)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=".npz with images, uint8 [count, side, side], and labels, int64 [count]"
+    )
     parser.add_argument("--sheet", type=Path, help="draw some of each side into this .png (needs matplotlib)")
     arguments = parser.parse_args()
     if arguments.out is None and arguments.sheet is None:

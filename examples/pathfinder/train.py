@@ -1,9 +1,10 @@
 """A small transformer over pixels learns Pathfinder, with Tessera's attention, both ways, over side x side tokens.
 
-    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9            # stops, and keeps its state
-    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9 --resume   # continues, as if it had not stopped
-    python examples/pathfinder/train.py --side 128 --folder out/pathfinder128 --init out/pathfinder64/checkpoint.pt   # positions stretched
-    python examples/pathfinder/train.py --side 256 --folder out/pathfinder256 --init out/pathfinder128/checkpoint.pt --near 20   # block-sparse
+    train=examples/pathfinder/train.py
+    python $train --side 64 --folder out/64 --minutes 9                              # stops, and keeps its state
+    python $train --side 64 --folder out/64 --minutes 9 --resume                     # continues as if never stopped
+    python $train --side 128 --folder out/128 --init out/64/checkpoint.pt            # stretches the positions
+    python $train --side 256 --folder out/256 --init out/128/checkpoint.pt --near 20 # block-sparse
 
 Attention is full, or, with --near, of pixels in blocks of 128 at most so many rows away, by a block mask: at 256 pixels
 a side and 20 rows this is a sixth of all pairs. The first paper also trained Path-256 with block-sparse attention.
@@ -127,7 +128,9 @@ def stretched(side, held_side, held_positions_of):
 def interval(right, count, z=1.96):
     """Wilson's interval of a fraction of right answers."""
     share = right / count
-    centre, spread = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    centre, spread = share + z * z / (2 * count), z * math.sqrt(
+        share * (1 - share) / count + z * z / (4 * count * count)
+    )
     return (centre - spread) / (1 + z * z / count), (centre + spread) / (1 + z * z / count)
 
 
@@ -139,10 +142,13 @@ class Training:
         self.options = options
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         options.folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoint, self.weights, self.curve = (options.folder / name for name in ("checkpoint.pt", "weights.pt", "curve.csv"))
+        self.checkpoint, self.weights, self.curve = (
+            options.folder / name for name in ("checkpoint.pt", "weights.pt", "curve.csv")
+        )
         torch.manual_seed(options.seed)
         self.model = Model(options.width, options.heads, options.layers, options.stem).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01,
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.98),
+                                           weight_decay=0.01,
                                            fused=self.device.type == "cuda")  # fmt: skip
         self.step, self.seconds, self.positions_of = 0, 0.0, options.side
         if options.resume:
@@ -158,7 +164,9 @@ class Training:
     def load(self, file):
         held = torch.load(file, map_location=self.device)
         if held["side"] != self.options.side:
-            raise SystemExit(f"--resume: {file} is of side {held['side']}, --side says {self.options.side}; --init stretches it")
+            raise SystemExit(
+                f"--resume: {file} is of side {held['side']}, --side says {self.options.side}; --init stretches it"
+            )
         self.model.load_state_dict(held["model"])
         self.optimizer.load_state_dict(held["optimizer"])
         self.step, self.seconds, self.positions_of = held["step"], held["seconds"], held["positions_of"]
@@ -167,7 +175,9 @@ class Training:
         temporary = self.checkpoint.with_suffix(".new")
         model = self.model.state_dict()
         about = {"side": self.options.side, "positions_of": self.positions_of, "step": self.step}
-        torch.save({"model": model, "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, **about}, temporary)
+        torch.save(
+            {"model": model, "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, **about}, temporary
+        )
         temporary.replace(self.checkpoint)
         torch.save({"model": {name: value.to(torch.bfloat16) for name, value in model.items()}, **about}, self.weights)
 
@@ -181,7 +191,12 @@ class Training:
         o = self.options
         images, labels = self.stream.batch(self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = o.rate * min(1, (self.step + 1) / o.warmup) * 0.5 * (1 + math.cos(math.pi * min(1, self.step / o.steps)))
+            group["lr"] = (
+                o.rate
+                * min(1, (self.step + 1) / o.warmup)
+                * 0.5
+                * (1 + math.cos(math.pi * min(1, self.step / o.steps)))
+            )
         logits = self.logits(images)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
         self.optimizer.zero_grad(set_to_none=True)
@@ -208,14 +223,18 @@ class Training:
             if file.tell() == 0:
                 writer.writerow(COLUMNS)
             writer.writerow([f"{value:.5g}" if isinstance(value, float) else value for value in row])
-        print(f"step {self.step:6d}  {self.seconds:7.0f} s  loss {loss:.4f}  trained on {accuracy:.3f}  held out {held_out[0]:.3f} "
+        print(f"step {self.step:6d}  {self.seconds:7.0f} s  loss {loss:.4f}  trained on {accuracy:.3f}  held out "
+              f"{held_out[0]:.3f} "
               f"({held_out[1]:.3f} .. {held_out[2]:.3f})", flush=True)  # fmt: skip
         return held_out[0]
 
     def run(self):
         o = self.options
         count = sum(parameter.numel() for parameter in self.model.parameters())
-        print(f"{count / 1e6:.2f} million parameters, {o.side * o.side} tokens, {self.device}, from step {self.step}", flush=True)
+        print(
+            f"{count / 1e6:.2f} million parameters, {o.side * o.side} tokens, {self.device}, from step {self.step}",
+            flush=True,
+        )
         if o.steps == 0:
             print("held out {:.3f} ({:.3f} .. {:.3f})".format(*self.evaluate()))
             return
@@ -241,13 +260,18 @@ def main(arguments=None):
     add("--folder", type=Path, required=True, help="what is kept, and found again by --resume")
     going_on = parser.add_mutually_exclusive_group()
     going_on.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
-    going_on.add_argument("--init", type=Path, help="begin with this checkpoint's weights, its positions stretched over the picture")
+    going_on.add_argument(
+        "--init", type=Path, help="begin with this checkpoint's weights, its positions stretched over the picture"
+    )
     add("--minutes", type=float, help="stop after so many")
     add("--until", type=float, help="stop at this accuracy on the held-out pictures")
     for name, value, what in (
-        ("steps", 20000, "of the whole training"), ("batch", 64, "pictures a step"), ("held-out", 1000, "pictures to be judged by"),
-        ("report", 100, "steps from one report and checkpoint to the next"), ("warmup", 500, "steps"), ("width", 128, "of the model"),
-        ("heads", 4, ""), ("layers", 6, ""), ("stem", 3, "pixels a side"), ("seed", 0, ""), ("workers", 1, "processes that draw the held-out pictures"),
+        ("steps", 20000, "of the whole training"), ("batch", 64, "pictures a step"),
+        ("held-out", 1000, "pictures to be judged by"),
+        ("report", 100, "steps from one report and checkpoint to the next"), ("warmup", 500, "steps"),
+        ("width", 128, "of the model"),
+        ("heads", 4, ""), ("layers", 6, ""), ("stem", 3, "pixels a side"), ("seed", 0, ""),
+        ("workers", 1, "processes that draw the held-out pictures"),
     ):  # fmt: skip
         add(f"--{name}", type=int, default=value, help=f"{what} (default: {value})".strip())
     add("--near", type=int, help="attention sees pixels at most so many rows away (default: all)")

@@ -3,14 +3,14 @@
 // system prompt are computed once and shared by all; if pages run out, the youngest sequence releases its own and
 // begins again.
 //
-//   scheduler.hpp, pages.hpp          who takes part in a step, and where its keys lie: the index arrays
+//   scheduler.hpp, pages.hpp          the requests of a step, and the places of their keys: the index arrays
 //   engine.hpp, engine.cpp            the model's layers; attend() holds all of Tessera's calls, two a layer
 //   layers.hpp, _cpu.cpp, _cuda.cu    the other layers, plainly: what is slow here, an engine has libraries for
 //   model.hpp, plain.hpp              random weights; the same model without a cache, in float64
 //
 //   c++ -std=c++20 -O2 -pthread serve.cpp engine.cpp layers_cpu.cpp $(pkg-config --cflags --libs tessera) -o serve
-//   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve        (with a GPU's layers)
-//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...               (--help: the sizes)
+//   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve    (with a GPU's layers)
+//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...           (--help: the sizes)
 //
 // --check compares every generated token with the plain model: in float32 it must be the plain model's choice after the
 // same tokens; in bfloat16 its logits may differ by the error of rounding.
@@ -231,7 +231,7 @@ bool serve(const Options& options, Layers& layers) {
       static_cast<long long>(scheduler.preempted()));
   std::printf("%.0f tokens a second, %.0f of them generated; attention took %.0f %% of the time (%s)\n",
               static_cast<double>(computed) / seconds, static_cast<double>(generated) / seconds,
-              100 * engine.attention_seconds() / seconds, tessera_kernel_name(engine.plan(false).kernel));
+              100 * engine.attention_seconds() / seconds, engine.plan(false).family);
   return !options.check || check(options, weights, requests);
 }
 

@@ -84,7 +84,14 @@ inline std::string text_of(const tessera_plan& plan, std::size_t (*write)(const 
 }
 }  // namespace detail
 
-// Each kernel's answer, in order of preference.
+// All kernel families of the library.
+inline std::vector<tessera_family> families() {
+  std::vector<tessera_family> all(static_cast<std::size_t>(tessera_num_families()));
+  for (std::size_t n = 0; n < all.size(); ++n) throw_if_error(tessera_family_at(static_cast<std::int32_t>(n), &all[n]));
+  return all;
+}
+
+// Each kernel's answer; of those that accept the one with the least estimate_us was chosen.
 inline std::vector<tessera_candidate> candidates(const tessera_plan& plan) {
   std::vector<tessera_candidate> all(static_cast<std::size_t>(tessera_plan_num_candidates(&plan)));
   for (std::size_t n = 0; n < all.size(); ++n) {

@@ -284,6 +284,7 @@ typedef enum tessera_isa {
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
 
+/* Numbers of the first families (tessera_family), as aliases of their names. Later families have a name alone. */
 typedef enum tessera_kernel {
   TESSERA_KERNEL_AUTO = 0,
   TESSERA_KERNEL_REFERENCE = 1, /* CPU: float64, O(S^2) time; the reference of all tests */
@@ -315,7 +316,7 @@ typedef struct tessera_device {
   int32_t backend;                                                /* tessera_backend */
   int32_t isa;       /* tessera_isa: the fastest on this CPU, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
-  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
+  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered; `family` names it as well */
   int32_t cores;     /* this process may use (CUDA: multiprocessors). How work is split, and so a result's last bits */
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
   int32_t ordinal;   /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
@@ -329,8 +330,23 @@ typedef struct tessera_device {
   int64_t l1_bytes, l2_bytes;
   int64_t smem_bytes; /* CUDA: the most shared memory that a block may have */
   char name[64];
-  char reserved[TESSERA_DEVICE_BYTES - 128 - sizeof(size_t)]; /* for later members: 0 */
+  char family[32]; /* "", or the name of the only candidate to be considered (tessera_family) */
+  char reserved[TESSERA_DEVICE_BYTES - 160 - sizeof(size_t)]; /* for later members: 0 */
 } tessera_device;
+
+/* A kernel family: a kernel, or several for one purpose, that plans choose from. */
+typedef struct tessera_family {
+  char name[32];           /* as tessera_device.family, tessera_plan.family and tessera_candidate.kernel have it */
+  int32_t kernel;          /* its tessera_kernel; TESSERA_KERNEL_AUTO if it has none */
+  int32_t on_cpu, on_cuda; /* 1: it has kernels there */
+  int32_t for_comparison;  /* 1: chosen only if requested by name */
+} tessera_family;
+
+/* Number of kernel families that the library has. */
+TESSERA_API int32_t tessera_num_families(void);
+
+/* Family number `index`. INVALID_ARGUMENT if `index` is out of range. */
+TESSERA_API tessera_status tessera_family_at(int32_t index, tessera_family* family);
 
 /* Describes this machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and
  * TESSERA_NUM_THREADS from the environment. INVALID_ARGUMENT if one of them asks for more than this machine
@@ -354,6 +370,7 @@ typedef struct tessera_plan_part {
   int32_t decode_queries, decode_heads_kv;
   int32_t reserved; /* 0 */
   int64_t decode_parts, num_items, scratch_bytes, shared_bytes;
+  char family[32];
 } tessera_plan_part;
 
 #define TESSERA_PLAN_BYTES 15360
@@ -408,7 +425,7 @@ typedef struct tessera_plan {
   double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
   int32_t lengths_are_data;    /* 1: how many keys are in use only seqused_k says; flops and bytes are at most those */
 
-  int32_t reserved_flag;                          /* for a later member: 0 */
+  int32_t after_another;                          /* of a part: 1: other parts of the call come before it */
   uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
   /* A call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel (CUDA:
    * decode_sm90), the others by the tiled one (fwd_sm90, fwd_sm80); 0: none goes by it. */
@@ -420,7 +437,8 @@ typedef struct tessera_plan {
   tessera_plan_part parts[2];
   uint64_t suffix_config[TESSERA_PLAN_CONFIG_BYTES / 8];
   tessera_plan_program program;
-  char reserved[920]; /* for later members: 0 */
+  char family[32];    /* name of the kernel family that serves it, of which `kernel` is the number */
+  char reserved[824]; /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses a kernel. On INVALID_ARGUMENT or UNSUPPORTED, *plan is unchanged. `device`
@@ -436,15 +454,17 @@ TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
 
 /* A kernel's answer to a plan's problem. */
 typedef struct tessera_candidate {
-  char kernel[32]; /* tessera_kernel_name */
+  char kernel[32];    /* the family's name */
+  double estimate_us; /* time of a call in microseconds, by the kernel's own table of measurements; 0 if it refuses */
   int32_t accepted;
-  char reason[156];
+  char reason[148];
 } tessera_candidate;
 
 /* Number of kernels that the plan's back end has; 0 if `plan` was not made by this library. */
 TESSERA_API int32_t tessera_plan_num_candidates(const tessera_plan* plan);
 
-/* The answer of kernel number `index`, in order of preference. INVALID_ARGUMENT if `index` is out of range. */
+/* The answer of kernel number `index`. Of the kernels that accept, the plan has the one with the least estimate, and of
+ * equal ones the first. INVALID_ARGUMENT if `index` is out of range. */
 TESSERA_API tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index,
                                                   tessera_candidate* candidate);
 

@@ -1,4 +1,4 @@
-// Arrays of any framework as the library's layouts: DLPack or the buffer protocol, zero copies.
+// Arrays of any framework as the library's layouts, by DLPack or the buffer protocol, without copies.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,7 @@ namespace tessera::python {
 
 enum class Access { kRead, kWrite };
 
-// Where an array's memory is, in DLPack's numbers, and the order in which work on it is queued.
+// The device of an array's memory, with DLPack's numbers, and the stream for work on it.
 enum DeviceType : int32_t {
   kMeta = 0,
   kCpu = 1,
@@ -24,14 +24,14 @@ enum DeviceType : int32_t {
   kRocmHost = 11,
   kCudaManaged = 13
 };
-constexpr int32_t kNoGpu = -1;  // a device_id of kCuda: some GPU, where this machine has none
+constexpr int32_t kNoGpu = -1;  // a device_id of kCuda: a GPU that this machine lacks
 struct Place {
   int32_t device_type = kCpu, device_id = 0;
   void* stream = nullptr;  // CUDA: the producer's current stream; null: the default stream
 };
 std::string name_of(const Place& place);  // "cpu", "cuda:0"
 
-// An array that has everything but data, as a tracer's have: a call with one is checked, and computes nothing.
+// An array without data, such as a tracer's: a call with one is checked, and computes nothing.
 struct ArrayWithoutData {
   std::string dtype;  // "float32"
   std::vector<int64_t> shape, strides;
@@ -43,16 +43,16 @@ struct Array {
   void* data = nullptr;
   Place place;
   bool has_data = true;
-  nanobind::ndarray<nanobind::ro> owner;  // keeps what a producer exported alive; empty where `source` itself does
+  nanobind::ndarray<nanobind::ro> owner;  // keeps exported data alive; empty if `source` itself does
 };
 
-// The one place where all arrays of a call are: that of the first.
+// The common place of all arrays of a call: that of the first one.
 class CommonPlace {
  public:
-  // Throws Error where another array is elsewhere.
+  // Throws Error if another array is elsewhere.
   void join(const char* name, const Place& place);
   const Place& place() const { return place_; }
-  const char* first() const { return first_; }  // the name of the first; null: there is none
+  const char* first() const { return first_; }  // the name of the first; null if there is none
 
  private:
   const char* first_ = nullptr;

@@ -41,11 +41,12 @@ class PlanCache {
     }
     auto entry = std::make_unique<Entry>();
     std::memcpy(&entry->problem, &call.problem, sizeof call.problem);
+    entry->program = call.program;  // whose address no other program has meanwhile
     entry->kernel = call.kernel;
     entry->threads = call.threads;
     entry->place = call.place.place();
     tessera_device where = device_at(entry->place, call.place.first() ? call.place.first() : "q");
-    where.kernel = call.kernel;
+    set_family(where, call.kernel);
     if (call.threads > 0) where.threads = call.threads;
     const tessera_status status = tessera_make_plan(&call.problem, &where, &entry->plan);
     if (status.code != TESSERA_OK) throw Error(status.message + hint(call, status.message));
@@ -58,6 +59,7 @@ class PlanCache {
   static constexpr size_t kMostEntries = 32;
   struct Entry {
     tessera_problem problem;
+    ProgramHandle program;
     int32_t kernel, threads;
     Place place;
     tessera_plan plan;

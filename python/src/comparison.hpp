@@ -1,4 +1,4 @@
-// tessera._core.ComparisonTable: the table of `python -m tessera compare`, which the program draws its own by.
+// tessera._core.ComparisonTable: the table of `python -m tessera compare`, shared with the program.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// Ctrl-C ends a long call: what a signal's handler raises in Python is raised once the library's threads have stopped.
+// Ctrl-C ends a long call: the exception of Python's signal handler is raised once the library's threads have stopped.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,8 +12,8 @@
 
 namespace tessera::python {
 
-// The `cancel` of one call's executor. To be made by the thread that calls, which also works and so is among those that
-// ask; Python runs signal handlers in its main thread alone, and needs the GIL for it.
+// The `cancel` of one call's executor. It must be created by the calling thread, which also works and so calls
+// `cancel`; Python runs signal handlers only in its main thread, and needs the GIL for it.
 class Interrupt {
  public:
   tessera_executor& add_to(tessera_executor& executor) {
@@ -22,7 +22,7 @@ class Interrupt {
     return executor;
   }
 
-  // Throws what the handler raised, or Error for any other failure. With the GIL held.
+  // Throws the handler's exception, or Error for any other failure. Needs the GIL.
   static void check(const tessera_status& status) {
     if (status.code == TESSERA_CANCELLED && PyErr_Occurred()) throw nanobind::python_error();
     python::check(status);

@@ -1,8 +1,8 @@
-// PyTorch computes on OpenMP's threads, which keep spinning for some milliseconds after each parallel region: threads
-// of our own would share the cores with them. With 2 threads, attention over 512 float32 keys right after an operator
-// of PyTorch's took 3.0 ms on our own, longer than on one (2.6), and takes 1.5 ms on PyTorch's.
+// PyTorch computes on OpenMP threads, which spin for some milliseconds after each parallel region: threads of our own
+// would share the cores with them. With 2 threads, attention over 512 float32 keys right after a PyTorch operator took
+// 3.0 ms on our own threads, longer than on one thread (2.6), and takes 1.5 ms on PyTorch's.
 //
-// The runtime is the one that is in the process already; its entry is the one that compilers call.
+// The runtime is the one already loaded by the process, called by the entry point that compilers use.
 #include "openmp.hpp"
 
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ struct Team {
   int32_t workers;
   std::atomic<int32_t> next{0};
 
-  // A team may be smaller than what was asked for, within another parallel region say.
+  // The runtime may provide fewer threads than requested, for instance within another parallel region.
   static void work(void* data) {
     Team& team = *static_cast<Team*>(data);
     for (int32_t worker = team.next++; worker < team.workers; worker = team.next++) team.task(team.argument, worker);

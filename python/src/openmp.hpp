@@ -5,8 +5,8 @@
 
 namespace tessera::python {
 
-// Empty where the process has no OpenMP runtime, and in a forked child, where the runtime would wait for threads that
-// are not there.
+// Empty if the process has no OpenMP runtime, and in a forked child, where the runtime would wait for threads that do
+// not exist.
 tessera_executor openmp_executor();
 
 }  // namespace tessera::python

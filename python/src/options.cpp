@@ -2,13 +2,15 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "call.hpp"
-#include "core/names.hpp"
 #include "error.hpp"
 
 namespace nb = nanobind;
@@ -58,21 +60,31 @@ Pair to_pair(const char* name, nb::handle value) {
   return {to_integer(name, first), to_integer(name, second)};
 }
 
-// Of the whole library: what a device does not have, its plan refuses with the reason.
+// "auto" and the families' names. Of the whole library: what a device does not have, its plan refuses with the reason.
+const std::vector<std::string>& kernels() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all = {"auto"};
+    tessera_family family;
+    for (int32_t n = 0; n < tessera_num_families(); ++n) {
+      check(tessera_family_at(n, &family));
+      all.emplace_back(family.name);
+    }
+    return all;
+  }();
+  return names;
+}
+
 std::string accepted_kernels() {
   std::string accepted;
-  for (const core::KernelName& known : core::kKernelNames) {
-    accepted += (accepted.empty() ? "\"" : ", \"") + std::string(known.name) + "\"";
-  }
+  for (const std::string& name : kernels()) accepted += (accepted.empty() ? "\"" : ", \"") + name + "\"";
   return accepted;
 }
 
 int32_t to_kernel(const char* name, nb::handle value) {
   const std::string accepted = accepted_kernels();
   const std::string text = convert<nb::str>(name, value, accepted.c_str()).c_str();
-  for (const core::KernelName& known : core::kKernelNames) {
-    if (text == known.name) return known.kernel;
-  }
+  const auto found = std::ranges::find(kernels(), text);
+  if (found != kernels().end()) return static_cast<int32_t>(found - kernels().begin());
   throw Error(std::string(name) + ": \"" + text.substr(0, 80) + "\", accepted " + accepted);
 }
 
@@ -143,6 +155,63 @@ nb::object value_of(const tessera_problem& problem, const core::OptionField& fie
   return nb::none();
 }
 
+// ---- score programs -------------------------------------------------------------------------------------------------
+
+void set_program(const char* name, Call& call, nb::handle value) {
+  if (value.is_none()) return;
+  call.program = convert<const ScoreProgram*>(name, value, "a ScoreProgram")->handle;
+  call.problem.program = call.program.get();
+}
+
+// Each of a sequence's arrays; None: absent.
+template <class Set>
+void for_each_array(const char* name, Call& call, nb::handle value, Access access, const Set& set) {
+  if (value.is_none()) return;
+  constexpr const char* kAccepted = "float32, float16, bfloat16, float64, int8, int16, int32, int64, uint8 or bool";
+  const nb::sequence arrays = convert<nb::sequence>(name, value, "a sequence of arrays");
+  const size_t count = nb::len(arrays);
+  if (count > TESSERA_MAX_CAPTURED_TENSORS) {
+    throw Error(std::string(name) + ": " + std::to_string(count) + " arrays, accepted at most " +
+                std::to_string(TESSERA_MAX_CAPTURED_TENSORS));
+  }
+  for (size_t slot = 0; slot < count; ++slot) {
+    nb::object source = arrays[slot];
+    if (source.is_none()) continue;
+    const std::string own = std::string(name) + "[" + std::to_string(slot) + "]";
+    Array array = import_array(own.c_str(), source, access, kAccepted);
+    if (!array.has_data) call.without_data = name;
+    call.place.join(name, array.place);
+    set(slot, array);
+    if (array.owner.is_valid()) call.captured_owners.push_back(std::move(array.owner));
+    call.captured.push_back(std::move(source));
+  }
+}
+
+void set_captured(const char* name, Call& call, nb::handle value) {
+  for_each_array(name, call, value, Access::kRead, [&call](size_t slot, const Array& array) {
+    call.problem.captured[slot] = array.layout, call.buffers.captured[slot] = array.data;
+  });
+}
+
+void set_captured_gradients(const char* name, Call& call, nb::handle value) {
+  for_each_array(name, call, value, Access::kWrite, [&call](size_t slot, const Array& array) {
+    call.problem.d_captured[slot] = array.layout, call.buffers.d_captured[slot] = array.data;
+  });
+}
+
+void set_scalars(const char* name, Call& call, nb::handle value) {
+  const nb::sequence numbers = convert<nb::sequence>(name, value, "a sequence of numbers");
+  const size_t count = nb::len(numbers);
+  if (count > TESSERA_MAX_CAPTURED_SCALARS) {
+    throw Error(std::string(name) + ": " + std::to_string(count) + " numbers, accepted at most " +
+                std::to_string(TESSERA_MAX_CAPTURED_SCALARS));
+  }
+  for (size_t n = 0; n < count; ++n) {
+    const nb::object number = numbers[n];
+    call.buffers.scalars[n] = convert<double>(name, number, "numbers");
+  }
+}
+
 // How and where a call is to run: no part of the problem.
 struct ExecutionOption {
   const char* name;
@@ -168,6 +237,11 @@ constexpr ExecutionOption kExecutionOptions[] = {
      [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
     {"workspace", nullptr, nullptr,
      [](const char*, Call& call, nb::handle value) { call.allocate = nb::borrow(value); }},
+    // A score program, what it names, and the gradients of that; by number.
+    {"program", nullptr, nullptr, set_program},
+    {"captured", nullptr, nullptr, set_captured},
+    {"d_captured", nullptr, nullptr, set_captured_gradients},
+    {"scalars", nullptr, nullptr, set_scalars},
 };
 
 bool set_option(Call& call, std::string_view name, nb::handle value) {
@@ -213,9 +287,17 @@ const char* annotation_of(core::OptionKind kind) {
 
 }  // namespace
 
+void set_family(tessera_device& device, int32_t kernel) {
+  if (kernel <= 0) return;
+  if (static_cast<size_t>(kernel) >= kernels().size()) {
+    throw Error("kernel: " + std::to_string(kernel) + ", accepted 0 .. " + std::to_string(kernels().size() - 1));
+  }
+  std::snprintf(device.family, sizeof device.family, "%s", kernels()[static_cast<size_t>(kernel)].c_str());
+}
+
 nb::list kernel_names() {
   nb::list names;
-  for (const core::KernelName& known : core::kKernelNames) names.append(known.name);
+  for (const std::string& name : kernels()) names.append(name);
   return names;
 }
 

@@ -6,9 +6,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "array.hpp"
 #include "core/fields.hpp"
+#include "score.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::python {
@@ -19,7 +21,7 @@ struct Call {
 
   tessera_problem problem;
   tessera_buffers buffers{};
-  int32_t kernel = TESSERA_KERNEL_AUTO;
+  int32_t kernel = 0;
   int32_t threads = 0;       // 0 = the device's
   bool openmp = false;       // on the process's OpenMP threads, where it has them
   bool heads_first = false;  // the arrays are [B, H, S, D]; the problem's layouts are [B, S, H, D] once options are set
@@ -28,6 +30,9 @@ struct Call {
   nanobind::object allocate;           // GPU: (number of float32 elements) -> an array of them, for the workspace
 
   std::array<nanobind::ndarray<nanobind::ro>, core::kNumTensors> owners;
+  ProgramHandle program;                                         // the problem's
+  std::vector<nanobind::ndarray<nanobind::ro>> captured_owners;  // of what it names
+  std::vector<nanobind::object> captured;                        // likewise
 };
 
 // Sets that tensor. None: absent.
@@ -38,7 +43,10 @@ void swap_rows_and_heads(tessera_layout& layout);
 // does not take.
 void set_options(Call& call, const char* function, const nanobind::kwargs& options);
 
-// Every kernel's name, auto first.
+// The only family that a call's device is to consider: number `kernel` of kernel_names(), 0 for any.
+void set_family(tessera_device& device, int32_t kernel);
+
+// "auto" and every family's name.
 nanobind::list kernel_names();
 
 // The fields that are options, for stubs, schemas and their tests: a list of {"name", "kind", ...}.

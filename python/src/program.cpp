@@ -49,7 +49,7 @@ int32_t dtype_named(const std::string& name) {
 
 using Sizes = std::vector<int64_t>;  // batch, sq, sk, heads, kv_heads, head_dim, dv
 
-// Of `arch`, a GPU that need not be here; else GPU `ordinal`; else the CPU.
+// For `arch`, a GPU that need not be in this machine; otherwise for GPU `ordinal`; otherwise for the CPU.
 std::string plan_of_sizes(const Sizes& sizes, const std::string& dtype, bool backward,
                           const std::vector<std::string>& tensors, std::optional<int32_t> arch,
                           std::optional<int32_t> ordinal, bool as_json, const nb::kwargs& options) {
@@ -76,7 +76,7 @@ std::string plan_of_sizes(const Sizes& sizes, const std::string& dtype, bool bac
   } else {
     device = device_at(ordinal ? Place{kCuda, *ordinal} : Place{}, "device");
   }
-  device.kernel = call.kernel;
+  set_family(device, call.kernel);
   if (call.threads > 0) device.threads = call.threads;
   tessera_plan plan;
   check(tessera_make_plan(&problem, &device, &plan));

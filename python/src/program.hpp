@@ -1,4 +1,4 @@
-// What `python -m tessera` says in the program's words: info, support and plan.
+// The program's commands info, support and plan for `python -m tessera`.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -24,7 +24,7 @@ struct Member {  // one of these
   int32_t Problem::*count = nullptr;
   int64_t Problem::*size = nullptr;
   double Problem::*rate = nullptr;
-  const char* (*name_of)(int32_t) = nullptr;  // count by its name
+  const char* (*name_of)(int32_t) = nullptr;  // the count's name
 };
 
 const char* direction_name(int32_t value) {

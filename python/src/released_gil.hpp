@@ -1,6 +1,6 @@
-// Python's lock, given up while the library computes. Before Python 3.14 a thread that takes the lock while the
-// interpreter ends (a daemon thread) is ended by pthread_exit, whose unwinding meets destructors and catch (...) and so
-// std::terminate. Such a thread stays where it is, as it does from Python 3.14 on: the process is about to end.
+// Releases the GIL while the library computes. Before Python 3.14, a thread that acquires the GIL while the interpreter
+// ends (a daemon thread) is ended by pthread_exit, whose unwinding meets destructors and catch (...), and so calls
+// std::terminate. Such a thread is suspended instead, as in Python 3.14 and later: the process is about to end.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,7 @@
 
 namespace tessera::python {
 
-// Runs `take`, which takes the lock; does not return where the interpreter ends the thread.
+// Runs `take`, which acquires the GIL; does not return if the interpreter ends the thread.
 template <class Take>
 void take_gil(Take&& take) {
 #if defined(__GLIBCXX__)

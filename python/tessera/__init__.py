@@ -13,4 +13,6 @@ from tessera._attention import Gradients, append, attention, attention_backward,
 from tessera._core import Error, device
 from tessera._core import version as __version__
 
-__all__ = ["Error", "Gradients", "__version__", "append", "attention", "attention_backward", "combine", "device", "plan"]
+__all__ = [
+    "Error", "Gradients", "__version__", "append", "attention", "attention_backward", "combine", "device", "plan",
+]  # fmt: skip

@@ -21,7 +21,10 @@ _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 _PROGRAM_ONLY = {  # command: (what it does, its replacement in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
     "trace": ("a tiled attention, step by step", "examples/attention.py in the source tree is the algorithm in NumPy"),
-    "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
+    "cache": (
+        "lists, compiles and clears the CUDA kernels kept on disk",
+        "a kernel is compiled when it is first needed",
+    ),
 }
 
 
@@ -63,7 +66,9 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dropout", type=float, default=0.0, metavar="P", help="probability that an entry is dropped, below 1")
     add("--deterministic", action="store_true", help="gradients have the same bits every time")
     add("--batch-invariant", action="store_true", help="a sequence's bits do not depend on its batch")
-    add("--arch", type=int, metavar="INT", help="plan for a GPU of this architecture, such as 90, that need not be here")
+    add(
+        "--arch", type=int, metavar="INT", help="plan for a GPU of this architecture, such as 90, that need not be here"
+    )
     add("--json", action="store_true", help="as JSON")
 
 
@@ -132,7 +137,8 @@ def _parser() -> argparse.ArgumentParser:
         "Tessera beside standard attention and PyTorch's own: time, memory, error",
         compare.run,
         "Standard attention is the textbook's: it stores the score matrix, by PyTorch's matrix products where it is\n"
-        "installed, else by NumPy's. Errors are those against float64, on a sample. FLOPs: 4 B H N^2 D forward, halved\n"
+        "installed, else by NumPy's. Errors are those against float64, on a sample. FLOPs: 4 B H N^2 D forward, "
+        "halved\n"
         "when causal, times 2.5 backward.\n\n"
         "  tessera compare --causal --lengths 1024,4096,16384 --plot compare.png\n"
         "  tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward",
@@ -142,7 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan_arguments(planned)
     for parser_of_kernels in (compared, planned):
         _add_device_arguments(parser_of_kernels)
-    plotted = command("plot", "Draws the report of a comparison: memory and speed over length (needs matplotlib)", _plot)
+    plotted = command(
+        "plot", "Draws the report of a comparison: memory and speed over length (needs matplotlib)", _plot
+    )
     plotted.add_argument("report", help="what compare --report wrote, here or in the program")
     plotted.add_argument("picture", help="a .png or .svg file")
     command("info", "The CPU, what was chosen for it, threads and GPUs", _info).add_argument(

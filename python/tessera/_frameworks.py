@@ -44,13 +44,15 @@ def framework_of(q: Any, name: str = "q") -> Framework:
     if family is not None:
         return _array_api(q.__array_namespace__(), q.device)
     if numpy is None:
-        raise _core.Error(f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
+        raise _core.Error(
+            f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed"
+        )
     return _ANY_ARRAY
 
 
 _ARRAYS = frozenset(
     ["k", "v", "o", "lse", "d_o", "lse_low", "lse_parts", "lse_low_parts"]
-    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped"]
+    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped", "captured"]
     + [field["name"] for field in _core.option_fields() if field["kind"].endswith("tensor")]
 )
 
@@ -64,7 +66,9 @@ def check_arrays(name: str, first: Any, others: dict[str, Any]) -> None:
         other_family = _family(other_name, other)
         # Arrays known only by DLPack are accepted with any framework.
         if other_family != family and other_family is not None and family is not None:
-            raise _core.Error(f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all")
+            raise _core.Error(
+                f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all"
+            )
 
 
 def is_torch(array: Any) -> bool:
@@ -80,15 +84,16 @@ def _family(name: str, array: Any) -> str | None:
             raise _core.Error(f"{name}: a masked array, accepted a plain one (its filled() is), and a mask by name")
         return "NumPy"
     if is_torch(array):
-        import tessera.torch
+        from tessera.torch.checks import check_tensor
 
-        tessera.torch.checks.check_tensor(name, array)
+        check_tensor(name, array)
         return "PyTorch"
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(array, jax.Array):
         if isinstance(array, jax.core.Tracer):
             raise _core.Error(
-                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced ones)"
+                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced "
+                "ones)"
             )
         return "JAX"
     namespace = getattr(array, "__array_namespace__", None)
@@ -106,13 +111,12 @@ def _family(name: str, array: Any) -> str | None:
 def _torch(device: Any) -> Framework:
     import torch
 
-    import tessera.torch
+    from tessera import torch as of_torch
 
     def empty(shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
-    of_torch = tessera.torch
     return Framework(
         empty, torch.float32, attention=of_torch.attention, attention_backward=of_torch.api.attention_backward,
         combine=of_torch.combine, workspace=workspace,

@@ -14,9 +14,11 @@ _PADDING = "keys by length are seqused_k; any others are a mask, True = visible"
 _RETURN_LSE = "that is return_lse here"
 # Other libraries' names for an option, and the equivalent here.
 _ELSEWHERE = {
-    "is_causal": "SDPA's is_causal is causal here, and top_left=True beside it measures from the first key, as SDPA does",
+    "is_causal": "SDPA's is_causal is causal here, and top_left=True beside it measures from the first key, as SDPA "
+                 "does",
     "causal_mask": "that is causal here",
-    "attn_mask": "SDPA's attn_mask is mask here where it is bool (True = visible), and bias where it is added to the scores",
+    "attn_mask": "SDPA's attn_mask is mask here where it is bool (True = visible), and bias where it is added to the "
+                 "scores",
     "attention_mask": _PADDING,
     "key_padding_mask": _PADDING,
     "enable_gqa": _GROUPED_HEADS,
@@ -39,7 +41,7 @@ _ELSEWHERE = {
     "max_seqlen_kv": "that is max_seqlen_k here",
     "cu_seqlens_kv": "that is cu_seqlens_k here",
     "block_table": "flash_attn's block_table is page_table here, and needs seqused_k",
-    "cache_seqlens": "flash_attn's cache_seqlens is seqused_k here, of which the new keys are part",
+    "cache_seqlens": "flash_attn's cache_seqlens is seqused_k here, including the new keys",
     "seqlens_k": "that is seqused_k here",
     "key_value_seq_lengths": "jax.nn's key_value_seq_lengths is seqused_k here",
     "s_aux": "that is sink here",
@@ -62,7 +64,10 @@ def unexpected_option(function: str, name: str) -> str:
     name."""
     hint = _ELSEWHERE.get(name)
     if hint is None:
-        accepted = [*(f["name"] for f in _core.option_fields() if f["kind"] not in ("backward tensor", "result")), "return_lse"]
+        accepted = [
+            *(f["name"] for f in _core.option_fields() if f["kind"] not in ("backward tensor", "result")),
+            "return_lse",
+        ]
         similar = difflib.get_close_matches(name, accepted, 1)
         hint = f"did you mean {similar[0]}?" if similar else f"help(tessera.{function}) lists what there is"
     return f"{function}() got an unexpected keyword argument '{name}': {hint}"

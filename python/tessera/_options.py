@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     max_suffix_k: int
     deterministic: bool
     batch_invariant: bool
-    kernel: Literal["auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90", "bwd_sm90", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard", "decode_sm90", "mixed_sm90", "shared_prefix"]
+    kernel: Literal["auto", "decode", "tiled", "shared_prefix", "reference", "decode_sm90", "mixed_sm90", "fwd_sm90", "fwd_sm80", "bwd_sm90", "bwd_sm80", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard"]
     threads: int
     layout: Literal["bshd", "bhsd"]
     openmp: bool

@@ -9,8 +9,8 @@
 
 namespace tessera::api {
 
-// Of a back end, in order of preference.
-std::vector<const core::Candidate*> candidates_of(int32_t backend);
+// Of a back end. Of those that take as long as another, the first is chosen.
+const std::vector<const core::Candidate*>& candidates_of(int32_t backend);
 
 // What each of them says to a plan, which one was chosen for or is yet to be.
 std::vector<tessera_candidate> answers(const tessera_plan& plan);

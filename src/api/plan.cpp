@@ -1,4 +1,4 @@
-// Problem and device to plan: candidates in order of preference, each of which refuses with a reason.
+// Problem and device to plan: each candidate refuses with a reason or estimates its time, and the fastest is chosen.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/candidates.hpp"
@@ -15,7 +17,10 @@
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/philox.hpp"
+#include "core/score/bound.hpp"
 #include "core/score/handle.hpp"
+#include "core/score/indices.hpp"
+#include "core/score/recognise.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -120,6 +125,11 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
     const double bytes = in_pages ? bytes_in_use(p.*field.layout, size) : tensor_bytes(p.*field.layout);
     plan.bytes_moved += bytes * (field.form == Form::kKeys ? share_read(p, size) : 1);
   }
+  for (int n = 0; n < plan.program.num_tensors; ++n)
+    plan.bytes_moved += tensor_bytes(p.captured[plan.program.tensors[n]]);
+  for (const tessera_layout& gradient : p.d_captured) {
+    if (backward && score::has_program(plan)) plan.bytes_moved += tensor_bytes(gradient);
+  }
   // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
   // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.
   const double score_bytes =
@@ -145,40 +155,103 @@ bool fill_workspace_bytes(tessera_plan& plan) {
 // ---- the choice -----------------------------------------------------------------------------------------------------
 
 std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
-  const int32_t forced = plan.device.kernel;
-  if (forced != TESSERA_KERNEL_AUTO && forced != candidate.kernel) {
-    return std::string("the device asks for ") + tessera_kernel_name(forced);
-  }
-  if (candidate.for_comparison && forced != candidate.kernel) return "for comparison only: chosen on request";
+  const std::string_view asked = asked_family(plan.device);
+  if (!asked.empty() && asked != candidate.name) return "the device asks for " + std::string(asked);
+  if (candidate.for_comparison && asked.empty()) return "for comparison only: chosen on request";
   return candidate.refuse(plan);
 }
 
-// The first that takes the problem.
+// The one that takes the least time of those that can do the problem.
 const Candidate* choose(const tessera_plan& plan) {
+  const Candidate* best = nullptr;
+  double least = 0;
+  const bool by_name = !asked_family(plan.device).empty();
   for (const Candidate* const candidate : candidates_of(plan.device.backend)) {
-    if (refusal(*candidate, plan).empty()) return candidate;
+    if (candidate->for_comparison && !by_name) continue;
+    if (!refusal(*candidate, plan).empty()) continue;
+    const double us = candidate->estimate_us(plan);
+    if (!best || us < least) best = candidate, least = us;
   }
-  return nullptr;
+  return best;
 }
 
-std::string why_accepted(const Candidate& candidate, const tessera_plan& plan) {
-  if (candidate.kernel != plan.kernel) {
-    return std::string("takes it too, but ") + tessera_kernel_name(plan.kernel) + " comes first";
-  }
-  return plan.device.kernel == candidate.kernel ? "chosen: the device asks for it"
-                                                : "chosen: the first that takes this problem";
+// As candidates are asked: without what the chosen one filled in that they read.
+tessera_plan undecided(const tessera_plan& plan) {
+  tessera_plan asked = plan;
+  asked.num_splits = asked.decode_queries = 0;
+  return asked;
+}
+
+const char* why_accepted(const Candidate& candidate, const tessera_plan& plan) {
+  if (std::strcmp(candidate.name, plan.family) != 0) return "takes it too";
+  return is_asked(plan.device, candidate) ? "chosen: the device asks for it" : "chosen: the least time";
 }
 
 // Those that are there for comparison would have said no in any case.
 tessera_status refused_by_all(const tessera_plan& plan) {
   std::string all;
-  const std::vector<const Candidate*> candidates = candidates_of(plan.device.backend);
+  const std::vector<const Candidate*>& candidates = candidates_of(plan.device.backend);
   const std::vector<tessera_candidate> said = answers(plan);
   for (size_t n = 0; n < said.size(); ++n) {
-    if (candidates[n]->for_comparison && plan.device.kernel != candidates[n]->kernel) continue;
+    if (candidates[n]->for_comparison && !is_asked(plan.device, *candidates[n])) continue;
     all += std::string(all.empty() ? "" : "; ") + said[n].kernel + ": " + said[n].reason;
   }
   return unsupported("no kernel takes this problem: %s", all.c_str());
+}
+
+// Every family once, whatever back ends it is on.
+std::vector<tessera_family> all_families() {
+  std::vector<tessera_family> all;
+  for (const int32_t backend : {TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA}) {
+    for (const Candidate* const candidate : candidates_of(backend)) {
+      const auto named = [&](const tessera_family& family) { return std::strcmp(family.name, candidate->name) == 0; };
+      auto found = std::ranges::find_if(all, named);
+      if (found == all.end()) {
+        found = all.insert(found, tessera_family{{}, candidate->kernel, 0, 0, candidate->for_comparison});
+        std::snprintf(found->name, sizeof found->name, "%s", candidate->name);
+      }
+      (backend == TESSERA_BACKEND_CPU ? found->on_cpu : found->on_cuda) = 1;
+    }
+  }
+  return all;
+}
+
+tessera_status check_family(const tessera_device& device) {
+  if (device.family[0] == '\0') return ok();
+  std::string accepted;
+  for (const tessera_family& family : all_families()) {
+    if (std::strcmp(family.name, device.family) == 0) return ok();
+    accepted += (accepted.empty() ? "" : ", ") + std::string(family.name);
+  }
+  return invalid("device.family: '%s', accepted %s", device.family, accepted.c_str());
+}
+
+// The problem's score program: what the options can say goes there, the rest is kept.
+tessera_status keep_program(tessera_plan& plan) {
+  tessera_problem& p = plan.problem;
+  if (!p.program) return ok();
+  std::shared_ptr<const score::Checked> checked = p.program->checked;
+  const bool wants_gradients =
+      p.direction == TESSERA_BACKWARD && std::ranges::any_of(p.d_captured, [](const auto& d) { return present(d); });
+  score::Program left = checked->program;
+  tessera_problem changed = p;
+  const bool recognised = score::recognise(left, changed);
+  const bool nothing_left = left.score < 0 && left.mask < 0;
+  if (nothing_left && !wants_gradients) {  // of what it does not read
+    p = changed;
+    p.program = nullptr;
+    for (tessera_layout& layout : p.captured) layout = {};
+    return ok();
+  }
+  if (recognised && !nothing_left) {
+    TESSERA_RETURN_IF_ERROR(score::check(left, checked));
+    const tessera_program* const handle = p.program;
+    p = changed;
+    score::keep(*checked, *handle, plan.program);
+    return ok();
+  }
+  score::keep(*checked, *p.program, plan.program);
+  return ok();
 }
 
 tessera_status make_plan(const tessera_problem* given, const tessera_device* given_device, tessera_plan& result) {
@@ -192,12 +265,13 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   }
   TESSERA_RETURN_IF_ERROR(validate(plan.problem));
   TESSERA_RETURN_IF_ERROR(validate(device));
+  TESSERA_RETURN_IF_ERROR(check_family(device));
   const Sizes size = sizes(plan.problem);
   plan.struct_size = sizeof plan;
   plan.version = TESSERA_VERSION;
   plan.device = device;
   fill_defaults(plan.problem, size);
-  if (plan.problem.program) score::keep(*plan.problem.program, plan.program);
+  TESSERA_RETURN_IF_ERROR(keep_program(plan));
   plan.batch = size.batch;
   plan.max_seqlen_q = size.max_seqlen_q;
   plan.max_seqlen_k = size.max_seqlen_k;
@@ -206,9 +280,10 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   plan.head_dim = size.head_dim;
   plan.head_dim_v = size.head_dim_v;
   fill_costs(plan, size);
+  TESSERA_RETURN_IF_ERROR(score::check_planned_indices(plan));
   const Candidate* chosen = choose(plan);
   if (!chosen) return refused_by_all(plan);
-  plan.kernel = chosen->kernel;
+  set_family(plan, *chosen);
   chosen->configure(plan);
   if (!fill_workspace_bytes(plan)) return unsupported("q: the workspace for its shape is more than 2^63 bytes");
   plan.seal = seal_of(plan);
@@ -233,24 +308,28 @@ std::vector<tessera_launch> launches_of(const tessera_plan& plan, bool aligned) 
 
 }  // namespace
 
-std::vector<const Candidate*> candidates_of(int32_t backend) {
-  std::vector<const Candidate*> candidates;
-  if (backend == TESSERA_BACKEND_CPU) {
+const std::vector<const Candidate*>& candidates_of(int32_t backend) {
+  static const std::vector<const Candidate*> on_cpu = [] {
+    std::vector<const Candidate*> candidates;
     for (const cpu::Kernel& kernel : cpu::kernels()) candidates.push_back(&kernel);
-  } else {
-    for (const cuda::Family* family : cuda::families()) candidates.push_back(family);
-  }
-  return candidates;
+    return candidates;
+  }();
+  static const std::vector<const Candidate*> on_cuda = {cuda::families().begin(), cuda::families().end()};
+  return backend == TESSERA_BACKEND_CPU ? on_cpu : on_cuda;
 }
 
 std::vector<tessera_candidate> answers(const tessera_plan& plan) {
   std::vector<tessera_candidate> all;
+  const tessera_plan asked = undecided(plan);
   for (const Candidate* const candidate : candidates_of(plan.device.backend)) {
     tessera_candidate answer{};
-    std::string reason = refusal(*candidate, plan);
+    std::string reason = refusal(*candidate, asked);
     answer.accepted = reason.empty();
-    if (answer.accepted) reason = why_accepted(*candidate, plan);
-    std::snprintf(answer.kernel, sizeof answer.kernel, "%s", tessera_kernel_name(candidate->kernel));
+    if (answer.accepted) {
+      reason = why_accepted(*candidate, plan);
+      answer.estimate_us = candidate->estimate_us(asked);
+    }
+    std::snprintf(answer.kernel, sizeof answer.kernel, "%s", candidate->name);
     std::snprintf(answer.reason, sizeof answer.reason, "%s", reason.c_str());
     all.push_back(answer);
   }
@@ -293,6 +372,26 @@ tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device) {
 tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device) {
   if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
   return tessera::core::guarded("tessera_device_cuda_arch", [&] { return tessera::cuda::describe(arch, *device); });
+}
+
+int32_t tessera_num_families(void) {
+  try {
+    return static_cast<int32_t>(tessera::api::all_families().size());
+  } catch (...) {
+    return 0;
+  }
+}
+
+tessera_status tessera_family_at(int32_t index, tessera_family* family) {
+  if (!family) return tessera::invalid("family: NULL, must point to a tessera_family");
+  return tessera::core::guarded("tessera_family_at", [&] {
+    const std::vector<tessera_family> all = tessera::api::all_families();
+    if (index < 0 || static_cast<size_t>(index) >= all.size()) {
+      return tessera::invalid("index: %d, the library has %zu families, counted from 0", index, all.size());
+    }
+    *family = all[static_cast<size_t>(index)];
+    return tessera::ok();
+  });
 }
 
 tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device, tessera_plan* plan) {

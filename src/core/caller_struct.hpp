@@ -15,8 +15,9 @@ namespace tessera::core {
 // Every version's structs are smaller: a larger `struct_size` is uninitialised memory.
 inline constexpr size_t kLargestStruct_bytes = 16384;
 
-// `known` is initialised with defaults, and receives the common prefix of both structs. `oldest_bytes`: the size that
-// every version has. `initialised_by` ends the message that refuses an uninitialised struct.
+// `known` is initialised with defaults. It receives the common prefix of both structs, and the smaller of their sizes.
+// `oldest_bytes`: the size that every version has. `initialised_by` ends the message that refuses an uninitialised
+// struct.
 template <class T>
 tessera_status read_struct(const char* name, const T& given, size_t oldest_bytes, const char* initialised_by,
                            T& known) {

@@ -3,16 +3,40 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "tessera/tessera.h"
 
 namespace tessera::core {
 
 struct Candidate {
-  int32_t kernel;                                   // tessera_kernel
+  const char* name;                                 // of the family
+  int32_t kernel;                                   // its tessera_kernel; AUTO if it has none
   std::string (*refuse)(const tessera_plan& plan);  // empty if it supports the problem; sizes are set
   void (*configure)(tessera_plan& plan);            // for a supported problem: fills in what will run
-  bool for_comparison = false;                      // chosen only if requested by name
+  double (*estimate_us)(
+      const tessera_plan& plan);  // for a supported problem: how long a call would take, from its own table
+  bool for_comparison = false;    // chosen only if requested by name
 };
+
+// The family that a device asks for by name or number, "" if by neither.
+inline std::string_view asked_family(const tessera_device& device) {
+  if (device.family[0] != '\0') return device.family;
+  return device.kernel == TESSERA_KERNEL_AUTO ? std::string_view() : tessera_kernel_name(device.kernel);
+}
+inline bool is_asked(const tessera_device& device, const Candidate& candidate) {
+  return asked_family(device) == candidate.name;
+}
+
+// Enters the family into what has its name and its number: a plan, or a part of one.
+template <class Planned>
+void set_family(Planned& planned, const Candidate& candidate) {
+  planned.kernel = candidate.kernel;
+  size_t length = 0;
+  for (char& to : planned.family) {
+    to = candidate.name[length];
+    if (to != '\0') ++length;
+  }
+}
 
 }  // namespace tessera::core

@@ -1,5 +1,4 @@
-// The kernels' names, one row for each tessera_kernel. The program and Python accept and list them, and validation
-// checks against them.
+// The names that tessera_kernel's numbers are aliases of. All families' names: tessera_family_at.
 #pragma once
 
 #include <iterator>
@@ -11,25 +10,24 @@ namespace tessera::core {
 struct KernelName {
   tessera_kernel kernel;
   const char* name;
-  const char* place;  // back end, as in help texts
 };
 
 inline constexpr KernelName kKernelNames[] = {
-    {TESSERA_KERNEL_AUTO, "auto", "anywhere"},
-    {TESSERA_KERNEL_REFERENCE, "reference", "on the CPU"},
-    {TESSERA_KERNEL_DECODE, "decode", "on the CPU"},
-    {TESSERA_KERNEL_TILED, "tiled", "on the CPU"},
-    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80", "on a GPU"},
-    {TESSERA_KERNEL_BWD_SM80, "bwd_sm80", "on a GPU"},
-    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90", "on a GPU"},
-    {TESSERA_KERNEL_BWD_SM90, "bwd_sm90", "on a GPU"},
-    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1", "for comparison"},
-    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1", "for comparison"},
-    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard", "for comparison"},
-    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "for comparison"},
-    {TESSERA_KERNEL_DECODE_SM90, "decode_sm90", "on a GPU"},
-    {TESSERA_KERNEL_MIXED_SM90, "mixed_sm90", "on a GPU"},
-    {TESSERA_KERNEL_SHARED_PREFIX, "shared_prefix", "anywhere"},
+    {TESSERA_KERNEL_AUTO, "auto"},
+    {TESSERA_KERNEL_REFERENCE, "reference"},
+    {TESSERA_KERNEL_DECODE, "decode"},
+    {TESSERA_KERNEL_TILED, "tiled"},
+    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80"},
+    {TESSERA_KERNEL_BWD_SM80, "bwd_sm80"},
+    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90"},
+    {TESSERA_KERNEL_BWD_SM90, "bwd_sm90"},
+    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1"},
+    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1"},
+    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard"},
+    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard"},
+    {TESSERA_KERNEL_DECODE_SM90, "decode_sm90"},
+    {TESSERA_KERNEL_MIXED_SM90, "mixed_sm90"},
+    {TESSERA_KERNEL_SHARED_PREFIX, "shared_prefix"},
 };
 inline constexpr int32_t kNumKernels = std::size(kKernelNames);
 

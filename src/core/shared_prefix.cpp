@@ -81,7 +81,7 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   return p;
 }
 
-// ---- one group -------------------------------------------------------------------------------------------------------
+// ---- one group ------------------------------------------------------------------------------------------------------
 
 int64_t at(const tessera_layout& layout, const int32_t* indices, int64_t index) {
   return indices[index * layout.strides[0]];
@@ -171,10 +171,11 @@ tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
   const Sizes size = sizes(of.problem);
   of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
-  of.device.kernel = TESSERA_KERNEL_AUTO;
+  of.device.kernel = TESSERA_KERNEL_AUTO, of.device.family[0] = '\0';
   const tessera_plan_part& own = plan.parts[part];
   of.kernel = own.kernel;
-  if (own.kernel != TESSERA_KERNEL_AUTO) of.device.isa = own.isa;
+  std::memcpy(of.family, own.family, sizeof of.family);
+  if (own.family[0] != '\0') of.device.isa = own.isa;
   of.block_m = own.block_m, of.block_n = own.block_n, of.tiles_per_item = own.tiles_per_item;
   of.num_splits = own.num_splits, of.use_dot = own.use_dot;
   of.decode_queries = own.decode_queries, of.decode_heads_kv = own.decode_heads_kv;
@@ -188,7 +189,8 @@ void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided)
   plan.parts[part] = {
       decided.kernel,       decided.device.isa, decided.block_m,        decided.block_n,         decided.tiles_per_item,
       decided.num_splits,   decided.use_dot,    decided.decode_queries, decided.decode_heads_kv, 0,
-      decided.decode_parts, decided.num_items,  decided.scratch_bytes,  decided.shared_bytes};
+      decided.decode_parts, decided.num_items,  decided.scratch_bytes,  decided.shared_bytes,    {}};
+  std::memcpy(plan.parts[part].family, decided.family, sizeof decided.family);
   std::memcpy(part == kPrefix ? plan.config : plan.suffix_config, decided.config, sizeof decided.config);
 }
 

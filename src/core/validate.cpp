@@ -456,6 +456,14 @@ tessera_status validate(const tessera_device& device) {
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.vector_isa", device.vector_isa, 0, device.isa_limit));
   TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, kNumKernels - 1));
+  if (!std::memchr(device.family, '\0', sizeof device.family)) {
+    return invalid("device.family: longer than %zu characters", sizeof device.family - 1);
+  }
+  if (device.kernel != TESSERA_KERNEL_AUTO && device.family[0] != '\0' &&
+      std::strcmp(device.family, tessera_kernel_name(device.kernel)) != 0) {
+    return invalid("device.family: %s beside device.kernel %s, accepted one of the two, or both alike", device.family,
+                   tessera_kernel_name(device.kernel));
+  }
   constexpr int64_t kMaxThreads = 4096;
   TESSERA_RETURN_IF_ERROR(check_range("device.cores", device.cores, 1, kMaxThreads));
   TESSERA_RETURN_IF_ERROR(check_range("device.threads", device.threads, 1, kMaxThreads));

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/buffers.hpp"
 #include "core/cancel.hpp"
@@ -40,8 +41,10 @@ using Run = void(const tessera_plan& plan, const tessera_buffers& buffers, void*
 struct Kernel : core::Candidate {
   Run* run;
 };
-// In order of preference.
+// Of those that take as long as another, the first is chosen.
 std::span<const Kernel> kernels();
+// The one of that name. NULL: there is none.
+const Kernel* find_kernel(std::string_view name);
 
 // By the kernel that the plan names.
 tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,

@@ -14,8 +14,42 @@ void run_tiled(const tessera_plan& plan, const tessera_buffers& buffers, void* w
 }
 
 std::string refuse_reference(const tessera_plan& plan) {
-  const bool asked_for = plan.device.kernel == TESSERA_KERNEL_REFERENCE || plan.problem.q.dtype == TESSERA_FLOAT64;
-  return asked_for ? "" : "slow: only on request or for float64";
+  const bool asked_for = core::asked_family(plan.device) == "reference" || plan.problem.q.dtype == TESSERA_FLOAT64;
+  return asked_for ? "" : "float64, on one core: on request, or where a problem is float64";
+}
+
+// A core's rates: GFLOP/s of products by instruction set, and GB/s of keys and values. Round numbers of the machines
+// of docs/reference/kernels/cpu.md.
+constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000};
+constexpr double kGigabytesPerSecond = 10;
+
+double rate_us(const tessera_plan& plan, double flops, double passes) {
+  const tessera_problem& p = plan.problem;
+  const double keys = static_cast<double>(plan.batch * plan.max_seqlen_k * plan.heads_kv);
+  const double bytes =
+      keys * static_cast<double>(plan.head_dim + plan.head_dim_v) * static_cast<double>(tessera_dtype_bytes(p.q.dtype));
+  const double read_us = bytes * 1e-3 / kGigabytesPerSecond;
+  const double products_us = flops * 1e-3 / kGflopsOfIsa[plan.device.isa];
+  return (std::max(products_us, read_us) + (passes - 1) * read_us) / plan.device.cores;
+}
+
+// Keys and values are read once.
+double estimate_decode_us(const tessera_plan& plan) { return rate_us(plan, plan.flops, 1); }
+
+// They are packed first. A tile of few rows takes as long as a full one.
+double estimate_tiled_us(const tessera_plan& plan) {
+  constexpr double kTileRows = 16;
+  const double rows = static_cast<double>(plan.max_seqlen_q * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));
+  const double padded = rows > 0 ? std::max(1.0, kTileRows / rows) : 1.0;
+  return rate_us(plan, plan.flops * padded, 2);
+}
+
+double estimate_shared_prefix_us(const tessera_plan& plan) { return estimate_tiled_us(plan); }
+
+// On one core, in float64.
+double estimate_reference_us(const tessera_plan& plan) {
+  constexpr double kGflops = 1;
+  return plan.flops * 1e-3 / kGflops;
 }
 
 // On the calling thread.
@@ -26,23 +60,28 @@ void run_reference(const tessera_plan& plan, const tessera_buffers& buffers, voi
 }
 
 constexpr Kernel kKernels[] = {
-    {{TESSERA_KERNEL_DECODE, refuse_decode, configure_decode}, forward},
-    {{TESSERA_KERNEL_TILED, refuse_tiled, configure_tiled}, run_tiled},
-    {{TESSERA_KERNEL_SHARED_PREFIX, refuse_shared_prefix, configure_shared_prefix}, forward_shared_prefix},
-    {{TESSERA_KERNEL_REFERENCE, refuse_reference, core::configure_reference}, run_reference},
+    {{"decode", TESSERA_KERNEL_DECODE, refuse_decode, configure_decode, estimate_decode_us}, forward},
+    {{"tiled", TESSERA_KERNEL_TILED, refuse_tiled, configure_tiled, estimate_tiled_us}, run_tiled},
+    {{"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse_shared_prefix, configure_shared_prefix,
+      estimate_shared_prefix_us},
+     forward_shared_prefix},
+    {{"reference", TESSERA_KERNEL_REFERENCE, refuse_reference, core::configure_reference, estimate_reference_us},
+     run_reference},
 };
 
 }  // namespace
 
 std::span<const Kernel> kernels() { return kKernels; }
 
+const Kernel* find_kernel(std::string_view name) {
+  const auto found = std::ranges::find_if(kKernels, [name](const Kernel& kernel) { return kernel.name == name; });
+  return found == std::end(kKernels) ? nullptr : found;
+}
+
 tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                    const tessera_executor& executor, core::Cancel& cancel) {
-  const auto named = [&plan](const Kernel& kernel) { return kernel.kernel == plan.kernel; };
-  const auto found = std::ranges::find_if(kKernels, named);
-  if (found == std::end(kKernels)) {
-    return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
-  }
+  const Kernel* const found = find_kernel(plan.family);
+  if (!found) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
   found->run(plan, buffers, workspace, executor, cancel);
   return ok();
 }

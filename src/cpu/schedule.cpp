@@ -371,7 +371,7 @@ void configure_tiled(tessera_plan& plan) {
                                              : configure_forward(plan, table, amx);
   // Packed queries: some sequences may have few.
   const int64_t queries = std::min(plan.max_seqlen_q, most_decode_queries(plan));
-  const bool mixed = core::packed_q(plan.problem) && plan.device.kernel == TESSERA_KERNEL_AUTO && queries > 0;
+  const bool mixed = core::packed_q(plan.problem) && core::asked_family(plan.device).empty() && queries > 0;
   if (mixed && refuse_decoding(plan).empty()) {
     configure_decoding(plan, queries);
     plan.num_items += plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;

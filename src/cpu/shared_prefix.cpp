@@ -30,7 +30,7 @@ void configure_shared_prefix(tessera_plan& plan) {
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
     const bool decode = refuse_decode(part).empty();
-    part.kernel = decode ? TESSERA_KERNEL_DECODE : TESSERA_KERNEL_TILED;
+    core::set_family(part, *find_kernel(decode ? "decode" : "tiled"));
     (decode ? configure_decode : configure_tiled)(part);
     core::keep_part(plan, n, part);
     plan.num_items += part.num_items;

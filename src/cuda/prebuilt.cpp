@@ -119,17 +119,17 @@ Planned plan_of(const Family& of, const tessera_problem& problem, int32_t arch) 
   tessera_plan plan;
   tessera_status status{TESSERA_UNSUPPORTED, {}};
   if (of.supports.newest_arch == arch) {
-    device.kernel = of.kernel;
+    core::set_family(device, of);
     status = tessera_make_plan(&problem, &device, &plan);
   }
   if (status.code != TESSERA_OK) {
-    device.kernel = TESSERA_KERNEL_AUTO;
+    device = device_of(arch);
     status = tessera_make_plan(&problem, &device, &plan);
   }
   LaunchList list;
   if (status.code == TESSERA_OK) status = lower(plan, tessera_buffers{}, nullptr, list);
   if (status.code != TESSERA_OK) throw std::logic_error(status.message);
-  return {find_family(plan.kernel), collect(list)};
+  return {find_family(plan.family), collect(list)};
 }
 
 // Limits of a kernel that a problem of `row` launches: its own, or those of the row of the family that has chosen it.

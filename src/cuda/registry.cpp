@@ -8,7 +8,6 @@
 namespace tessera::cuda {
 namespace {
 
-// In the order in which they are asked: the faster first.
 constexpr const Family* kFamilies[] = {&kDecodeSm90,   &kMixedSm90, &kFwdSm90, &kFwdSm80,     &kBwdSm90,    &kBwdSm80,
                                        &kSharedPrefix, &kFwdFa1,    &kBwdFa1,  &kFwdStandard, &kBwdStandard};
 
@@ -27,10 +26,20 @@ std::string dtypes_text(uint32_t dtypes) {
 
 std::span<const Family* const> families() { return kFamilies; }
 
-const Family* find_family(int32_t kernel) {
-  const auto found =
-      std::ranges::find_if(kFamilies, [kernel](const Family* family) { return family->kernel == kernel; });
+const Family* find_family(std::string_view name) {
+  const auto found = std::ranges::find_if(kFamilies, [name](const Family* family) { return family->name == name; });
   return found == std::end(kFamilies) ? nullptr : *found;
+}
+
+const Family* cheapest(std::span<const Family* const> among, const tessera_plan& plan) {
+  const Family* best = nullptr;
+  double least = 0;
+  for (const Family* family : among) {
+    if (!family->refuse(plan).empty()) continue;
+    const double us = family->estimate_us(plan);
+    if (!best || us < least) best = family, least = us;
+  }
+  return best;
 }
 
 std::string refusal(const Supports& supports, const tessera_plan& plan) {

@@ -6,10 +6,12 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "cuda/runtime/codegen.hpp"
+#include "tessera/attention/score/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -42,6 +44,10 @@ inline constexpr uint32_t kAllTensors = ~uint32_t{0};
 // Inputs of inference engines; no backward family supports them.
 inline constexpr uint32_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
+// Tensors with an entry for each score, or for each block of scores.
+#define TESSERA_SCORE_TENSOR(name) #name,
+inline constexpr uint32_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
+#undef TESSERA_SCORE_TENSOR
 
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);
@@ -70,7 +76,6 @@ struct PrebuiltRow {
 
 // A kernel family's descriptor. What it refuses beyond its `supports`, and what it fills in, are the candidate's.
 struct Family : core::Candidate {
-  const char* name;
   Supports supports;
   // A plan's launches, onto the list. Decides nothing: pointers are filled in, and what they are aligned to takes the one or the
   // other kernel of the plan. Without buffers they are taken to be aligned.
@@ -80,11 +85,14 @@ struct Family : core::Candidate {
   std::string (*tiles_json)() = nullptr;  // its table of tiles, for tessera_tiles
 };
 
-// In order of preference.
+// Of those that take as long as another, the first is chosen.
 std::span<const Family* const> families();
 
-// The family that a plan names. NULL: there is none.
-const Family* find_family(int32_t kernel);
+// Of `among` the one that does not refuse and takes the least time. NULL: all refuse.
+const Family* cheapest(std::span<const Family* const> among, const tessera_plan& plan);
+
+// The family of that name. NULL: there is none.
+const Family* find_family(std::string_view name);
 
 extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90, kSharedPrefix;
 // For comparison only.

@@ -14,8 +14,8 @@
 namespace tessera::cuda {
 
 tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
-  const Family* const family = find_family(plan.kernel);
-  if (!family) return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
+  const Family* const family = find_family(plan.family);
+  if (!family) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
   return family->lower(plan, buffers, workspace, launches);
 }
 

@@ -18,6 +18,7 @@ BEGINS_AT(tessera_buffers, d_o, 120);
 BEGINS_AT(tessera_executor, stream, 24);
 BEGINS_AT(tessera_combine_call, lse, 8 + 3 * sizeof(tessera_tensor));
 BEGINS_AT(tessera_device, name, 72);
+BEGINS_AT(tessera_device, family, 136);
 BEGINS_AT(tessera_plan, problem, 24);
 BEGINS_AT(tessera_plan, device, 24 + 8192);
 BEGINS_AT(tessera_plan, workspace_bytes, 8600);

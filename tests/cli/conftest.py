@@ -54,7 +54,7 @@ class Folder:
         return Outcome(process)
 
     def on_terminal(self, columns, *arguments):
-        """What the program shows on a terminal of so many columns."""
+        """The program's output on a terminal with this number of columns."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
         shown = bytearray()

@@ -55,7 +55,9 @@ def product(a, b):
 class Plain:
     """q [B, Sq, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]."""
 
-    def __init__(self, q, k, v, *, dtype="float64", scale=None, top_left=False, bias=None, alibi=None, sink=None, **options):
+    def __init__(
+        self, q, k, v, *, dtype="float64", scale=None, top_left=False, bias=None, alibi=None, sink=None, **options
+    ):
         self.work = work = np.float64 if dtype == "float64" else np.float32
         self.round = ROUND[dtype]
         q, k, v = (np.asarray(x, work).transpose(0, 2, 1, 3) for x in (q, k, v))
@@ -65,7 +67,8 @@ class Plain:
         diagonal = np.arange(rows) + (0 if top_left else keys - rows)
         self._inputs = (q, *(np.repeat(x, self.group, axis=1) for x in (k, v)), diagonal)
         self._options = dict(
-            options, scale=work(1 / np.sqrt(q.shape[-1]) if scale is None else scale), product=product, stored=self.round,
+            options, scale=work(1 / np.sqrt(q.shape[-1]) if scale is None else scale), product=product,
+            stored=self.round,
             bias=None if bias is None else np.asarray(bias, work),
             slope=None if alibi is None else np.asarray(alibi, work).reshape(-1, heads, 1, 1),
             sink=None if sink is None else np.asarray(sink, work).reshape(1, -1, 1, 1),

@@ -41,7 +41,7 @@ def test_compare_agrees_with_float64(folder, flags):
 
 
 def test_compare_on_a_gpu(folder):
-    """Beside its kernels for comparison; without a GPU a refusal that says why, and the CPU is the default."""
+    """With its kernels for comparison; without a GPU a refusal with the reason, and the CPU as default."""
     gpu = json.loads(folder.succeeds(*SMALL[:-2], "--json").out)["device"] == "cuda"
     flags = (*SMALL[:-1], "cuda", "--against", "standard,fa1", "--dtype", "float16", "--causal", "--json")
     if not gpu:
@@ -101,7 +101,7 @@ def test_compare_fits_the_terminal(folder, columns):
     for progress in shown.split("\r\033[K")[1:]:
         assert len(progress.split("\n")[0]) <= columns
     table = [line for line in lines if "│" in line]
-    # Bars stand one below another.
+    # The bars are aligned.
     assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1
     for word in ("Tessera", "standard attention", "speed-up", "length", "ms", "extra", "needs", "forward", "backward"):
         assert word in shown
@@ -110,7 +110,9 @@ def test_compare_fits_the_terminal(folder, columns):
 
 
 def test_plan_in_words(folder):
-    text = folder.succeeds("plan", "--device", "cpu", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal").out
+    text = folder.succeeds(
+        "plan", "--device", "cpu", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal"
+    ).out
     for word in ("tiled", "decode", "refused", "GFLOP", "standard attention", "workspace"):
         assert word in text
 
@@ -161,7 +163,11 @@ RANKS = ("plan", "--sq", 8192, "-H", 8, "--kv-heads", 2, "-D", 64, "--dtype", "b
 
 def test_plan_for_ranks_in_words(folder):
     text = folder.succeeds(*RANKS, 4, "--strategy", "ring", "--direction", "backward").out
-    for words in ("ranks      4, zig_zag: 2048 rows each", "balance    the busiest rank has 1.000", "a prediction for GPUs"):
+    for words in (
+        "ranks      4, zig_zag: 2048 rows each",
+        "balance    the busiest rank has 1.000",
+        "a prediction for GPUs",
+    ):
         assert words in text, words
     assert "strategy   ring" in text and "<- taken" in text and text.count("\nrank ") == 4
     assert "7 x 0 " in text and "dK, dV of 0 from 1" in text
@@ -199,7 +205,7 @@ def test_plan_refuses_ranks_by_name(folder, flags, complaint):
 def test_plan_for_a_gpu_that_is_not_here(folder, flags):
     flags = ("plan", "--sq", 4096, "-H", 32, "-D", 128, "--dtype", "bfloat16", *flags)
     plan = json.loads(folder.succeeds(*flags, "--json").out)
-    assert plan["kernel"] == "fwd_sm90" and "roofline" not in plan  # that of this CPU says nothing of it
+    assert plan["kernel"] == "fwd_sm90" and "roofline" not in plan  # this CPU's roofline does not apply to it
     assert plan["device"]["described"] and plan["device"]["arch"] == 90 and plan["device"]["cores"] == 132
     text = folder.succeeds(*flags).out
     assert "none of this machine's" in text and "compute capability 9.0" in text and "measured here" not in text
@@ -245,7 +251,7 @@ def test_support_says_what_plan_says(folder):
                 assert json.loads(plan.out)["kernel"] == cell["kernel"] and cell["reason"] is None
             else:
                 assert plan.code == 2 and cell["reason"] in plan.err
-    # A gradient of the backward pass alone; what every row of the fields names is there.
+    # A gradient of the backward pass alone; the plan contains everything named by its row of the fields.
     assert {cell["direction"] for cell in options["d_sink"]} == {"backward"}
     assert {"bias", "mask", "block_mask", "alibi_slopes", "d_lse", "causal", "window", "softcap"} <= set(options)
 
@@ -270,7 +276,9 @@ def test_info_json_and_environment(folder):
     assert info["gpus"] or info["cuda"]["reason"]
 
 
-@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("trace",), ("info",), ("support",), ("cache",)))
+@pytest.mark.parametrize(
+    "command", ((), ("compare",), ("run",), ("plan",), ("trace",), ("info",), ("support",), ("cache",))
+)
 def test_help_has_examples(folder, command):
     outcome = folder.succeeds(*command, "--help")
     assert "Examples:" in outcome.out and "tessera " in outcome.out and outcome.err == ""

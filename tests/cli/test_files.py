@@ -45,8 +45,9 @@ def refused(folder, *arguments, code=2):
 
 def program(folder, *arguments, **options):
     return subprocess.run(
-        [os.environ["TESSERA_PROGRAM"], *map(str, arguments)], cwd=folder.path, timeout=300, capture_output=True, **options
-    )
+        [os.environ["TESSERA_PROGRAM"], *map(str, arguments)], cwd=folder.path, timeout=300, capture_output=True,
+        **options,
+    )  # fmt: skip
 
 
 def read_safetensors(path):
@@ -61,7 +62,7 @@ def read_safetensors(path):
     }
 
 
-# ---- several results --------------------------------------------------------------------------------------------------
+# ---- several results -------------------------------------------------------------------------------------------------
 
 
 def test_results_share_a_safetensors_file(good, expected):
@@ -108,7 +109,7 @@ def test_empty_name(good, flag):
     assert flag in refused(good, *INPUTS, "-o", "out.npy", flag, "")
 
 
-# ---- what is there ----------------------------------------------------------------------------------------------------
+# ---- existing files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", (0o600, 0o640, 0o664, 0o755))
@@ -180,7 +181,7 @@ def test_full_disk(good):
 
 
 def open_files(process):
-    """What os.stat says of the files that a process holds beside its standard streams; it may close one in between."""
+    """os.stat of the files that a process has open beside its standard streams; it may close one in between."""
     for descriptor in os.listdir(f"/proc/{process}/fd"):
         if int(descriptor) > 2:
             with contextlib.suppress(FileNotFoundError):
@@ -209,7 +210,7 @@ def test_killed_while_writing(good):
     assert good.files() == before
 
 
-# ---- pipes ------------------------------------------------------------------------------------------------------------
+# ---- pipes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", ((), ("--json",), ("--check",)))
@@ -228,7 +229,7 @@ def test_standard_output_holds_the_tensor_alone(good, expected, more):
 
 @pytest.mark.parametrize("flags", (os.O_TRUNC, os.O_APPEND))
 def test_standard_output_that_is_a_file(good, expected, flags):
-    """What was there before, and after, stays: the shell's { ...; tessera ...; } > file."""
+    """Text written before and after is kept: the shell's { ...; tessera ...; } > file."""
     target = good.path / "out"
     target.write_bytes(b"")
     descriptor = os.open(target, os.O_WRONLY | flags)
@@ -275,7 +276,7 @@ def test_safetensors_through_a_pipe(good):
     assert "q m.safetensors: is a pipe" in message
 
 
-# ---- what files hold --------------------------------------------------------------------------------------------------
+# ---- what files hold -------------------------------------------------------------------------------------------------
 
 HOSTILE = "\x1b[31mred\x07\x00\x9b2J\u202eend\x7f\n"
 ENTRY = {"dtype": "F32", "shape": [1, 8, 4, 16], "data_offsets": [0, 2048]}

@@ -17,7 +17,7 @@ def tensors(random, *, b=2, sq=65, sk=97, h=4, hkv=2, d=40, dv=24):
     return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-# What a case adds to q, k, v: (tensors of the reference, flags).
+# The additions of a case to q, k, v: (tensors of the reference, flags).
 def options(random, name):
     if name == "bias":
         bias = random.standard_normal((1, 4, 65, 97)).astype(np.float32)

@@ -13,7 +13,10 @@ MASKS = {
     "full": ((), {}),
     "causal": (("--causal",), {"causal": True}),
     "window": (("--window", 40, 9), {"window": (40, 9)}),
-    "causal_window": (("--causal", "--window", 24, -1, "--scale", 0.5), {"causal": True, "window": (24, -1), "scale": 0.5}),
+    "causal_window": (
+        ("--causal", "--window", 24, -1, "--scale", 0.5),
+        {"causal": True, "window": (24, -1), "scale": 0.5},
+    ),
 }
 SIZES = ("--length", 150, "-D", 24, "--block-m", 32, "--block-n", 48)
 
@@ -49,7 +52,9 @@ def visible(length, causal=False, window=(-1, -1), **_):
 def test_every_step_is_the_softmax_of_the_keys_so_far(folder, mask):
     flags, options = MASKS[mask]
     row, length, head_dim = 70, 150, 24
-    result = trace(folder, *SIZES, *flags, "--row", row, "--dtype", "float64", "--entries", head_dim, "--save", "x.safetensors")
+    result = trace(
+        folder, *SIZES, *flags, "--row", row, "--dtype", "float64", "--entries", head_dim, "--save", "x.safetensors"
+    )
     held = read_float64(folder.path / "x.safetensors")
     exact = Plain(held["q"], held["k"], held["v"], **options)
     bound = length * 2.0**-52 * np.abs(held["v"]).max()  # a rounding for each term of the longest sum
@@ -69,7 +74,7 @@ def test_every_step_is_the_softmax_of_the_keys_so_far(folder, mask):
     for step in steps:
         seen[slice(*step["keys"])] = True
         s, got = np.where(seen, scores, -np.inf), step["row"]
-        if np.isneginf(s).all():  # the block is there for other rows of the tile
+        if np.isneginf(s).all():  # other rows of the tile see the block
             assert (got["m"], got["l"], got["lse"], got["o_norm"]) == (None, 0, None, 0)
             continue
         p = np.exp(s - s.max())

@@ -26,7 +26,8 @@ class Installation:
         self.opened = root / "opened"
 
     def plant(self, folder, named=True):
-        """NVRTC, beside which a file is `named` after its version, without which it must be opened to tell."""
+        """NVRTC, with a file beside it `named` after its version; without that file it must be opened to get its
+        version."""
         place = self.root / folder
         place.mkdir(parents=True)
         shutil.copy(os.environ["FAKE_NVRTC"], place / "libnvrtc.so.13")
@@ -135,7 +136,7 @@ def test_a_strangers_is_not_opened(python, part):
     assert reason in python.info()["nvrtc"]
     assert reason in python.compile()
     assert not python.opened.exists()
-    os.chown(python.library, STRANGER, 0)  # whose the library is, they are no stranger
+    os.chown(python.library, STRANGER, 0)  # the library's owner is trusted
     assert python.info()["nvrtc_found"]
 
 

@@ -8,13 +8,17 @@ import shutil
 import subprocess
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-KEYS = {" ": ("Space", 32), "ArrowLeft": ("ArrowLeft", 37), "ArrowUp": ("ArrowUp", 38), "ArrowRight": ("ArrowRight", 39),
+KEYS = {" ": ("Space", 32), "ArrowLeft": ("ArrowLeft", 37), "ArrowUp": ("ArrowUp", 38),
+        "ArrowRight": ("ArrowRight", 39),
         "ArrowDown": ("ArrowDown", 40), "End": ("End", 35), "Home": ("Home", 36), "r": ("KeyR", 82)}  # fmt: skip
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--hide-scrollbars")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--hide-scrollbars",
+)  # fmt: skip
 
 
 class Browser:
-    """One tab. `faults` gathers exceptions and errors of the console, `requests` every address that was asked for."""
+    """One tab. `faults` collects exceptions and errors of the console, `requests` every requested address."""
 
     def __init__(self, profile):
         ours_in, theirs_out = os.pipe()
@@ -84,7 +88,10 @@ class Browser:
 
     def open(self, address, width=1280, height=800, dark=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         # Another address of the same page would only be a hash that changes.
         self.call("Page.navigate", url="about:blank")
         loader = self.call("Page.navigate", url=address)["loaderId"]

@@ -170,12 +170,17 @@ def test_leads_back(page):
 def test_fits(page, width, height, dark, tmp_path):
     page.open(PAGE + "#1024/64/32/32/causal", width, height, dark)
     assert page.run("document.documentElement.scrollWidth") <= width
-    wide = page.run("""[...document.querySelectorAll("main *, nav *, header *")].filter(e => e.namespaceURI.endsWith("xhtml"))
+    wide = page.run(
+        """[...document.querySelectorAll("main *, nav *, header *")].filter(e => e.namespaceURI.endsWith("xhtml"))
       .filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== "inline" && e.clientWidth > 0)
-      .map(e => e.tagName + "." + e.className + "#" + e.id)""")
+      .map(e => e.tagName + "." + e.className + "#" + e.id)"""
+    )
     assert wide == []
-    outside = page.run(f"""[...document.querySelectorAll("svg text")].filter(e => {{
-      const box = e.getBoundingClientRect(); return box.left < -1 || box.right > {width} + 1; }}).map(e => e.textContent)""")
+    outside = page.run(
+        f"""[...document.querySelectorAll("svg text")].filter(e => {{
+      const box = e.getBoundingClientRect();
+      return box.left < -1 || box.right > {width} + 1; }}).map(e => e.textContent)"""
+    )
     assert outside == []
     shades = page.run("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     light = [sum(int(part) for part in shade.strip("rgb()").split(",")) > 382 for shade in shades]

@@ -18,18 +18,24 @@ SAMPLED = ("256/64/32/32/full", "256/128/128/64/window", "512/64/128/64/causal",
 def test_data_is_small_and_whole():
     text = make_explore.DATA.read_text(encoding="utf-8")
     assert len(text) < 1_000_000
-    assert set(json.loads(text.removeprefix(make_explore.PREFIX).rstrip(";\n"))) == {key for key, _ in make_explore.configurations()}
+    assert set(json.loads(text.removeprefix(make_explore.PREFIX).rstrip(";\n"))) == {
+        key for key, _ in make_explore.configurations()
+    }
 
 
 @pytest.mark.parametrize("key", SAMPLED)
 def test_data_is_the_programs(key):
     """Bytes and tiles to the last, what was rounded to within that: another machine's exp may differ in its last
     bit."""
-    held = json.loads(make_explore.DATA.read_text(encoding="utf-8").removeprefix(make_explore.PREFIX).rstrip(";\n"))[key]
-    now = make_explore.compact(make_explore.trace(os.environ["TESSERA_PROGRAM"], dict(make_explore.configurations())[key]))
+    held = json.loads(make_explore.DATA.read_text(encoding="utf-8").removeprefix(make_explore.PREFIX).rstrip(";\n"))[
+        key
+    ]
+    now = make_explore.compact(
+        make_explore.trace(os.environ["TESSERA_PROGRAM"], dict(make_explore.configurations())[key])
+    )
     steps, expected = held.pop("steps"), now.pop("steps")
     for step, wanted in zip(steps, expected, strict=True):
-        distance, wanted_distance = step.pop(4), wanted.pop(4)  # from the oracle: of the last step rounding alone
+        distance, wanted_distance = step.pop(4), wanted.pop(4)  # from the exact result: only rounding in the last step
         assert step == pytest.approx(wanted, rel=2e-7, abs=1e-9)
         assert distance == pytest.approx(wanted_distance, rel=6e-3, abs=1e-13)
     assert held.pop("exact") == pytest.approx(now.pop("exact"), rel=2e-7)
@@ -53,7 +59,9 @@ def test_the_guides_table_is_the_programs():
     options = re.search(r"`tessera trace (--length[^`]*)`", guide).group(1).split()
     traced = make_explore.trace(os.environ["TESSERA_PROGRAM"], options)["bytes"]
     bandwidths = dict(re.findall(r"(?m)^\| ([\w ]+?) \| [\d.]+ [MG]i?B \| ([\d.]+) TB/s", guide))
-    rows = re.findall(r"(?m)^\| ([\w ]+?) \| ([\d.]+) MiB \| ([\d.]+) µs \| ([\d.]+) MiB \| ([\d.]+) µs \| ([\d.]+) × less", guide)
+    rows = re.findall(
+        r"(?m)^\| ([\w ]+?) \| ([\d.]+) MiB \| ([\d.]+) µs \| ([\d.]+) MiB \| ([\d.]+) µs \| ([\d.]+) × less", guide
+    )
     assert [row[0] for row in rows] == [name for name in ("registers", "shared memory", "L2", "HBM")]
     for (name, *numbers), level in zip(rows, make_explore.LEVELS):
         moved = [sum(traced[side][level].values()) for side in ("tiled", "standard")]

@@ -16,14 +16,14 @@ struct AsyncCopy {
     kSendWords,   // `words` to shared `to`
     kStoreBox,    // shared `from` to global `map` at `at`
     kStore,       // `bytes` of shared `from` to global
-    kAddFloats,   // the same, added
+    kAddFloats,   // the same, but added
   };
   Kind kind;
   uint32_t to = 0, from = 0, barrier = 0;  // addresses in shared memory
   void* global = nullptr;
   int bytes = 0;
   int at[4] = {};
-  unsigned blocks = 0;  // of the cluster, a bit each; 0: `to` says
+  unsigned blocks = 0;  // of the cluster, one bit each; 0: `to` selects the block
   uint32_t words[4] = {};
   EmulatedTensorMap map{};
 };

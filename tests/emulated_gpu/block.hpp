@@ -19,8 +19,8 @@ namespace tessera::emulated {
 inline constexpr int kWarpThreads = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffff;
 
-// An address in shared memory: 24 bits of where, and above them 0 for the own block, or 1 + the rank of a block of the
-// cluster.
+// An address in shared memory: 24 bits of offset, and above them 0 for the thread's own block, or 1 + the rank of a
+// block of the cluster.
 inline constexpr uint32_t kRankShift = 24, kWhereMask = (1u << kRankShift) - 1;
 
 class Fibers;
@@ -31,10 +31,10 @@ class Block {
   struct Thread {
     Wait wait{};
     bool ended = false;
-    uint64_t cluster_phase = 0;  // when it arrived
+    uint64_t cluster_phase = 0;  // at its arrival
     const int* acquired = nullptr;
     int acquired_value = 0;
-    const Mbarrier* tried = nullptr;  // in vain
+    const Mbarrier* tried = nullptr;  // the barrier of its last unsuccessful try_wait
     ProductPosition products{};
     struct ElementCopy {
       uint32_t to;
@@ -42,14 +42,14 @@ class Block {
       int bytes;
       unsigned group;
     };
-    std::vector<ElementCopy> element_copies{};  // cp.async that have not landed
+    std::vector<ElementCopy> element_copies{};  // cp.async copies that are not complete
     unsigned element_groups = 0;
     struct Store {
       AsyncCopy copy{};
-      std::vector<char> read{};  // what shared memory had
+      std::vector<char> read{};  // previous content of shared memory
       bool has_read = false, written = false, committed = false;
     };
-    std::vector<Store> stores{};  // bulk copies from shared memory that are not done
+    std::vector<Store> stores{};  // incomplete bulk copies from shared memory
   };
 
   Block(GridState& grid, Cluster& cluster, int rank);
@@ -57,16 +57,16 @@ class Block {
 
   // ---- for the grid ------------------------------------------------------------------------------------------------
 
-  // It is to become another block of the grid, on its own thread of the host.
+  // Starts it as another block of the grid, on its own thread of the host.
   void await();
   void begin(EmulatedDim index);
   bool active() const { return left_ > 0; }
   int rank() const { return rank_; }
 
-  // Runs until all of its threads have ended, or wait for other blocks. Whether any did run.
+  // Runs until all of its threads have ended or wait for other blocks. Returns true if any thread ran.
   bool run();
 
-  // What its threads wait for, a line for those of a warp that wait for the same.
+  // What its threads wait for: one line for all threads of a warp with the same wait.
   std::string waits() const;
 
   // ---- for threads -------------------------------------------------------------------------------------------------
@@ -82,20 +82,20 @@ class Block {
   static int lane() { return running.thread % kWarpThreads; }
   Cluster& cluster() { return cluster_; }
 
-  // Now and then the others of the block, or other blocks, run first.
+  // Randomly lets the other threads of the block, or other blocks, run first.
   void may_yield();
   void may_yield_block();
 
   void wait(const Wait& wait);
 
-  // All lanes of a warp give a value, one of them computes for all from all, and each gets its own. `what` says at
-  // which instruction: it is the same for all.
+  // All lanes of a warp pass a value, one lane computes the results for all, and each lane gets its own. `what` names
+  // the instruction, which is the same for all lanes.
   template <class In, class Out, class Compute>
   Out meet(const char* what, const In& mine, const Compute& compute) {
     static_assert(sizeof(In) <= kSlotBytes && sizeof(Out) <= kSlotBytes);
     Warp& warp = this->warp();
     const unsigned turn = warp.turn;
-    // The slots are by turns: no lane is two meetings ahead.
+    // The buffers alternate, since no lane can be two meetings ahead.
     In* const in = reinterpret_cast<In*>(warp.in[turn % 2]);
     Out* const out = reinterpret_cast<Out*>(warp.out[turn % 2]);
     const int lane = this->lane();
@@ -109,19 +109,19 @@ class Block {
     return out[lane];
   }
   void sync_warp(const char* what);
-  // Some lanes alone.
+  // Synchronises only the lanes of `mask`.
   void sync_lanes(uint32_t mask);
   void sync_threads();
   bool sync_threads_or(bool x);
 
-  // bar.sync and bar.arrive: of a warp together.
+  // bar.sync and bar.arrive, executed by a warp together.
   void named_barrier(const char* what, int number, int threads, bool waits);
 
   // ---- shared memory -----------------------------------------------------------------------------------------------
 
-  // Of the own block, by an address that is not mapa()'s.
+  // An address in the thread's own block, not from mapa().
   char* own_shared(uint32_t address, size_t bytes, size_t alignment);
-  // Of any block of the cluster.
+  // An address in any block of the cluster.
   char* cluster_shared(uint32_t address, size_t bytes, size_t alignment);
   Mbarrier& own_mbarrier(uint32_t address);
   Mbarrier& cluster_mbarrier(uint32_t address);
@@ -135,15 +135,15 @@ class Block {
 
   // ---- copies ------------------------------------------------------------------------------------------------------
 
-  // cp.async: lands at once, or as late as its thread waits for it; until then there is NaN.
+  // cp.async: completes at once, or at the latest when its thread waits for it; until then the destination holds NaN.
   void copy_elements(uint32_t to, const void* from, int bytes);
   void commit_elements() { ++thread().element_groups; }
   void wait_elements(unsigned pending);
   void wait_all_elements() { land_groups(thread().element_groups + 1); }
 
-  // Bulk copies to shared memory: now or later.
+  // Bulk copies to shared memory: executed now or later.
   void start_load(const AsyncCopy& copy);
-  // From shared memory: now, or as late as its thread waits for it.
+  // Bulk copies from shared memory: executed now, or at the latest when its thread waits for them.
   void start_store(const AsyncCopy& copy);
   void commit_stores();
   void wait_stores(bool read_alone);
@@ -168,7 +168,7 @@ class Block {
   };
 
   Warp& warp() { return warps_[static_cast<size_t>(running.thread / kWarpThreads)]; }
-  // Whether it is the last of the lanes.
+  // Returns true for the last of the lanes.
   bool arrive(Warp& warp, const char* what);
   WarpgroupProducts& warpgroup_products();
   void execute(WarpgroupProducts& products, uint64_t end);
@@ -203,10 +203,10 @@ class Block {
   bool backwards_ = false, element_copies_late_ = false, votes_ = false;
 };
 
-// The block whose thread runs.
+// The block of the running thread.
 inline Block& here() { return *running.block; }
 
-// The same place in another block of the cluster.
+// The same offset in another block of the cluster.
 inline uint32_t in_block(uint32_t address, int rank) {
   return (address & kWhereMask) | static_cast<uint32_t>(rank + 1) << kRankShift;
 }

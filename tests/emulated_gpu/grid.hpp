@@ -7,7 +7,7 @@
 
 namespace tessera::emulated {
 
-// Runs it; body() is what a thread does. 0, or 1 with the reason told, as SYMBOL_emulated.
+// Runs the grid; each thread calls body(). Returns 0, or 1 after reporting the reason, like SYMBOL_emulated.
 int run_grid(const EmulatedLaunch& launch, const char* kernel, const std::function<void()>& body);
 
 }  // namespace tessera::emulated

@@ -16,10 +16,10 @@ class Block;
 struct GridState {
   const EmulatedLaunch& launch;
   const char* kernel;
-  const std::function<void()>& body;  // of a thread
+  const std::function<void()>& body;  // code of a thread
   Random random;
   bool failed = false;
-  std::string text{};  // why
+  std::string text{};  // the reason
 
   int threads() const { return static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]); }
   void fail(const std::string& what) {
@@ -28,10 +28,10 @@ struct GridState {
   }
 };
 
-// Blocks that run at the same time and reach each other's shared memory.
+// Blocks that run at the same time and can access each other's shared memory.
 struct Cluster {
   std::vector<Block*> blocks{};
-  // Its barrier: threads that are to arrive, and phases that are over.
+  // The cluster's barrier: the number of threads that must arrive, and of completed phases.
   int threads = 0, arrived = 0;
   uint64_t phase = 0;
 
@@ -39,7 +39,7 @@ struct Cluster {
     ++arrived;
     end_phase();
   }
-  // Threads that have ended are not waited for.
+  // The barrier does not wait for threads that have ended.
   void end(int count) {
     threads -= count;
     if (threads > 0) end_phase();

@@ -16,9 +16,9 @@ struct EmulatedLaunch {
   unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1},
            cluster[3] = {1, 1, 1};  // grid in blocks; cluster: __cluster_dims__
   unsigned smem_bytes = 0;          // dynamic
-  void* const* params = nullptr;    // as cuLaunchKernel's
-  unsigned multiprocessors = 1;     // blocks that are resident at once, at most; a cluster's are together
-  unsigned seed = 0;                // of everything that a GPU leaves open; 0: in order, and copies at once
+  void* const* params = nullptr;    // as for cuLaunchKernel
+  unsigned multiprocessors = 1;     // maximum of resident blocks; the blocks of a cluster are resident together
+  unsigned seed = 0;                // of all unspecified behaviour; 0: in order, and copies at once
   char* error_text = nullptr;
   size_t error_bytes = 0;
 };
@@ -27,9 +27,9 @@ using EmulatedKernel = int (*)(const EmulatedLaunch*);
 
 struct EmulatedKernelInfo {
   unsigned param_count;
-  const size_t* param_bytes;  // of each
+  const size_t* param_bytes;  // size of each parameter
 };
 
-// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is
-// taken to be.
+// True if all of global memory from `address` on is allocated. Defined by the driver; without it every address counts
+// as allocated.
 extern "C" __attribute__((weak)) bool emulated_is_mapped(uint64_t address, size_t bytes);

@@ -3,5 +3,5 @@
 
 struct EmulatedLaunchBounds {
   unsigned threads, min_blocks;  // __launch_bounds__
-  unsigned cluster;              // __cluster_dims__(cluster, 1, 1); 1 without
+  unsigned cluster;              // __cluster_dims__(cluster, 1, 1); by default 1
 };

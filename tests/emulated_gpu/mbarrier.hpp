@@ -16,13 +16,13 @@ class Mbarrier {
   explicit Mbarrier(int arrivals)
       : arrivals_(static_cast<uint16_t>(arrivals & kMostArrivals)), phase_(0), left_(arrivals_), bytes_(0) {}
 
-  // As far as its bits tell.
+  // As far as its bits show.
   bool initialised() const {
     return arrivals_ > 0 && left_ <= arrivals_ && bytes_ > -kMostBytes && bytes_ < kMostBytes;
   }
   int parity() const { return phase_; }
 
-  // "" or what is wrong.
+  // Returns "" or the error.
   const char* arrive() {
     if (left_ == 0) return "more arrivals than the phase has";
     --left_;

@@ -7,15 +7,15 @@ namespace tessera::emulated {
 
 inline constexpr int kWarpgroupThreads = 128, kProductRows = 64, kProductInner = 16, kMostProductCols = 256;
 
-// What all threads of the warpgroup say alike.
+// The operands, equal for all threads of the warpgroup.
 struct Product {
-  uint64_t a = 0, b = 0;  // descriptors; a: of shared memory alone
+  uint64_t a = 0, b = 0;  // descriptors; a: if A is in shared memory
   int cols = 0;
   bool a_in_registers = false, b_transposed = false, bfloat16 = false, accumulate = false;
   bool operator==(const Product&) const = default;
 };
 
-// Of a thread: how many products it has issued, and how many when it committed its newest groups.
+// A thread's position: the number of products that it has issued, and had issued when it committed its newest groups.
 struct ProductPosition {
   uint64_t issued = 0, committed[8] = {};
   unsigned groups = 0;

@@ -9,7 +9,7 @@ class Random {
  public:
   explicit Random(unsigned seed = 0) : state_((seed + 1) * 0x9E3779B97F4A7C15u), ordered_(seed == 0) {}
 
-  // True of one in `n`; never of seed 0.
+  // True with probability 1 / n; never for seed 0.
   bool one_in(unsigned n) { return !ordered_ && next() % n == 0; }
   // 0 ... n - 1; seed 0: 0.
   unsigned below(unsigned n) { return ordered_ ? 0 : next() % n; }

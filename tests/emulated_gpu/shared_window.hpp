@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// The largest that a block of any GPU may have.
+// The maximum of a block on any GPU.
 inline constexpr size_t kEmulatedSharedBytes = 232448;
 alignas(1024) inline constinit thread_local char shared_memory[kEmulatedSharedBytes] = {};
 
@@ -20,7 +20,7 @@ class SharedWindow {
   static constexpr uint32_t kBegin = 1024, kEnd = 1 << 18, kAlignment = 1024;
 
   SharedWindow() = default;
-  // Of this thread of the host, the block's.
+  // The window of this thread of the host, which runs the block.
   explicit SharedWindow(uint32_t launched_bytes)
       : memory_(shared_memory),
         end_(kBegin + launched_bytes),
@@ -29,7 +29,7 @@ class SharedWindow {
   char* memory() const { return memory_; }
   uint32_t end() const { return end_; }
 
-  // Null: not all of it is there.
+  // NULL if part of the range does not exist.
   char* at(uint32_t address, size_t bytes) const {
     if (address >= kBegin && address + bytes <= end_) return memory_ + (address - kBegin);
     if (address >= variables_begin_ && address + bytes <= kEnd && variables_)
@@ -37,7 +37,7 @@ class SharedWindow {
     return nullptr;
   }
 
-  // 0: it is not in shared memory. Which variables there are nobody tells: those near the first that is asked for.
+  // 0 if it is not in shared memory. The set of variables is unknown: those near the first one requested count.
   uint32_t address_of(const char* pointer) {
     if (pointer >= memory_ && pointer < memory_ + kEmulatedSharedBytes) {
       return static_cast<uint32_t>(pointer - memory_) + kBegin;
@@ -52,7 +52,7 @@ class SharedWindow {
     return offset < 0 || offset >= room ? 0 : static_cast<uint32_t>(offset) + variables_begin_;
   }
 
-  // Of this block what is at the same address as what is at `other`'s, of another block of the kernel.
+  // Uses the same address for variables as `other`, of another block of the kernel.
   void take_variables(const SharedWindow& other) {
     if (!variables_ && other.variables_) variables_ = memory_ + (other.variables_ - other.memory_);
   }

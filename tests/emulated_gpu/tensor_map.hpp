@@ -14,7 +14,7 @@ struct alignas(64) EmulatedTensorMap {
   uint32_t extents[kMaxRank];  // elements, the innermost dimension first; 1 beyond the rank
   uint16_t box[kMaxRank];      // elements, likewise; at most 256
   uint16_t element_bytes;
-  uint64_t strides[kMaxRank - 1];  // bytes, from the second dimension's on
+  uint64_t strides[kMaxRank - 1];  // in bytes, from the second dimension on
   uint8_t unused[128 - 88];
 };
 static_assert(sizeof(EmulatedTensorMap) == 128);

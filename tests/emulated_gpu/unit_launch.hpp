@@ -6,7 +6,7 @@
 
 namespace tessera::emulated {
 
-// 0: it ran. Each call has another seed, the same in each run of the program.
+// Returns 0 on success. Each call has another seed, the same in each run of the program.
 template <class Body>
 int run_blocks(EmulatedDim grid, int threads, int64 smem_bytes, const Body& body) {
   static unsigned seed = 0;

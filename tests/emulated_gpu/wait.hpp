@@ -12,13 +12,13 @@ namespace tessera::emulated {
 struct Wait {
   enum class Kind {
     kNothing,
-    kWarp,      // for the other lanes, at `what`
+    kWarp,      // for the other lanes, at instruction `what`
     kBlock,     // __syncthreads
     kNamed,     // bar.sync `number`
     kMbarrier,  // the phase of parity `value` at shared address `number`
-    kMemory,    // that *word is not `value` any more
-    kCluster,   // barrier.cluster, that *counter is not `value` any more
-    kProducts,  // wgmma: that *counter is at least `value`
+    kMemory,    // until *word differs from `value`
+    kCluster,   // barrier.cluster: until *counter differs from `value`
+    kProducts,  // wgmma: until *counter is at least `value`
   };
   Kind kind = Kind::kNothing;
   const char* what = "";
@@ -30,7 +30,7 @@ struct Wait {
 
   bool operator==(const Wait&) const = default;
 
-  // Whether nobody tells that it is over, so that it must be looked at.
+  // True if no event signals its end, so that it must be polled.
   bool polled() const { return kind >= Kind::kMbarrier; }
   bool over() const {
     switch (kind) {

@@ -15,7 +15,7 @@ inline constexpr int kLanes = 32;
 
 class Warp {
  public:
-  // `body` by every lane.
+  // Calls `body` once per lane.
   static void run(const std::function<void(int lane)>& body) {
     std::vector<std::jthread> lanes;
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -26,10 +26,10 @@ class Warp {
     }
   }
 
-  // What every lane brought, in all of them. By all lanes, or none comes back.
+  // Returns every lane's value to all lanes. Must be called by all lanes.
   static std::array<float, kLanes> gather(float x) {
     static std::barrier<> met(kLanes);
-    static std::array<float, kLanes> brought[2];  // in turns: nobody is two gatherings ahead
+    static std::array<float, kLanes> brought[2];  // alternating: no lane can be two calls ahead
     static thread_local bool turn = false;
     turn = !turn;
     brought[turn][mine()] = x;
@@ -49,14 +49,14 @@ inline float __shfl_xor_sync(unsigned, float x, int lane_mask) {
   return Warp::gather(x)[Warp::mine() ^ lane_mask];
 }
 inline int __shfl_xor_sync(unsigned mask, int x, int lane_mask) {
-  return static_cast<int>(__shfl_xor_sync(mask, static_cast<float>(x), lane_mask));  // exact: tests have small numbers
+  return static_cast<int>(__shfl_xor_sync(mask, static_cast<float>(x), lane_mask));  // exact: numbers are small
 }
 inline int __shfl_up_sync(unsigned, int x, int lanes) {
   using tessera::emulated::Warp;
-  const auto brought = Warp::gather(static_cast<float>(x));  // exact: tests have small numbers
+  const auto brought = Warp::gather(static_cast<float>(x));  // exact, since tests use small numbers
   return static_cast<int>(brought[Warp::mine() < lanes ? Warp::mine() : Warp::mine() - lanes]);
 }
-// Of a block of one warp.
+// For a block of one warp.
 inline void __syncthreads() { tessera::emulated::Warp::gather(0.0f); }
 inline bool __any_sync(unsigned, bool x) {
   for (const float one : tessera::emulated::Warp::gather(x)) {

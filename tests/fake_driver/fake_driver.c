@@ -1,5 +1,5 @@
-/* A libcuda.so.1 that answers as FAKE_CUDA_VERSION, FAKE_CUDA_INIT, FAKE_CUDA_MAJOR and FAKE_CUDA_DEVICES (one GPU without, two
-   at most) say, and nothing runs. What would have run it tells in fake_cuda_log(). */
+/* A libcuda.so.1 whose answers are set by FAKE_CUDA_VERSION, FAKE_CUDA_INIT, FAKE_CUDA_MAJOR and FAKE_CUDA_DEVICES (by
+   default one GPU, at most two). It runs nothing; fake_cuda_log() lists what would have run. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,8 +77,8 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* data, c
   return TELL(", boxes of %u x %u x %u x %u\n", box[0], box[1], box[2], box[3]), 0;
 }
 
-/* ---- a context for each GPU. The first one's is current in every thread from the start; streams from 1000 on are the second
-   one's, the default stream is the current one's ---- */
+/* ---- a context for each GPU. The first GPU's is current in every thread from the start; streams from 1000 on belong
+   to the second GPU, the default stream to the current one ---- */
 
 static char contexts[2];
 static _Thread_local struct {

@@ -93,7 +93,7 @@ Case draw_case(uint64_t seed, uint64_t index) {
   c.hq = c.hkv * random.between(1, 4);
   c.d = draw_head_dim(random);
   c.dv = random.one_in(3) ? draw_head_dim(random) : c.d;
-  // The oracle is what takes time: multiply-adds of one forward pass.
+  // Most of the time is spent in the reference kernel: multiply-adds of one forward pass.
   constexpr int64_t kMostWork = 8'000'000;
   const auto work = [&c] { return c.b * c.hq * c.sq * c.sk * (c.d + c.dv); };
   while (work() > kMostWork && c.hq > 1) c.hq = c.hkv = 1;

@@ -15,8 +15,8 @@ namespace {
 using namespace tessera::testing;
 using Clock = std::chrono::steady_clock;
 
-// The last place (the best ISA, or the GPU) always, another one by turns: a replay runs them all. A GPU's pass leaves
-// checking the oracle to the CPU's.
+// Always the last place (the best ISA, or the GPU), and one other in alternation: a replay runs all of them. A run on a
+// GPU leaves checking the reference kernel to the CPU's.
 CheckOptions options_for(const std::vector<Place>& all, uint64_t index) {
   CheckOptions options{.places = {all.back()}, .check_oracle = all.front() != kGpu};
   const Place other = all[index % all.size()];

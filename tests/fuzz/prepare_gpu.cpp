@@ -26,7 +26,7 @@ struct Failures {
   }
 };
 
-// Plans as the tests make them: layouts count (what is aligned), values do not.
+// Plans like those of the tests: layouts matter (alignment), values do not.
 void prepare(const Case& c, const tessera_device& gpu, bool comparison_alone, Failures& failures) {
   if (cpu_alone(c)) return;
   const Call call = make_call(make_inputs(c));

@@ -17,7 +17,8 @@ def install(tmp_path):
         (tmp_path / name).chmod(0o755)
 
     def run(missing=(), fails=""):
-        program("dpkg-query", f'for package; do :; done\ncase " {" ".join(missing)} " in *" $package "*) exit 1;; esac\n'
+        program("dpkg-query", f'for package; do :; done\ncase " {" ".join(missing)} " in *" $package "*) exit 1;; '
+                              'esac\n'
                 'echo installed')  # fmt: skip
         program("apt-get", f'echo "$DEBIAN_FRONTEND $*" >> "{tmp_path}/calls"\necho "Selecting previously unselected"\n'
                 f'echo "apt complains of $1" >&2\ntest "$1" != "{fails}" || exit 100')  # fmt: skip

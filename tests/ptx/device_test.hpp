@@ -30,7 +30,7 @@ struct DeviceTest {
   Archs archs = Archs::kAll;
   int threads = 32, blocks = 1;  // blocks 2: a cluster
   std::vector<uint32_t> in{};
-  std::vector<uint32_t> expected{};  // what `out` holds at the end
+  std::vector<uint32_t> expected{};  // the content of `out` at the end
   double tolerance = 0;              // 0: equal words; else floats, relative to the larger of the expected one and 1
   uint32_t fill = 0xdeadbeef;        // of `out` at the start
   MapSpec map{};

@@ -315,7 +315,7 @@ DeviceTests::DeviceTests(std::vector<DeviceTest> tests) {
 const std::vector<DeviceTest>& all_device_tests() { return registered(); }
 
 namespace {
-// gtest asks for the values when it has started, after the constructors of all files.
+// gtest requests the values when it starts, after the constructors of all files.
 INSTANTIATE_TEST_SUITE_P(Device, PtxGpu, ::testing::ValuesIn(indices()),
                          [](const auto& index) { return registered()[index.param].name; });
 }  // namespace

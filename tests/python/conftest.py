@@ -61,7 +61,7 @@ def problem(random):
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request):
-    """Where PyTorch's tensors are made unless a test says otherwise, and where Tessera computes."""
+    """The device of PyTorch's tensors unless a test chooses another, and of Tessera's computation."""
     import tessera
 
     torch = pytest.importorskip("torch")

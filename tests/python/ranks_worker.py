@@ -169,7 +169,7 @@ def repeated(ranks):
 
 
 def flat_error(ranks):
-    """The error of float32 is that of one process on any number of ranks, also where scores share a large number."""
+    """The error of float32 equals that of one process for any number of ranks, also if scores share a large number."""
     for shared in (0.0, 64.0):
         q, k, *others = tensors(torch.float32, 1, 256, seed=3)
         q[..., 0] = k[..., 0] = shared

@@ -52,7 +52,9 @@ def test_of_numpy(interleaved, in_place):
         cos, sin = before["cos"][position], before["sin"][position]
         k_cache[page, slot] = turned(before["k"][token], cos, sin, interleaved)
         v_cache[page, slot] = before["v"][token]
-        np.testing.assert_allclose(result[token], turned(before["q"][token], cos, sin, interleaved), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            result[token], turned(before["q"][token], cos, sin, interleaved), rtol=1e-6, atol=1e-6
+        )
     np.testing.assert_allclose(call["k_cache"], k_cache, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(call["v_cache"], v_cache)
     np.testing.assert_array_equal(call["k"], before["k"])
@@ -60,7 +62,9 @@ def test_of_numpy(interleaved, in_place):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_of_torch_is_that_of_numpy(dtype, device):
-    arrays = {n: torch.from_numpy(a).to(dtype) if a.dtype == np.float32 else torch.from_numpy(a) for n, a in step().items()}
+    arrays = {
+        n: torch.from_numpy(a).to(dtype) if a.dtype == np.float32 else torch.from_numpy(a) for n, a in step().items()
+    }
     exact = {n: a.float().numpy().copy() if a.is_floating_point() else a.numpy() for n, a in arrays.items()}
     there = {n: a.to(device) for n, a in arrays.items()}
     tessera.append(**there)

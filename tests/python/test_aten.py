@@ -36,7 +36,7 @@ def operators(device):
 
 
 def leaves_in(layout, dtype, seqlen_q=33, seqlen_k=45, head_dim=32, value_dim=32, heads=4):
-    """q, k, v [B, H, S, D], contiguous, or as [B, S, H, D] lies in memory."""
+    """q, k, v [B, H, S, D], contiguous, or in the memory order of [B, S, H, D]."""
     shapes = ((seqlen_q, head_dim), (seqlen_k, head_dim), (seqlen_k, value_dim))
     if layout == "heads":
         return [random(2, heads, s, d, dtype=dtype, seed=i) for i, (s, d) in enumerate(shapes)]
@@ -108,7 +108,7 @@ def test_gradient_of_a_bias(device, operators, calls, dtype, shape):
     d_o = random(2, 4, 33, 32, seed=4, requires_grad=False)
 
     def padded(bias):
-        """Expanded, rows aligned, as F.scaled_dot_product_attention hands it on."""
+        """Expanded, with aligned rows, as F.scaled_dot_product_attention passes it."""
         return torch.nn.functional.pad(bias, (0, 3))[..., :45].expand(2, 4, 33, 45)
 
     o = operators._scaled_dot_product_efficient_attention(*leaves, padded(bias), True)[0]
@@ -177,7 +177,7 @@ def test_dropout(device, operators, calls, name):
 
 
 def test_whose_forward_pass_it_was(operators):
-    """An LSE tells, and where a hook on saved tensors copied it, a state of dropout on the host."""
+    """Decided by the LSE and, if a hook on saved tensors copied it, by a state of dropout on the host."""
     leaves = [t.detach() for t in leaves_in("heads", torch.float32)]
     o, lse, seed, offset = operators._scaled_dot_product_efficient_attention(*leaves, None, True, 0.3)
     assert aten.is_ours(lse) and aten.is_ours(lse.detach()) and not aten.is_ours(lse.clone())

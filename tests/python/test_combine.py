@@ -59,7 +59,9 @@ def test_parts_of_the_keys_merge_into_the_whole(device):
             tessera.attention(q, k[:, at], v[:, at], return_lse=True)
             for at in (slice(0, 7), slice(7, 8), slice(8, 40))
         ]
-        return tessera.combine(torch.stack([o for o, _ in parts]), torch.stack([lse for _, lse in parts]), return_lse=True)
+        return tessera.combine(
+            torch.stack([o for o, _ in parts]), torch.stack([lse for _, lse in parts]), return_lse=True
+        )
 
     runs = []
     for attend, dtype in ((in_parts, q.dtype), (reference.attention, q.dtype), (reference.attention, torch.float64)):

@@ -65,7 +65,7 @@ def run(tmp_path, *arguments, without=()):
 
 
 def on_terminal(columns, *arguments):
-    """What the program shows on a terminal of so many columns."""
+    """The program's output on a terminal with this number of columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -120,7 +120,7 @@ def test_each_side_computes_attention(framework, direction, causal):
 
 
 def oracle(q, k, v, d_o, **options):
-    """What the library computes in float64, from the definition: src/core/reference.cpp."""
+    """The library's results in float64, from the definition: src/core/reference.cpp."""
     o, lse = tessera.attention(q, k, v, return_lse=True, **options)
     if d_o is None:
         return {"o": o}
@@ -152,7 +152,7 @@ def test_the_float64_reference(framework, direction, causal):
 
 @pytest.mark.parametrize("arrays", ["numpy", "torch"])
 def test_float64_with_every_option(random, arrays):
-    """What the sample here and the GPU's benchmark are computed by."""
+    """The computation shared by the sample here and the GPU's benchmark."""
     xp = pytest.importorskip(arrays)
     given = (lambda x: x) if xp is np else xp.from_numpy
     rows, keys, d, slope, window = 37, 50, 16, 0.25, 20
@@ -249,7 +249,7 @@ def test_memory_limit(capsys):
 
 
 def test_without_pytorch(tmp_path):
-    """NumPy alone: the same numbers but PyTorch's; rich's absence only takes the colours away."""
+    """NumPy alone: the same numbers except PyTorch's; without rich only the colours are missing."""
     process = run(tmp_path, *SMALL, "--json", without=("torch", "rich", "matplotlib", "threadpoolctl"))
     assert process.returncode == 0 and process.stderr == ""
     result = json.loads(process.stdout)
@@ -424,7 +424,7 @@ def test_plan_of_a_gpu_that_is_not_here(capsys):
 
 @pytest.mark.parametrize("command", ["run", "trace", "cache"])
 def test_what_the_program_alone_does(capsys, command):
-    """The program's other commands are listed, and say where they are, whatever follows."""
+    """The program's other commands are listed and refer to the program, whatever follows."""
     assert main([command, "q.npy", "-o", "out.npy", "--causal", "--help"]) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.count("\n") == 1
@@ -465,7 +465,7 @@ def test_says_what_the_program_says(capsys, arguments):
     ours = capsys.readouterr().out
     if "--json" in arguments:
         assert json.loads(ours) == json.loads(program.stdout)
-    elif arguments == ["info"]:  # but for the peer's line, and what changes: memory, and whose folder holds NVRTC
+    elif arguments == ["info"]:  # except the peer's line, memory, and the owner of NVRTC's folder
         names = [[line.split("  ")[0] for line in text.splitlines()] for text in (ours, program.stdout)]
         assert [*names[0], "standard peer"] == names[1]
     else:
@@ -476,8 +476,12 @@ def test_says_what_the_program_says(capsys, arguments):
 
 
 def test_the_tables_numbers():
-    """As the program draws them: three digits, units, what was not run, and the columns that a line has room for."""
-    sides = [("Tessera", "Tessera", False), ("standard attention", "standard", False), ("PyTorch's own", "PyTorch", True)]
+    """Like the program's: three digits, units, sides that were not run, and as many columns as fit a line."""
+    sides = [
+        ("Tessera", "Tessera", False),
+        ("standard attention", "standard", False),
+        ("PyTorch's own", "PyTorch", True),
+    ]
     absent = dict.fromkeys(("seconds", "gflops", "extra_bytes", "max_error", "rms_error"))
     ours = {**absent, "seconds": 0.01234e-3, "gflops": 12345.6, "extra_bytes": 1000 * 1024, "max_error": 1.23e-4,
             "rms_error": 5e-6, "needs_bytes": 0, "kernel": "tiled"}  # fmt: skip
@@ -486,11 +490,13 @@ def test_the_tables_numbers():
     table = _core.ComparisonTable(sides, False, None)
     lines = table.header().splitlines()
     assert [title.strip() for title in lines[0].split("│")] == [
-        "", "Tessera", "standard attention", "PyTorch's own", "speed-up", "max error against float64", "RMS error"]  # fmt: skip
+        "", "Tessera", "standard attention", "PyTorch's own", "speed-up", "max error against "
+                                                                          "float64", "RMS error"]  # fmt: skip
     row = table.row("forward", 64, [ours, standard, pytorch])
     assert [cell.split() for cell in row.split("│")] == [
         ["forward", "64"], ["0.0123", "12346", "0.98", "MiB"], ["needs", "34.0", "GiB:", "not", "run"],
-        ["0.0309", "12346", "8.00", "MiB", "flash"], ["2.50", "×"], ["1.2e-04", "1.2e-04"], ["5.0e-06", "5.0e-06"]]  # fmt: skip
+        ["0.0309", "12346", "8.00", "MiB", "flash"], ["2.50", "×"], ["1.2e-04", "1.2e-04"],
+        ["5.0e-06", "5.0e-06"]]  # fmt: skip
     assert "TFLOP/s" in _core.ComparisonTable(sides, True, None).header() and "GFLOP/s" in lines[1]
     refused = table.row("forward", 64, [ours, {**standard, "needs_bytes": 0}, pytorch])
     assert "│ refused: not run " in refused
@@ -500,7 +506,9 @@ def test_the_tables_numbers():
     assert [row.count("\n") for row in rows] == [2, 1, 2] and rows[2].startswith(" backward\n")
     assert max(len(line) for line in (narrow.header() + "".join(rows)).splitlines()) <= 80
     assert "A wider terminal shows more columns" in narrow.legend(False, "").replace("\n", " ")
-    assert "MiB" not in table.row("forward", 64, [{**ours, "extra_bytes": None}, standard, {**ours, "extra_bytes": 512}])
+    assert "MiB" not in table.row(
+        "forward", 64, [{**ours, "extra_bytes": None}, standard, {**ours, "extra_bytes": 512}]
+    )
     assert "512 B" in table.row("forward", 64, [ours, standard, {**pytorch, "extra_bytes": 512}])
 
 

@@ -97,7 +97,7 @@ def test_a_thread_for_each(call):
 
 
 def test_the_second_s_streams():
-    """The call stands in the stream that is current on the tensors' GPU, behind what comes before it."""
+    """The call runs in the current stream of the tensors' GPU, after the previous work."""
     q, k, v, _ = inputs(SECOND)
     expected = tessera.torch.attention(q, k, v)
     stream, late = torch.cuda.Stream(SECOND), torch.zeros_like(q)
@@ -131,7 +131,9 @@ def test_mixed_devices_are_refused(moved, named):
     expected = tessera.torch.attention(*tensors)
     mixed = list(tensors)
     mixed[moved] = mixed[moved].to(SECOND)
-    with pytest.raises(ValueError, match=f"^{named}: on device cuda:[01], q is on cuda:[01]: accepted: one device for all$"):
+    with pytest.raises(
+        ValueError, match=f"^{named}: on device cuda:[01], q is on cuda:[01]: accepted: one device for all$"
+    ):
         tessera.torch.attention(*mixed)
     with pytest.raises(ValueError, match=f"^{named}: on device "):
         tessera.attention(*mixed)

@@ -82,7 +82,9 @@ def test_the_error_of_decoding_is_close_to_cudnn_s(device, dtype, head_dim, outl
     q, k, v = draw(head_dim, dtype, outliers)
     few = 8
     ours = [tessera.torch.attention(some, k, v, kernel="decode_sm90") for some in q.split(few, 1)]
-    assert_close_to(cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False)
+    assert_close_to(
+        cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -91,7 +93,7 @@ def test_the_error_of_decoding_is_close_to_cudnn_s(device, dtype, head_dim, outl
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scores_of_growing_magnitude(device, dtype, head_dim, causal, falling):
-    """Keys whose length changes by four orders of magnitude along the sequence: tile after tile passes all before."""
+    """Keys whose length changes by four orders of magnitude along the sequence: each tile exceeds all earlier ones."""
     q, k, v = draw(head_dim, dtype, outliers=False)
     exponents = torch.linspace(-2, 2, LENGTH, device="cuda")
     k = (k.float() * 10 ** (exponents.flip(0) if falling else exponents)[None, :, None, None]).to(dtype)

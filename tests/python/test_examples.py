@@ -33,7 +33,7 @@ def test_example(name, needs):
 @pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
 @pytest.mark.parametrize("blocks", ((128, 64), (32, 80), (7, 5), (500, 500)), ids=str)
 def test_25_lines_against_the_library(blocks, causal):
-    """In float64, which the library's oracle takes: what remains is the order of the sums."""
+    """In float64, by the library's reference kernel: only the order of the sums differs."""
     numpy = pytest.importorskip("numpy")
     import tessera
 
@@ -72,13 +72,14 @@ def test_readme_s_code_fits_a_page():
 
 
 def test_readme_s_first_program_runs():
-    """On whatever machine: it says that a CPU will do."""
+    """On any machine: it says that a CPU is sufficient."""
     pytest.importorskip("torch")
     program = next(text for language, text in CODE if language == "python")
     check = """
-exact = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True)
+sdpa = torch.nn.functional.scaled_dot_product_attention
+exact = sdpa(*(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True)
 assert (o.transpose(1, 2) - exact).abs().max() < 1e-5 and tessera.torch.fallback_reasons(reset=True)  # float64 alone
-ours = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+ours = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
 assert (ours - o.transpose(1, 2)).abs().max() < 1e-6 and not tessera.torch.fallback_reasons()
 """
     run = subprocess.run([sys.executable, "-c", program + check], capture_output=True, text=True, env=os.environ)

@@ -83,7 +83,9 @@ def test_func(dtype, options, plain_options):
     for name, leaf_dtype in (("ours", dtype), ("plain", dtype), ("exact", torch.float64)):
         copies = at(leaf_dtype, *leaves)
         if name == "ours":
-            out, lse, dmask = flash_attn.flash_attn_func(*copies, **options, alibi_slopes=slopes, return_attn_probs=True)
+            out, lse, dmask = flash_attn.flash_attn_func(
+                *copies, **options, alibi_slopes=slopes, return_attn_probs=True
+            )
             assert dmask.numel() == 0 and lse.dtype == torch.float32
         else:
             out, lse = reference.attention(*copies, **plain_options, alibi_slopes=slopes)
@@ -231,7 +233,9 @@ def test_s_dmask_is_undone_block_by_block(device, dtype, options):
     torch.manual_seed(7)
     if packed:
         cu_q, cu_k = (torch.tensor([0, n[0], sum(n)], dtype=torch.int32) for n in (lengths_q, lengths_k))
-        rows = [torch.cat([t[b, : n[b]] for b in range(2)]) for t, n in zip((q, k, v), (lengths_q, lengths_k, lengths_k))]
+        rows = [
+            torch.cat([t[b, : n[b]] for b in range(2)]) for t, n in zip((q, k, v), (lengths_q, lengths_k, lengths_k))
+        ]
         out, _, dmask = flash_attn.flash_attn_varlen_func(
             *rows, cu_q, cu_k, 21, 150, p, return_attn_probs=True, **options
         )  # fmt: skip
@@ -247,7 +251,9 @@ def test_s_dmask_is_undone_block_by_block(device, dtype, options):
     scores = torch.full((2, 4, 21, 150), -math.inf, dtype=torch.float64)
     for b, (rows, keys) in enumerate(zip(lengths_q, lengths_k)):
         one = q[b : b + 1, :rows].double(), k[b : b + 1, :keys].double()
-        scores[b, :, :rows, :keys] = float64.scores(torch, *reference.heads_of(*one), **reference.terms(*one, **plain))[0]
+        scores[b, :, :rows, :keys] = float64.scores(torch, *reference.heads_of(*one), **reference.terms(*one, **plain))[
+            0
+        ]
     assert not dmask[scores == -math.inf].any()
     expected = torch.softmax(scores, -1).nan_to_num()
     error = (softmax_of(dmask, scores, interface._get_block_size_n(device, head_dim, True, False)) - expected).abs()
@@ -303,7 +309,9 @@ def test_num_splits_of_the_private_varlen_forward():
     table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
     call = dict(max_seqlen_q=1, max_seqlen_k=25, dropout_p=0.0, softmax_scale=None, causal=True, block_table=table)
     expected = interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call)[0]
-    assert torch.equal(interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call, num_splits=0)[0], expected)
+    assert torch.equal(
+        interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call, num_splits=0)[0], expected
+    )
     with pytest.raises(RuntimeError, match="^num_splits: 2, num_splits > 1 is not supported with block_table"):
         interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call, num_splits=2)
 
@@ -317,7 +325,7 @@ def test_second_derivatives_are_refused(form):
     else:
         out = flash_attn.flash_attn_func(q, q, q)
     y = (out * random(*q.shape, seed=1, requires_grad=False)).sum()
-    if form == "private":  # as a backward pass of somebody's own calls it under create_graph=True
+    if form == "private":  # like a custom backward pass called with create_graph=True
         gradient = torch.empty_like(q, requires_grad=False)
         lse = torch.zeros(1, 2, 9)
         interface._flash_attn_backward(
@@ -433,7 +441,7 @@ def test_kvcache(causal, layout, rotary):
 
 @pytest.mark.parametrize("layout", ["rows", "batch_idx", "slices", "heads_first", "unlike", "expanded"])
 def test_kvcache_never_reads_the_left_padding(layout, monkeypatch):
-    """It may hold NaN, however the cache lies in memory, and nothing in the cache is written or copied."""
+    """It may hold NaN, for any memory order of the cache, and nothing in the cache is written or copied."""
     leftpad, used = (torch.tensor(t, dtype=torch.int32) for t in ([5, 0, 7], [23, 30, 7]))
     q = random(3, 2, 4, 24, seed=1, requires_grad=False)
     k, v = (random(3, 32, 2, 24, seed=s, requires_grad=False) for s in (2, 3))
@@ -485,7 +493,9 @@ def cache_call(layout, **changes):
     """Two sequences with room for 12 keys, lengths 5 and 9, and two new keys each."""
     caches = [random(*((6, 4) if layout == "pages" else (3, 12)), 2, 16, seed=s, requires_grad=False) for s in (1, 2)]
     q, k, v = (random(2, 2, h, 16, seed=s, requires_grad=False) for s, h in ((3, 4), (4, 2), (5, 2)))
-    call = dict(q=q, k_cache=caches[0], v_cache=caches[1], k=k, v=v, cache_seqlens=torch.tensor([5, 9], dtype=torch.int32))
+    call = dict(
+        q=q, k_cache=caches[0], v_cache=caches[1], k=k, v=v, cache_seqlens=torch.tensor([5, 9], dtype=torch.int32)
+    )
     if layout == "pages":
         call["block_table"] = torch.tensor([[5, 1, -1], [2, 0, 3]], dtype=torch.int32)  # -1: not in use
     else:
@@ -509,16 +519,28 @@ def angles_of(rows):
 
 
 REFUSED_CACHES = [
-    ("pages", {"cache_seqlens": entry(1, 11)}, RuntimeError, "block_table: 2 new keys after 11, accepted at most 12 in all"),
+    (
+        "pages", {"cache_seqlens": entry(1, 11)}, RuntimeError,
+        "block_table: 2 new keys after 11, accepted at most 12 in all",
+    ),
     ("pages", {"cache_seqlens": 11}, RuntimeError, "block_table: 2 new keys after 11, accepted at most 12 in all"),
-    ("pages", {"cache_seqlens": entry(0, 13), "k": None, "v": None}, RuntimeError, "block_table: 13 keys, accepted at most 12"),
+    (
+        "pages", {"cache_seqlens": entry(0, 13), "k": None, "v": None}, RuntimeError,
+        "block_table: 13 keys, accepted at most 12",
+    ),
     ("pages", {"block_table": entry((0, 1), -1)}, RuntimeError, "block_table: page -1, accepted 0 .. 5"),
     ("pages", {"block_table": entry((1, 0), 6)}, RuntimeError, "block_table: page 6, accepted 0 .. 5"),
     ("pages", {"cache_seqlens": entry(0, -1)}, ValueError, "cache_seqlens: -1, accepted 0 and more"),
     ("pages", {"block_table": lambda t: t.long()}, ValueError, "block_table: dtype torch.int64, accepted torch.int32"),
     ("pages", {"block_table": lambda t: t[:1]}, ValueError, r"block_table: shape \(1, 3\), accepted \(2, 3\)"),
-    ("rows", {"cache_seqlens": entry(1, 11)}, ValueError, "k: 2 new keys after 11, accepted at most 12 in all, the cache's room"),
-    ("rows", {"cache_seqlens": 13, "k": None, "v": None}, ValueError, "cache_seqlens: 13 keys, accepted at most 12 in all"),
+    (
+        "rows", {"cache_seqlens": entry(1, 11)}, ValueError,
+        "k: 2 new keys after 11, accepted at most 12 in all, the cache's room",
+    ),
+    (
+        "rows", {"cache_seqlens": 13, "k": None, "v": None}, ValueError,
+        "cache_seqlens: 13 keys, accepted at most 12 in all",
+    ),
     ("rows", {"cache_batch_idx": entry(0, -1)}, ValueError, "cache_batch_idx: -1, accepted 0 .. 2"),
     ("rows", {"cache_batch_idx": entry(0, 3)}, ValueError, "cache_batch_idx: 3, accepted 0 .. 2"),
     ("rows", {"cache_leftpad": torch.tensor([0, -2])}, ValueError, "cache_leftpad: -2, accepted 0 and more"),
@@ -529,10 +551,12 @@ REFUSED_CACHES = [
     ("rows", {"q": lambda t: t[:, :, :3]}, ValueError, "k: 2 heads with q's 3"),
     ("rows", {"softmax_scale": math.nan}, ValueError, "scale: "),
     ("rows", {"alibi_slopes": torch.ones(3)}, ValueError, "alibi_slopes: "),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout, changes, error, message", REFUSED_CACHES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    "layout, changes, error, message", REFUSED_CACHES, ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_kvcache_is_untouched_by_what_is_refused(device, layout, changes, error, message):
     call = {n: x.to(device) if torch.is_tensor(x) else x for n, x in cache_call(layout, **changes).items()}
     before = call["k_cache"].clone(), call["v_cache"].clone()
@@ -622,7 +646,7 @@ def test_kvcache_drops_what_is_out_of_range_under_capture(device, where, monkeyp
 
 @pytest.mark.parametrize("layout", ["pages", "rows"])
 def test_kvcache_reads_nothing_back_under_capture(layout, monkeypatch):
-    """Tensors that hold nothing stand for those of a captured stream: neither can be read back."""
+    """Tensors without data replace those of a captured stream: neither can be read back."""
     monkeypatch.setattr(_extent, "_capturing", lambda tensor: True)
     call = cache_call(layout, **angles_of(64))
     if layout == "rows":
@@ -635,7 +659,7 @@ def test_kvcache_reads_nothing_back_under_capture(layout, monkeypatch):
 
 
 def test_kvcache_in_a_compiled_program():
-    """In one graph: nothing asks what a tensor holds."""
+    """In one graph: no value of a tensor is read."""
     q, new = random(2, 1, 4, 16, seed=1, requires_grad=False), random(2, 1, 2, 16, seed=2, requires_grad=False)
     used, leftpad = (torch.tensor(t, dtype=torch.int32) for t in ([5, 9], [2, 0]))
     results = []
@@ -700,7 +724,7 @@ def test_never_shadows_by_surprise(tmp_path):
     assert run_python(program, path, TESSERA_FLASH_ATTN="1").stdout == "2.8.4\n"
 
 
-# ---- what programs hand over -----------------------------------------------------------------------------------------
+# ---- calls of existing programs --------------------------------------------------------------------------------------
 
 
 def _graphs_of(function, calls, **options):

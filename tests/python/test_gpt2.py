@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-_spec = importlib.util.spec_from_file_location("gpt2_train", Path(__file__).resolve().parents[2] / "examples/gpt2/train.py")
+_spec = importlib.util.spec_from_file_location(
+    "gpt2_train", Path(__file__).resolve().parents[2] / "examples/gpt2/train.py"
+)
 train = importlib.util.module_from_spec(_spec)  # pathfinder's is called train, too
 _spec.loader.exec_module(train)
 
@@ -48,7 +50,9 @@ def test_tessera_is_what_runs(monkeypatch):
     assert len(calls) >= 4 * train.SIZES["tiny"][0]
 
 
-@pytest.mark.parametrize("flags", (("--length", "1"), ("--dropout", "1"), ("--text", "nowhere"), ("--attention", "flash")))
+@pytest.mark.parametrize(
+    "flags", (("--length", "1"), ("--dropout", "1"), ("--text", "nowhere"), ("--attention", "flash"))
+)
 def test_says_what_is_wrong(flags, capsys):
     with pytest.raises(SystemExit):
         train.parse([*SMALL, *flags])

@@ -21,7 +21,9 @@ def cells(*seconds, peer=None):
 
 
 def test_ratios():
-    text = variants.summary({variants.HERE: [cells(2.0, 4.0), cells(2.0, 4.0)], "q": [cells(1.0, 4.0), cells(1.0, 4.0)]})
+    text = variants.summary(
+        {variants.HERE: [cells(2.0, 4.0), cells(2.0, 4.0)], "q": [cells(1.0, 4.0), cells(1.0, 4.0)]}
+    )
     lines = text.splitlines()
     assert lines[1].split() == ["cell", "0", "2.0000"] and lines[2].split() == ["cell", "1", "1.0000"]
     assert lines[3].split() == ["all", "1.4142"]

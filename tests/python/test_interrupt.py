@@ -114,7 +114,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_daemon_thread_in_a_call_leaves_quietly(call):
-    """Before Python 3.14 a thread that takes the lock while the interpreter ends is unwound, through destructors."""
+    """Before Python 3.14, a thread that acquires the GIL while the interpreter ends is unwound, through destructors."""
     program = textwrap.dedent(f"""
         import threading, time, numpy as np, tessera
         q = np.zeros((1, 3000, 4, 64), np.float32)

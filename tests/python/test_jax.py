@@ -1,9 +1,14 @@
 """tessera.attention on JAX arrays, if JAX is installed."""
 
+import functools
 import os
+import re
 import sys
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# XLA's own code is compiled without optimisation: the tests compile hundreds of programs, and run each once.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+)  # fmt: skip
 
 import numpy as np
 import pytest
@@ -34,7 +39,7 @@ def test_the_same_as_numpy(random, dtype):
 
 
 @pytest.mark.skipif(
-    len(jax.devices("cpu")) < 2, reason="JAX has one CPU (XLA_FLAGS=--xla_force_host_platform_device_count=2)"
+    len(jax.devices("cpu")) < 2, reason="JAX has one CPU (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
 )
 def test_an_array_on_several_devices(random):
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], "b")
@@ -73,7 +78,9 @@ def normal(random, *shape, dtype="float32"):
 
 
 def dense(random, dtype="float32", batch=2, sq=37, sk=45, heads=4, heads_kv=2, size=16):
-    return tuple(normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv)))
+    return tuple(
+        normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv))
+    )
 
 
 def equal(ours, other):
@@ -110,7 +117,9 @@ NAMES = tuple(options_of(np.random.default_rng(0)))
 def test_every_option_is_tried(random):
     tried = {name for options in options_of(random).values() for name in options}
     elsewhere = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "page_table", "page_indptr", "layout"}
-    elsewhere |= {"page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state"}
+    elsewhere |= {
+        "page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state",
+    }  # fmt: skip
     fields = {f["name"] for f in tessera._core.option_fields() if f["kind"] != "backward tensor"}
     assert fields - {"openmp", "lse_low"} == tried | elsewhere
     import inspect
@@ -167,7 +176,7 @@ def test_heads_first_under_jit(random):
         equal(a, b)
     for bias in (normal(random, 1, 4, 1, 1), normal(random, 37, 1)):
         gradient = jax.grad(lambda b: attention(*arrays, bias=b, layout="bhsd", return_lse=True)[1].sum())(bias)
-        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one for each row, whose weights add up to 1
+        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one per row, since its weights sum to 1
 
 
 def test_packed_paged_trees_and_prefixes(random):
@@ -306,7 +315,9 @@ def test_errors_of_data_and_of_derivatives(random):
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda q: attention(q, k, v), (q,), (q,))
     slopes = np.ones(4, np.float32)
-    with pytest.raises(NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"):
+    with pytest.raises(
+        NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"
+    ):
         jax.grad(lambda s: attention(q, k, v, alibi_slopes=s).sum())(slopes)
     jax.grad(lambda q: attention(q, k, v, alibi_slopes=slopes).sum())(q)
 
@@ -329,7 +340,9 @@ def test_shard_map_over_batch_heads_and_queries(random):
     batch, heads, whole = (jax.sharding.PartitionSpec(*axes) for axes in (("shards",), (None, None, "shards"), ()))
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("shards",))
     for specs in ((batch,) * 3, (heads,) * 3, (jax.sharding.PartitionSpec(None, "shards"), whole, whole)):
-        run = shard_map(lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0])
+        run = shard_map(
+            lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0]
+        )
         alone = lambda *x: attention(*x, causal=specs[1] != whole)  # noqa: E731
         given = arrays if specs[1] != whole else (arrays[0][:, :36], *arrays[1:])
         np.testing.assert_allclose(jax.jit(run)(*given), alone(*given), atol=1e-6)
@@ -337,6 +350,411 @@ def test_shard_map_over_batch_heads_and_queries(random):
         expected = jax.grad(lambda *x: jnp.sin(alone(*x)).sum(), argnums=(0, 1, 2))(*given)
         for a, b in zip(gradient, expected):
             np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- jit with sharded arrays ----------------------------------------------------------------------------------------
+
+P, NamedSharding = jax.sharding.PartitionSpec, jax.sharding.NamedSharding
+four_devices = pytest.mark.skipif(
+    len(jax.devices("cpu")) < 4, reason="JAX has fewer than 4 CPUs (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
+)
+
+
+def mesh_of(**axes):
+    count = int(np.prod([*axes.values()]))
+    return jax.sharding.Mesh(np.array(jax.devices("cpu")[:count]).reshape(*axes.values()), tuple(axes))
+
+
+def collectives(compiled):
+    names = r" (all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter)[a-z-]*\("
+    return set(re.findall(names, compiled.as_text()))
+
+
+def divided_cases(random):
+    """name -> heads, KV heads, how q and k are divided, options, what the gradient exchanges."""
+    slopes, lengths = normal(random, 4, 4), np.array([45, 3, 11, 20], np.int32)
+    mask, bias = random.random((4, 1, 37, 45)) < 0.7, normal(random, 1, 4, 37, 45)
+    both, batch, heads = P("x", None, "y"), P(("x", "y")), P(None, None, ("x", "y"))
+    return {
+        "batch and heads": (4, 4, both, both, {"causal": True}, set()),
+        "grouped heads": (8, 2, both, both, {"causal": True, "window": (9, -1)}, set()),
+        "batch": (4, 2, batch, batch, {"seqused_k": lengths, "alibi_slopes": slopes, "mask": mask}, set()),
+        "heads": (4, 4, heads, heads, {"causal": True, "softcap": 3.0}, set()),
+        "one KV head": (4, 1, both, P("x"), {"causal": True}, {"all-reduce"}),
+        "bias and sink": (4, 2, both, both, {"bias": bias, "sink": normal(random, 4)}, {"all-reduce"}),
+        "bias of keys": (4, 2, both, both, {"bias": normal(random, 45)}, {"all-reduce"}),
+        "bias of each": (4, 2, both, both, {"bias": normal(random, 4, 4, 37, 45)}, set()),
+        "heads first": (4, 2, P("x", "y"), P("x", "y"), {"layout": "bhsd", "causal": True}, set()),
+    }
+
+
+@four_devices
+@pytest.mark.parametrize("shardy", (True, False), ids=("Shardy", "GSPMD"))
+@pytest.mark.parametrize("name", tuple(divided_cases(np.random.default_rng(0))))
+def test_sharded_arrays_are_not_gathered(random, name, shardy):
+    """Values and gradients of one device, without an exchange but the sums of what all devices read."""
+    heads, heads_kv, of_q, of_k, options, exchanged = divided_cases(random)[name]
+    arrays = dense(random, batch=4, heads=heads, heads_kv=heads_kv)
+    if options.get("layout") == "bhsd":
+        arrays = tuple(np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays)
+    tensors = {n: x for n, x in options.items() if isinstance(x, np.ndarray)}
+    values = {n: x for n, x in options.items() if n not in tensors}
+    floating = {n: x for n, x in tensors.items() if n in ("bias", "sink")}
+
+    def run(arrays, floating):
+        return attention(*arrays, return_lse=True, **{**tensors, **floating}, **values)
+
+    def loss(arrays, floating):
+        o, lse = run(arrays, floating)
+        return jnp.sin(o).sum() + lse.sum()
+
+    mesh = mesh_of(x=2, y=2)
+    placed = tuple(jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, (of_q, of_k, of_k)))
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", shardy)
+    try:
+        forward = jax.jit(run).lower(placed, floating).compile()
+        backward = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(placed, floating).compile()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    assert collectives(forward) == set() and collectives(backward) == exchanged
+    o, lse = forward(placed, floating)
+    assert o.sharding.is_equivalent_to(NamedSharding(mesh, of_q), 4)
+    for a, b in zip((o, lse), run(arrays, floating)):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    gradients = backward(placed, floating)
+    for x, s in zip(gradients[0], (of_q, of_k, of_k)):
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, s), 4)
+    expected = jax.grad(loss, argnums=(0, 1))(arrays, floating)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), gradients, expected)
+
+
+@four_devices
+def test_sharded_pages_packed_sequences_and_vmap(random):
+    mesh = mesh_of(x=2, y=2)
+
+    def check(function, *pairs):
+        arrays = [x for x, _ in pairs]
+        placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
+        compiled = jax.jit(function).lower(*placed).compile()
+        assert collectives(compiled) == set()
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), compiled(*placed), function(*arrays))
+
+    pages, tables = normal(random, 5, 4, 2, 16), np.array([[0, 1], [2, 3], [4, 0], [1, 2]], np.int32)
+    paged = lambda q, k, v, table, n: attention(q, k, v, page_table=table, seqused_k=n)  # noqa: E731
+    lengths, of_pages = np.array([5, 6, 7, 8], np.int32), P(None, None, "y")
+    queries = normal(random, 4, 1, 4, 16)
+    numbers = (tables, P("x")), (lengths, P("x"))
+    check(paged, (queries, P("x", None, "y")), (pages, of_pages), (pages + 1, of_pages), *numbers)
+
+    cu = {"cu_seqlens_q": np.array([0, 3, 37], np.int32), "cu_seqlens_k": np.array([0, 20, 45], np.int32)}
+    q, k, v = dense(random, batch=4)
+    packed = jax.grad(lambda q, k, v: jnp.sin(attention(q, k, v, causal=True, **cu)).sum(), argnums=(0, 1, 2))
+    check(packed, *((x[0], P(None, "y")) for x in (q, k, v)))
+
+    mapped = jax.vmap(lambda q, k, v: attention(q, k, v, causal=True))
+    check(mapped, *((np.stack([x, x + 1]), P("x", None, None, "y")) for x in (q, k, v)))
+
+
+@four_devices
+def test_what_cannot_be_divided_is_gathered(random):
+    """And right: dropout, whose bits are of global places, heads that devices do not divide, and a batch of 3."""
+    q, k, v = dense(random, batch=4)
+    mesh = mesh_of(x=2, y=2)
+    place = lambda spec, *arrays: [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]  # noqa: E731
+    dropped = lambda *x: attention(*x, dropout_p=0.3, dropout_seed=3)  # noqa: E731
+    equal(jax.jit(dropped)(*place(P("x"), q, k, v)), dropped(q, k, v))
+    causal = lambda *x: attention(*x, causal=True)  # noqa: E731
+    equal(jax.jit(causal)(*place(P(None, None, ("x", "y")), q), k, v), causal(q, k, v))
+
+    def of_three(q, k, v):
+        q = jax.lax.with_sharding_constraint(q, NamedSharding(mesh, P("x")))
+        return jax.grad(lambda q, k: causal(q, k, v).sum(), argnums=(0, 1))(q, k)
+
+    three = [x[:3] for x in (q, k, v)]
+    expected = jax.grad(lambda q, k: causal(q, k, three[2]).sum(), argnums=(0, 1))(*three[:2])
+    for a, b in zip(jax.jit(of_three)(*place(P(), *three)), expected):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- ring_attention -------------------------------------------------------------------------------------------------
+
+
+def shard_mapped(function, **specs):
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None:
+        from jax.experimental.shard_map import shard_map
+    return shard_map(function, **specs)
+
+
+def ring_of(ranks, layout, length, return_lse=True, **options):
+    """ring_attention of whole arrays: (q, k, v) or (q, k, v, sink) -> o, lse, rows in order."""
+    positions = tessera.jax.ring_positions(length, ranks, layout)
+    order = np.argsort(positions)
+    rows, of_lse = P(None, "ring"), P(None, None, "ring")
+
+    def on_each(q, k, v, *sink):
+        given = dict(zip(("sink",), sink))
+        return tessera.jax.ring_attention(
+            q, k, v, axis_name="ring", layout=layout, return_lse=return_lse, **given, **options
+        )
+
+    def run(q, k, v, *sink):
+        specs = (rows,) * 3 + (P(),) * len(sink)
+        outputs = (rows, of_lse) if return_lse else rows
+        mapped = shard_mapped(on_each, mesh=mesh_of(ring=ranks), in_specs=specs, out_specs=outputs)
+        out = mapped(*(x[:, positions] for x in (q, k, v)), *sink)
+        return (out[0][:, order], out[1][:, :, order]) if return_lse else out[:, order]
+
+    return run
+
+
+RINGS = {
+    "causal": {"causal": True},
+    "full": {},
+    "window": {"causal": True, "window": (9, -1)},
+    "both sides": {"window": (5, 3)},
+    "sink": {"causal": True, "softcap": 5.0, "scale": 0.3, "sink": True},
+}
+
+
+def errors_of(ours, exact):
+    return [float(np.max(np.abs(np.asarray(a, np.float64) - b))) for a, b in zip(ours, exact)]
+
+
+@four_devices
+@pytest.mark.parametrize(
+    "name, layout, ranks",
+    [(name, "contiguous", 4) for name in RINGS] + [(name, "zig_zag", 2) for name in RINGS]
+    + [("causal", "contiguous", 2), ("causal", "zig_zag", 4)],
+)  # fmt: skip
+def test_a_ring_is_one_device(random, name, layout, ranks):
+    """O, LSE and gradients against float64: as close as those of one device."""
+    options = dict(RINGS[name])
+    arrays = list(dense(random, sq=40, sk=40))
+    if options.pop("sink", False):
+        arrays.append(normal(random, 4))
+    d_o, d_lse = normal(random, 2, 40, 4, 16), normal(random, 2, 4, 40)
+
+    def all_of(run):
+        def both(*arrays):
+            out, pull = jax.vjp(run, *arrays)
+            return out, pull((d_o, d_lse))
+
+        (o, lse), gradients = jax.jit(both)(*arrays)
+        return [o, lse, *gradients]
+
+    def alone(q, k, v, *sink):
+        return attention(q, k, v, return_lse=True, **dict(zip(("sink",), sink)), **options)
+
+    wide, given = [x.astype(np.float64) for x in arrays[:3]], dict(zip(("sink",), arrays[3:]))
+    o, lse = tessera.attention(*wide, return_lse=True, **given, **options)
+    wanted = {"grad_sink": True} if given else {}
+    gradients = tessera.attention_backward(
+        *wide, o, lse, d_o.astype(np.float64), d_lse=d_lse, **wanted, **given, **options
+    )
+    exact = [o, lse, *gradients[:3], *([gradients.d_sink] if given else [])]
+    of_ring = errors_of(all_of(ring_of(ranks, layout, 40, **options)), exact)
+    for ours, one in zip(of_ring, errors_of(all_of(alone), exact)):
+        assert ours <= 2 * one + 1e-6
+
+
+@four_devices
+@pytest.mark.parametrize("layout", ("contiguous", "zig_zag"))
+def test_a_ring_merges_scores_that_share_a_large_number(random, layout):
+    """Scores of 2^20, exact in float32, whose LSE float32 rounds to 1/8: merged with what the rounding leaves out."""
+    q, k = (random.integers(-2, 3, (1, 32, 2, 16)).astype(np.float32) for _ in "qk")
+    v, d_o = normal(random, 1, 32, 2, 16), normal(random, 1, 32, 2, 16)
+    q[..., 0] = k[..., 0] = 2048
+    scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k) / 4
+    scores = np.where(np.tri(32, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    o = np.einsum("bhqk,bkhd->bqhd", p, v)
+    d_p = np.einsum("bqhd,bkhd->bhqk", d_o, v)
+    d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) / 4
+    exact = [o, np.einsum("bhqk,bkhd->bqhd", d_s, k), np.einsum("bhqk,bqhd->bkhd", d_s, q)]
+    run = ring_of(4, layout, 32, return_lse=False, causal=True)
+    ours, pull = jax.vjp(jax.jit(run), q, k, v)
+    d_q, d_k, d_v = pull(d_o)
+    for a, b in zip((ours, d_q[..., 1:], d_k[..., 1:]), (exact[0], exact[1][..., 1:], exact[2][..., 1:])):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    np.testing.assert_allclose(d_v, np.einsum("bhqk,bqhd->bkhd", p, d_o), atol=2e-5)
+
+
+@four_devices
+def test_a_ring_sends_keys_to_those_that_see_them(random):
+    """A narrow window's keys travel one place, all rows of keys N - 1: no gather. Batch and heads on other axes."""
+    arrays = dense(random, sq=40, sk=40)
+
+    def permutes(layout, **options):
+        compiled = jax.jit(ring_of(4, layout, 40, return_lse=False, **options)).lower(*arrays).compile()
+        return compiled.as_text().count(" collective-permute(") + compiled.as_text().count(" collective-permute-start(")
+
+    narrow, causal = permutes("contiguous", window=(9, -1), causal=True), permutes("contiguous", causal=True)
+    assert (narrow, causal) == (2, 6)
+
+    mesh, rows = mesh_of(x=2, ring=2), P("x", "ring")
+    attend = functools.partial(tessera.jax.ring_attention, axis_name="ring", causal=True)
+    run = jax.jit(shard_mapped(attend, mesh=mesh, in_specs=rows, out_specs=rows))
+    compiled = run.lower(*(jax.device_put(x, NamedSharding(mesh, rows)) for x in arrays)).compile()
+    assert collectives(compiled) == {"collective-permute"}
+    np.testing.assert_allclose(run(*arrays), attention(*arrays, causal=True), atol=2e-6)
+
+
+@four_devices
+def test_a_ring_of_bfloat16_and_its_transformations(random):
+    """vmap and checkpoint of a ring; parts are rounded to bfloat16, their sum once more."""
+    arrays = dense(random, "bfloat16", sq=40, sk=40)
+    run = ring_of(4, "zig_zag", 40, return_lse=False, causal=True)
+    exact = tessera.attention(*(x.astype(np.float64) for x in arrays), causal=True)
+    ours = jax.jit(run)(*arrays)
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=2**-8 * np.abs(exact).max())
+    stack = [np.stack([x, -x]) for x in arrays]
+    equal(jax.jit(jax.vmap(run))(*stack)[1], jax.jit(run)(*(x[1] for x in stack)))
+    loss = lambda q: jnp.sin(run(q, *arrays[1:]).astype(np.float32)).sum()  # noqa: E731
+    equal(jax.jit(jax.grad(jax.checkpoint(loss)))(arrays[0]), jax.jit(jax.grad(loss))(arrays[0]))
+
+
+def test_what_a_ring_refuses(random):
+    arrays = dense(random, sq=40, sk=40)
+
+    def refused(text, arrays=arrays, **options):
+        attend = functools.partial(tessera.jax.ring_attention, axis_name="ring", **options)
+        rows = P(None, "ring")
+        with pytest.raises(tessera.Error, match=text):
+            jax.jit(shard_mapped(attend, mesh=mesh_of(ring=2), in_specs=rows, out_specs=rows)).lower(*arrays)
+
+    positions = "not accepted by ring_attention, whose calls see a part of the rows"
+    refused(f"^bias: {positions}", bias=normal(random, 1, 4, 20, 20))
+    refused(f"^mask: {positions}", mask=np.ones((20, 20), bool))
+    refused(f"^alibi_slopes: {positions}", alibi_slopes=np.ones(4, np.float32))
+    refused(f"^dropout_p: {positions}", dropout_p=0.1, dropout_seed=1)
+    refused(f"^cu_seqlens_q: {positions}", cu_seqlens_q=np.array([0, 40], np.int32))
+    refused("^k: shape .2, 24, 2, 16., q has .2, 20, 4, 16.", arrays=dense(random, sq=40, sk=48))
+    refused("^window: .*, accepted a pair", window=3)
+    refused("^q: 21 rows on each device, accepted an even number", arrays=dense(random, sq=42, sk=42), layout="zig_zag")
+    with pytest.raises(TypeError, match="is_causal"):
+        jax.jit(ring_of(2, "contiguous", 40, is_causal=True)).lower(*arrays)
+    with pytest.raises(tessera.Error, match='^layout: "bhsd", accepted "contiguous" or "zig_zag"'):
+        tessera.jax.ring_attention(*arrays, axis_name="ring", layout="bhsd")
+    with pytest.raises(tessera.Error, match="^axis_name: 'ring', accepted an axis of the mesh"):
+        tessera.jax.ring_attention(*arrays, axis_name="ring")
+    with pytest.raises(tessera.Error, match="^length: 42, accepted a multiple of 4 for zig_zag on 2 devices"):
+        tessera.jax.ring_positions(42, 2)
+    equal(tessera.jax.ring_positions(8, 2), [0, 1, 6, 7, 2, 3, 4, 5])
+
+
+# ---- append ---------------------------------------------------------------------------------------------------------
+
+
+def appended(k, v, k_cache, v_cache, seqused_k, q=None, **options):
+    """As the library writes it: k_cache, v_cache, and q if it is given."""
+    k_cache, v_cache = k_cache.copy(), v_cache.copy()
+    q_out = None if q is None else np.empty_like(q)
+    tessera.append(k, v, k_cache, v_cache, seqused_k, q=q, q_out=q_out, **options)
+    return [x for x in (k_cache, v_cache, q_out) if x is not None]
+
+
+def caches(random, dtype="float32"):
+    """name -> k, v, k_cache, v_cache, seqused_k, and tensors by their names."""
+    new, pages = (normal(random, 2, 3, 2, 16, dtype=dtype) for _ in "kv"), (5, 8, 2, 16)
+    k, v = new
+    cos, sin = normal(random, 32, 8), normal(random, 32, 8)
+    rotated = {"q": normal(random, 2, 3, 4, 16, dtype=dtype), "cos": cos, "sin": sin}
+    cu, table = np.array([0, 1, 3], np.int32), np.array([[4, 0], [2, 1]], np.int32)
+    lengths, dense_cache = np.array([3, 12], np.int32), [normal(random, 2, 16, 2, 16, dtype=dtype) for _ in "kv"]
+    paged_cache = [normal(random, *pages, dtype=dtype) for _ in "kv"]
+    positions = {f"positions_{x}": np.array([[5, 6, 7], [0, 1, 31]], np.int32) for x in "qk"}
+    packed = {"cu_seqlens": cu, "page_table": table, **rotated, "q": rotated["q"][0]}
+    return {
+        "dense": (k, v, *dense_cache, lengths, {}),
+        "rotated": (k, v, *dense_cache, lengths, {**rotated, **positions}),
+        "pages": (k, v, *paged_cache, lengths, {"page_table": table, **rotated}),
+        "packed": (k[0], v[0], *paged_cache, lengths, packed),
+    }
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("name", ("dense", "rotated", "pages", "packed"))
+def test_append_writes_where_the_cache_is(random, name, dtype):
+    """The library's bits; under jit with donated caches in the caches' own memory, and without a copy."""
+    *arrays, tensors = caches(random, dtype)[name]
+    expected = appended(*arrays, **tensors)
+    for a, b in zip(tessera.jax.append(*arrays, **tensors), expected):
+        equal(a, b)
+    k, v, k_cache, v_cache, seqused_k = (jnp.array(x) for x in arrays)
+    step = jax.jit(tessera.jax.append, donate_argnames=("k_cache", "v_cache"))
+    compiled = step.lower(k, v, k_cache, v_cache, seqused_k, **tensors).compile().as_text()
+    assert " copy(" not in compiled and "output_to_operand_aliasing" in compiled
+    before = [x.unsafe_buffer_pointer() for x in (k_cache, v_cache)]
+    out = step(k, v, k_cache=k_cache, v_cache=v_cache, seqused_k=seqused_k, **tensors)
+    assert [x.unsafe_buffer_pointer() for x in out[:2]] == before
+    assert k_cache.is_deleted() and v_cache.is_deleted()
+    for a, b in zip(out, expected):
+        equal(a, b)
+    kept = [jnp.array(x) for x in arrays]  # without donation the caches that are given stay as they are
+    jax.jit(tessera.jax.append)(*kept, **tensors).k_cache.block_until_ready()
+    for a, b in zip(kept, arrays):
+        equal(a, b)
+
+
+def test_append_and_attention_decode(random):
+    """A loop of steps whose cache is its carry, which is not copied: each token attends to all before it."""
+    q, k, v = dense(random, sq=6, sk=6)
+    cos, sin = np.ones((8, 8), np.float32), np.zeros((8, 8), np.float32)
+
+    def step(cache, new):
+        q, k, v, n = new
+        lengths = jnp.full(2, n + 1, np.int32)
+        out = tessera.jax.append(k[:, None], v[:, None], *cache, lengths, q=q[:, None], cos=cos, sin=sin)
+        return out[:2], attention(out.q, *out[:2], seqused_k=lengths, causal=True)[:, 0]
+
+    news = (*(jnp.swapaxes(x, 0, 1) for x in (q, k, v)), jnp.arange(6))
+    cache = tuple(jnp.zeros((2, 8, 2, 16)) for _ in "kv")
+    loop = jax.jit(lambda cache, news: jax.lax.scan(step, cache, news), donate_argnums=0).lower(cache, news).compile()
+    assert not re.search(r"f32\[2,8,2,16\]\S* copy\(", loop.as_text())
+    _, o = loop(cache, news)
+    np.testing.assert_allclose(jnp.swapaxes(o, 0, 1), attention(q, k, v, causal=True), atol=2e-6)
+
+
+def test_append_under_vmap_and_refusals(random):
+    *arrays, tensors = caches(random)["rotated"]
+    k, v, k_cache, v_cache, lengths = arrays
+    mapped = jax.vmap(lambda k, cache: tessera.jax.append(k, v, cache, v_cache, lengths))
+    out = mapped(np.stack([k, k + 1]), np.stack([k_cache, -k_cache]))
+    for a, b in zip(out, appended(k + 1, v, -k_cache, v_cache, lengths)):
+        equal(a[1], b)
+    with pytest.raises(tessera.Error, match="^k_cache: dtype float16"):
+        jax.jit(tessera.jax.append).lower(k, v, k_cache.astype(np.float16), v_cache, lengths)
+    with pytest.raises(tessera.Error, match="^v: list, accepted an array"):
+        tessera.jax.append(k, [1.0], k_cache, v_cache, lengths)
+    with pytest.raises(tessera.Error, match="^sin: "):
+        jax.jit(tessera.jax.append).lower(*arrays, cos=tensors["cos"])
+    with pytest.raises(Exception, match="seqused_k"):  # XLA's status, with the one line
+        jax.block_until_ready(jax.jit(tessera.jax.append)(k, v, k_cache, v_cache, 9 * lengths))
+    with pytest.raises(NotImplementedError, match="tessera.jax.append: a gradient was asked for"):
+        jax.grad(lambda k: tessera.jax.append(k, v, k_cache, v_cache, lengths).k_cache.sum())(k)
+
+
+@four_devices
+@pytest.mark.parametrize("name", ("rotated", "pages", "packed"))
+def test_a_sharded_cache_is_not_gathered(random, name):
+    *arrays, tensors = caches(random)[name]
+    mesh = mesh_of(x=2, y=2)
+    by_heads, by_both = P(None, None, "y"), P("x", None, "y")
+    of_new = {"rotated": by_both, "pages": by_heads, "packed": P(None, "y")}[name]
+    of_cache = by_both if name == "rotated" else by_heads
+    place = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
+    placed = [place(x, spec) for x, spec in zip(arrays, (of_new, of_new, of_cache, of_cache, P()))]
+    placed_tensors = {**tensors, "q": place(tensors["q"], of_new)}
+    step = jax.jit(tessera.jax.append, donate_argnames=("k_cache", "v_cache"))
+    assert collectives(step.lower(*placed, **placed_tensors).compile()) == set()
+    out = step(*placed, **placed_tensors)
+    assert out.k_cache.sharding.is_equivalent_to(NamedSharding(mesh, of_cache), 4)
+    for a, b in zip(out, appended(*arrays, **tensors)):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 # ---- jax.nn.dot_product_attention -----------------------------------------------------------------------------------
@@ -348,14 +766,22 @@ NN = {
     "window": {"local_window_size": (6, 3), "is_causal": True},
     "window of one": {"local_window_size": 5, "mask": np.ones((1, 1, 1, 45), bool)},
     "lengths": {"key_value_seq_lengths": np.array([45, 20], np.int32)},
-    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32), "key_value_seq_lengths": np.array([7, 45], np.int32)},
+    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32),
+                     "key_value_seq_lengths": np.array([7, 45], np.int32)},
     "causal lengths": {"is_causal": True, "query_seq_lengths": np.array([12, 37], np.int32),
                        "key_value_seq_lengths": np.array([7, 45], np.int32)},
+    "window and lengths": {"local_window_size": (3, 2), "is_causal": True,
+                           "query_seq_lengths": np.array([20, 37], np.int32),
+                           "key_value_seq_lengths": np.array([20, 45], np.int32)},
+    "mask and lengths": {"mask": np.tril(np.ones((1, 1, 37, 45), bool)),
+                         "query_seq_lengths": np.array([18, 9], np.int32),
+                         "key_value_seq_lengths": np.array([11, 22], np.int32)},
+    "mask of keys": {"mask": np.arange(45) < 23},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-@pytest.mark.parametrize("name", (*NN, "bias", "bias of bfloat16", "mask", "bias of queries"))
+@pytest.mark.parametrize("name", (*NN, "bias", "bias of bfloat16", "mask", "bias of queries", "bias, causal"))
 def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
     """Values and gradients in float64's place: those of XLA in float32."""
     arrays = dense(random, dtype)
@@ -363,6 +789,8 @@ def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
     if name.startswith("bias"):
         shape = (1, 1, 37, 1) if name.endswith("queries") else (1, 4, 37, 45)
         options["bias"] = normal(random, *shape, dtype="bfloat16" if name.endswith("bfloat16") else "float32")
+    if name == "bias, causal":
+        options["is_causal"] = True
     if name == "mask":
         options["mask"] = random.random((2, 1, 37, 45)) < 0.7
     bias = options.pop("bias", None)
@@ -376,7 +804,8 @@ def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
         return jax.value_and_grad(loss, argnums=(0,) if bias is None else (0, 1), has_aux=True)(arrays, bias)
 
     wide = tuple(x.astype(np.float32) for x in arrays)
-    (_, o), gradients = jax.jit(lambda *x: run(tessera.jax.dot_product_attention, *x))(arrays, bias)
+    with jax.numpy_rank_promotion("raise"):
+        (_, o), gradients = jax.jit(lambda *x: run(tessera.jax.dot_product_attention, *x))(arrays, bias)
     (_, exact), others = run(jax.nn.dot_product_attention, wide, None if bias is None else bias.astype(np.float32))
     assert o.dtype == arrays[0].dtype and o.shape == exact.shape
     limit = 4e-2 if "bfloat16" in (dtype, *name.split()) else 2e-5
@@ -394,6 +823,40 @@ def test_residuals_and_three_axes(random):
     scores = np.einsum("tnh,snh->tns", q, np.repeat(k, 2, axis=1)) / 4
     scores = np.where(np.arange(45) <= np.arange(37)[:, None, None], scores, -np.inf)
     np.testing.assert_allclose(lse, np.log(np.exp(scores).sum(-1)), atol=1e-5)
+
+
+def test_a_residual_is_jax_nn_s(random):
+    """The dtype of key, and no gradient."""
+    arrays = dense(random, "float16", heads_kv=4)
+    d_o, d_lse = normal(random, 2, 37, 4, 16, dtype="float16"), normal(random, 2, 37, 4, dtype="float16")
+    run = lambda *x: tessera.jax.dot_product_attention(*x, return_residual=True)  # noqa: E731
+    (o, lse), pull = jax.vjp(run, *arrays)
+    assert lse.dtype == np.float16
+    equal(lse, np.swapaxes(attention(*arrays, return_lse=True)[1], 1, 2).astype(np.float16))
+    for a, b in zip(pull((d_o, d_lse)), jax.vjp(lambda *x: run(*x)[0], *arrays)[1](d_o)):
+        equal(a, b)
+
+
+def test_transformations_of_dot_product_attention(random):
+    """vmap over some of the arguments, a shared bias's gradient, and a Jacobian, where only cotangents are mapped."""
+    q, k, v = dense(random, batch=2, sq=4, sk=6, size=8)
+    bias, mask = normal(random, 1, 4, 4, 6), np.ones((1, 1, 6), bool)
+    stack = np.stack([q, q + 1, q - 1])
+
+    def mapped(function):
+        gradient = jax.grad(lambda q, bias: jnp.sin(function(q, k, v, bias, mask)).sum(), argnums=(0, 1))
+        return (
+            jax.vmap(function, (0, None, None, None, None))(stack, k, v, bias, mask),
+            jax.vmap(gradient, (0, None))(stack, bias),
+            jax.jacobian(lambda q: function(q, k, v, is_causal=True))(q),
+            jax.jacobian(lambda bias: function(q, k, v, bias))(bias),
+        )
+
+    ours, other = (
+        jax.jit(functools.partial(mapped, f))()
+        for f in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), ours, other)
 
 
 def test_errors_are_jax_nn_s(random):
@@ -459,8 +922,13 @@ def test_a_transformer_trains_alike(random):
     data = random.integers(0, words, (8, length))
 
     def parameters():
-        draw = lambda *shape: jnp.array(np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32)  # noqa: E731
-        layer = lambda: {"qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width), "down": draw(2 * width, width)}  # noqa: E731, E501
+        draw = lambda *shape: jnp.array(
+            np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32
+        )  # noqa: E731
+        layer = lambda: {
+            "qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width),
+            "down": draw(2 * width, width),
+        }  # noqa: E731, E501  # fmt: skip
         return {"words": draw(words, width), "places": draw(length, width), "layers": [layer(), layer()]}
 
     def loss(attend, p, data):

@@ -52,7 +52,7 @@ def on_cpu(make_mask):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process(tmp_path_factory):
-    """A group of one, and what Megatron asks CUDA for on the CPU."""
+    """A group of one, and replacements on the CPU for Megatron's CUDA calls."""
     patch = pytest.MonkeyPatch()
     store = tmp_path_factory.mktemp("store") / "store"
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
@@ -153,7 +153,9 @@ def test_a_mask_hides(calls):
     assert len(calls) == 2 and all("mask" in options for options in calls)
     torch.testing.assert_close(our_loss, loss, rtol=1e-6, atol=0)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(our_gradients[name], gradient, rtol=0, atol=2e-6 * float(gradient.abs().max()), msg=name)
+        torch.testing.assert_close(
+            our_gradients[name], gradient, rtol=0, atol=2e-6 * float(gradient.abs().max()), msg=name
+        )
 
 
 def core(attn_mask_type=AttnMaskType.causal, **options):
@@ -166,7 +168,9 @@ def test_packed_sequences(calls):
     lengths = [7, 1, 12]
     q, k, v = (torch.randn(sum(lengths), heads, 16, generator=random) for heads in (6, 2, 2))
     offsets = torch.tensor([0, 7, 8, 20], dtype=torch.int32)
-    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=12, max_seqlen_kv=12)
+    params = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=12, max_seqlen_kv=12
+    )
     module = core()
     o = module(q, k, v, None, attn_mask_type=AttnMaskType.padding_causal, packed_seq_params=params)
     assert o.shape == (20, 96)
@@ -225,7 +229,9 @@ def decode(gpt, prompt=33):
     logits = []
     with torch.no_grad():
         for begin, end in ((0, prompt), *((at, at + 1) for at in range(prompt, LENGTH))):
-            part = gpt(ids[:, begin:end], positions[:, begin:end], None, inference_context=context, runtime_gather_output=True)
+            part = gpt(
+                ids[:, begin:end], positions[:, begin:end], None, inference_context=context, runtime_gather_output=True
+            )
             logits.append(part[:, -1])
             context.sequence_len_offset = end
             context.enable_decode_mode()

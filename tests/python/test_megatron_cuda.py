@@ -62,9 +62,13 @@ def model(spec, dtype):
     config = TransformerConfig(
         num_layers=LAYERS, hidden_size=256, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=128,
         use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0, masked_softmax_fusion=False,
-        attention_softmax_in_fp32=True, bias_dropout_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
+        attention_softmax_in_fp32=True, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
         params_dtype=dtype, bf16=dtype == torch.bfloat16)  # fmt: skip
-    gpt = GPTModel(config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=256, position_embedding_type="rope")
+    gpt = GPTModel(
+        config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=256,
+        position_embedding_type="rope",
+    )  # fmt: skip
     return gpt.cuda().to(dtype)
 
 
@@ -102,7 +106,7 @@ def test_a_training_step(dtype, calls):
     our_loss, our_gradients = step(ours)
     assert len(calls) == LAYERS and all(options["causal"] for options in calls)
     exact = gradients
-    # The same weights without their rounding on the way: what either's error is held against.
+    # The same weights before rounding: the reference for both errors.
     if dtype != torch.float32:
         precise, _ = pair(torch.float32)
         precise.load_state_dict(own.state_dict())
@@ -121,7 +125,9 @@ def decode(gpt, prompt):
     context, logits = StaticInferenceContext(BATCH, LENGTH), []
     with torch.no_grad():
         for begin, end in ((0, prompt), *((at, at + 1) for at in range(prompt, LENGTH))):
-            part = gpt(ids[:, begin:end], positions[:, begin:end], None, inference_context=context, runtime_gather_output=True)
+            part = gpt(
+                ids[:, begin:end], positions[:, begin:end], None, inference_context=context, runtime_gather_output=True
+            )
             logits.append(part[:, -1])
             context.sequence_len_offset = end
             context.enable_decode_mode()

@@ -87,7 +87,7 @@ def test_transformer_encoder(device, calls, masked):
     compare_models(model, forward, calls, layers=2)
 
 
-# Eager, by the compiler's own code, and by its graphs alone, which takes a tenth of the time.
+# Eager, by the compiler's own code, and by its graphs alone, which needs a tenth of the time.
 @pytest.mark.parametrize("compiler", [None, "inductor", "aot_eager"])
 def test_vision_transformer(device, calls, compiler):
     torch.manual_seed(0)
@@ -121,6 +121,6 @@ def test_gpt2_of_transformers(device, calls, padded, compiler):
 
     def forward(model, dtype):
         logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        return logits if mask is None else logits * mask[..., None]  # what padding computes, nobody reads
+        return logits if mask is None else logits * mask[..., None]  # outputs of padding are never read
 
     compare_models(model, forward, calls, layers=2, compiler=compiler)

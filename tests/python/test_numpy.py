@@ -20,7 +20,7 @@ GRADIENTS = {"d_q": "dq", "d_k": "dk", "d_v": "dv", "d_bias": "dbias", "d_sink":
 
 
 def check(problem, arrays=None, d_o=None, grad_bias=False, grad_sink=False, reference=None, **options):
-    """Forward, LSE and gradients of `options`, which the reference takes under the names in `reference`."""
+    """Forward, LSE and gradients of `options`; `reference` has the reference's names for them."""
     arrays = arrays or problem.arrays
     reference = options if reference is None else reference
     exact, plain = (Plain(*problem.rounded, dtype=dtype, **reference) for dtype in ("float64", problem.dtype))
@@ -183,7 +183,9 @@ def test_values(problem, options):
     check(problem, reference={k: v for k, v in options.items() if k in known}, **options)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 37, 45), (1, 4, 1, 45), (2, 1, 37, 45), (4, 37, 45), (4, 1, 45), (37, 45), (45,)])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 37, 45), (1, 4, 1, 45), (2, 1, 37, 45), (4, 37, 45), (4, 1, 45), (37, 45), (45,)]
+)
 def test_bias(problem, shape):
     check(problem, bias=problem.normal(*shape), grad_bias=True)
 
@@ -231,7 +233,9 @@ def test_all_together(problem, random):
     options = {"bias": problem.normal(2, 4, 37, 45), "mask": random.random((1, 4, 37, 45)) < 0.8,
                "sink": problem.normal(4), "causal": True, "window": (20, 5), "softcap": 3.0, "scale": 0.2}
     slopes = np.float32([0.5, 0.25, 0.1, 0.05])
-    check(problem, alibi_slopes=slopes, grad_bias=True, grad_sink=True, reference={**options, "alibi": slopes}, **options)
+    check(
+        problem, alibi_slopes=slopes, grad_bias=True, grad_sink=True, reference={**options, "alibi": slopes}, **options
+    )
 
 
 def test_dropout(problem):
@@ -452,10 +456,11 @@ def test_refusals(problem, change, message):
 
 
 def forms_of(array):
-    """What is no array, or none whose memory tells all of it."""
+    """Values that are not arrays, and arrays whose memory is not their whole state."""
     record = np.zeros(array.shape, [("x", "<f4")]).view(np.recarray)
     return {"recarray": record, "masked": np.ma.masked_array(array, array > 1), "memoryview": memoryview(array),
-            "bytes": array.tobytes(), "list": array.tolist(), "object": array.astype(object), "scalar": array.flat[0]}  # fmt: skip
+            "bytes": array.tobytes(), "list": array.tolist(), "object": array.astype(object),
+            "scalar": array.flat[0]}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", forms_of(np.zeros(1, np.float32)))
@@ -488,7 +493,7 @@ def test_subclasses_that_are_plain_arrays(problem, tmp_path):
 
 
 def test_two_frameworks(problem):
-    """Each would go by its own rules: whose gradients, whose stream, whose outputs."""
+    """Each framework would apply its own rules to gradients, streams and outputs."""
     standard = {name: StandardArray(x) for name, x in zip("qkv", problem.arrays)}
     plain = dict(zip("qkv", problem.arrays))
     with pytest.raises(tessera.Error, match="^k: of StandardArray, q is of NumPy: accepted: one framework for all$"):
@@ -498,7 +503,9 @@ def test_two_frameworks(problem):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(x) for name, x in plain.items()}
     for name in "kv":
-        with pytest.raises(tessera.Error, match=f"^{name}: of PyTorch, q is of NumPy: accepted: one framework for all$"):
+        with pytest.raises(
+            tessera.Error, match=f"^{name}: of PyTorch, q is of NumPy: accepted: one framework for all$"
+        ):
             tessera.attention(**{**plain, name: tensors[name].requires_grad_()})
         with pytest.raises(tessera.Error, match=f"^{name}: numpy.ndarray, accepted a PyTorch tensor$"):
             tessera.attention(**{**tensors, name: plain[name]})
@@ -605,7 +612,7 @@ def test_gradients_of_what_is_absent(problem):
 
 
 class Producer:
-    """An array that is known by DLPack alone, as CuPy's are, and says where it is."""
+    """An array known only by DLPack, as CuPy's are, that tells its device."""
 
     def __init__(self, array, device_type=1, device_id=0):
         self.array, self.place = array, (device_type, device_id)

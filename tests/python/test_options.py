@@ -38,7 +38,9 @@ def test_pytorch_takes_every_option():
 def test_flat_and_back():
     of_call = pytest.importorskip("tessera.torch.options")
     options = {"causal": True, "window": (3, -1), "softcap": 2.0}
-    assert of_call.unpack(of_call.pack(options)) == options == of_call.given("f", {**options, "scale": None, "threads": 0})
+    assert (
+        of_call.unpack(of_call.pack(options)) == options == of_call.given("f", {**options, "scale": None, "threads": 0})
+    )
     with pytest.raises(TypeError, match=r"f\(\) got an unexpected keyword argument 'casual'"):
         of_call.given("f", {"casual": True})
     with pytest.raises(tessera.Error, match="window: 3, accepted a pair of integers"):

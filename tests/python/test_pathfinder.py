@@ -63,7 +63,7 @@ def test_a_seed_is_the_same_pictures(pictures):
     images, labels = pictures
     side = images.shape[1]
     few = 4
-    # Whatever was drawn before.
+    # Whatever was generated before.
     assert (pathfinder.picture(side, int(labels[few - 1]), 11, few - 1) == images[few - 1]).all()
     assert (pathfinder.picture(side, int(labels[0]), 12, 0) != images[0]).any()
     if side == 32:
@@ -72,7 +72,8 @@ def test_a_seed_is_the_same_pictures(pictures):
 
 
 def test_the_label_is_in_the_path_alone():
-    """Ink, and the distance between the discs, tell nothing: the same picture but for one disc."""
+    """The amount of ink and the distance between the discs do not reveal the label: the pictures differ only in one
+    disc."""
     side, count = 32, 30
     style = pathfinder.STYLES[side]
     ink, far = [], []
@@ -91,7 +92,9 @@ def test_the_label_is_in_the_path_alone():
 
 def test_program(tmp_path):
     def run(*arguments):
-        return subprocess.run([sys.executable, FOLDER / "pathfinder.py", *map(str, arguments)], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, FOLDER / "pathfinder.py", *map(str, arguments)], capture_output=True, text=True
+        )
 
     done = run("--side", 32, "--count", 6, "--seed", 5, "--out", tmp_path / "x.npz")
     assert done.returncode == 0, done.stderr
@@ -153,7 +156,9 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
     assert rows[0].startswith("step,pictures") and [row.split(",")[0] for row in rows[1:]] == ["2", "4"]
 
     weights = torch.load(whole / "weights.pt")
-    assert weights["positions_of"] == 32 and all(torch.equal(weights["model"][name], one["model"][name].bfloat16()) for name in one["model"])
+    assert weights["positions_of"] == 32 and all(
+        torch.equal(weights["model"][name], one["model"][name].bfloat16()) for name in one["model"]
+    )
     capsys.readouterr()
     train.main(["--folder", str(whole), *map(str, SMALL), "--steps", "0", "--init", str(whole / "checkpoint.pt")])
     assert f"held out {float(rows[-1].split(',')[5]):.3f} (" in capsys.readouterr().out
@@ -182,7 +187,7 @@ def test_near_blocks_are_those_of_near_rows(tmp_path):
 
 
 def test_interval():
-    """Wilson's at 95 %: by hand for 8 of 10."""
+    """Wilson's interval at 95 %, computed by hand for 8 of 10."""
     pytest.importorskip("torch")
     pytest.importorskip("tessera")
     import train

@@ -13,9 +13,9 @@ pytest.importorskip("tessera")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no torch.distributed with gloo", allow_module_level=True)
 
-from tessera.torch.ranks.calls import Rectangle, calls  # noqa: E402
+from tessera._ranks.calls import Rectangle, calls  # noqa: E402
+from tessera._ranks.schedule import schedule  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
-from tessera.torch.ranks.schedule import schedule  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 CASES = "dense,few_kv_heads,sinks,packed,repeated,flat_error"
@@ -37,7 +37,7 @@ def launch(*arguments):
 
 @pytest.fixture(scope="module")
 def launched():
-    """One program for all numbers of ranks: importing PyTorch takes longer than most of them."""
+    """One program for all numbers of ranks, since importing PyTorch takes longer than most cases."""
     return launch(*(f"{ranks}:{names}" for ranks, names in LAUNCHES.items()))
 
 

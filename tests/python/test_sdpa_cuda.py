@@ -99,7 +99,7 @@ def test_dropout(device, calls, backend):
 
 
 def probabilities(dtype=torch.bfloat16, heads=2, length=64):
-    """q, k, v [B, H, S, D] of which o is what dropout leaves of the softmax: v is the identity. d_v is then o^T d_o."""
+    """q, k, v [B, H, S, D] for which o is the softmax after dropout: v is the identity. d_v is then o^T d_o."""
     q, k = (random(1, heads, length, length, dtype=dtype, seed=n) for n in (1, 2))
     v = torch.eye(length, dtype=dtype).expand(1, heads, length, length).contiguous().requires_grad_()
     return q, k, v
@@ -127,7 +127,7 @@ def captured(step, warm_ups=3):
 
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN], ids=lambda b: b.name)
 def test_dropout_in_a_cuda_graph(device, calls, backend):
-    """A training step: each replay draws anew by PyTorch's generator, and both of its passes drop the same entries."""
+    """A training step: each replay gets a new state from PyTorch's generator, and both passes drop the same entries."""
     q, k, v = probabilities()
     d_o = random(*q.shape, dtype=q.dtype, seed=4, requires_grad=False)
     on_tessera()
@@ -248,7 +248,7 @@ def test_what_is_refused_falls_through(device, calls):
 
 
 def test_lower_right_diagonal(device, calls):
-    """The flash operator's own diagonal ends at the last key: PyTorch asks for it by a bias of its own class."""
+    """The flash operator's own diagonal ends at the last key: PyTorch requests it by a bias of its own class."""
     from torch.nn.attention.bias import causal_lower_right
 
     leaves = heads(torch.bfloat16, seqlen_q=20, seqlen_k=33)
@@ -319,7 +319,7 @@ def test_a_model_under_autocast(device, calls):
 
 
 def assert_repeats(ours, expected):
-    """The same computation, whose sums may be in another order."""
+    """The same computation, with sums possibly in another order."""
     bound = 16 * torch.finfo(ours.dtype).eps * expected.abs().max()
     assert (ours - expected).abs().max() <= bound
 

@@ -52,7 +52,8 @@ def test_a_row_has_the_tile_with_the_best_geometric_mean():
     text = search.table_text(BEFORE, {row: cells}, "a GPU, today")
     assert search.read_rows(text)[row] == [
         "// a GPU, today",
-        "// full 512: 200 (0.50), 2048: 320 (0.80), 8192: 340 (0.85); causal 512: 300 (0.75), 2048: 310 (0.78), 8192: 320 (0.80)",
+        "// full 512: 200 (0.50), 2048: 320 (0.80), 8192: 340 (0.85); causal 512: 300 (0.75), 2048: 310 (0.78), 8192: "
+        "320 (0.80)",
         f"{{128, false, {best.cpp}}},",
     ]
     others = search.read_rows(BEFORE) | {row: search.read_rows(text)[row]}

@@ -65,7 +65,9 @@ def test_a_config_names_every_field():
 def measured(shape, rates):
     """{length: {tile: rate}} of two tiles, and cuDNN at 400."""
     tiles = model.enumerate_tiles(shape)[:2]
-    return tiles, {n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.lengths_of(shape, False), rates)}
+    return tiles, {
+        n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.lengths_of(shape, False), rates)
+    }
 
 
 def test_rows_are_as_few_as_the_measurements_allow():

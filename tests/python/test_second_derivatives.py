@@ -34,7 +34,7 @@ def sdpa(q, k, v):
 
 
 def of_intermediate_results(attend):
-    """What the program saves for its backward pass is detached, and none of it an input."""
+    """The tensors that the program saves for its backward pass are detached, and none of them is an input."""
     return lambda q, k, v: attend(2 * q, 3 * k, 4 * v)
 
 
@@ -171,7 +171,7 @@ def test_gradients_by_hand(device, name):
 
 
 def test_the_first_derivative_may_keep_its_graph(device):
-    """create_graph=True alone asks for nothing that is not there."""
+    """create_graph=True by itself requests nothing that does not exist."""
     x = random(1, 6, 2, 8)
     y = (attention(x, x, x) * weights()).sum() + x.pow(3).sum()
     (plain,) = grad(y, x, retain_graph=True)

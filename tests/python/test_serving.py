@@ -1,5 +1,4 @@
-"""tessera.serving: engines' steps, as vLLM and SGLang pass them, against attention of each sequence alone in
-float64."""
+"""tessera.serving: engines' steps, as vLLM and SGLang pass them, against attention of each sequence in float64."""
 
 import dataclasses
 import math
@@ -22,7 +21,7 @@ def normal(*shape, dtype=torch.float32, seed=None):
     return torch.randn(*shape, generator=generator, device="cpu").to(dtype).to(torch.get_default_device())
 
 
-def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=None):
+def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=None, right=None):
     """q [n, Hq, D], k, v [s, Hkv, D] of one sequence, whose last keys are the queries' own."""
     n, s = q.shape[0], k.shape[0]
     q, k, v = (x.double().cpu() for x in (q, k, v))
@@ -36,6 +35,8 @@ def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=Non
     hidden = (j > i) if causal else torch.zeros(n, s, dtype=torch.bool, device="cpu")
     if window is not None:
         hidden = hidden | (j <= i - window)
+    if right is not None:
+        hidden = hidden | (j >= i + right)
     scores = scores.masked_fill(hidden, -math.inf)
     if sink is not None:
         scores = torch.cat([scores, sink.double().cpu()[:, None, None].expand(-1, n, 1)], dim=-1)
@@ -45,7 +46,9 @@ def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=Non
 def assert_rows(out, expected, dtype):
     """Twice the rounding of the result, in float32 that of a sum of some hundred terms."""
     tolerance = 2.0**-17 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-    torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+    torch.testing.assert_close(
+        out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
+    )
 
 
 # ---- vLLM -------------------------------------------------------------------------------------------------------------
@@ -67,20 +70,24 @@ class CommonAttentionMetadata:
     causal: Any = True
 
 
+# vLLM's KVCacheLayout: the order of the logical dimensions layer, block, head, slot, content in memory.
+LAYOUTS = {"LBHNC": (0, 1, 2, 3, 4), "LBNHC": (0, 1, 3, 2, 4), "LHBNC": (0, 2, 1, 3, 4), "BLHNC": (1, 0, 2, 3, 4),
+           "BLNHC": (1, 0, 3, 2, 4), "BHLNC": (1, 2, 0, 3, 4)}  # fmt: skip
+
+
 def cache_of(layout, blocks, size, dtype):
-    """[2, blocks, size, Hkv, D], as vLLM's runner views its memory; unwritten keys are NaN."""
-    order = {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4), "blocks first": (1, 0, 2, 3, 4)}[layout]
-    shape = (2, blocks, size, HEADS_KV, D)
+    """[blocks, Hkv, size, 2 D], the second of three layers, as vLLM's runner views memory; unwritten keys are NaN."""
+    order, shape = LAYOUTS[layout], (3, blocks, HEADS_KV, size, 2 * D)
     memory = torch.full([shape[axis] for axis in order], math.nan, dtype=dtype)
-    return memory.permute([order.index(axis) for axis in range(5)])
+    return memory.permute([order.index(axis) for axis in range(5)])[1]
 
 
 class VllmEngine:
     """What vLLM's runner does around its layers: blocks, slots, padded batches."""
 
-    def __init__(self, layout="NHD", size=16, dtype=torch.float32, **options):
+    def __init__(self, layout="LBNHC", size=16, dtype=torch.float32, **options):
         self.size, self.dtype = size, dtype
-        self.impl = vllm.Attention(HEADS, D, SCALE, HEADS_KV, None, None, "auto", **options)
+        self.impl = vllm.Attention(HEADS, D, SCALE, HEADS_KV, **options)
         self.max_blocks = -(-100 // size)
         self.kv_cache = cache_of(layout, 1 + 3 * self.max_blocks, size, dtype)
         self.free = [b for b in torch.randperm(3 * self.max_blocks, device="cpu").tolist()]
@@ -89,8 +96,11 @@ class VllmEngine:
         self.values = list(self.keys)
         self.seed = 0
 
-    def step(self, counts, padded_reqs=3, padding=0, causal=True, common_prefix_len=0):
-        """counts[b] new tokens of sequence b -> (out [T, Hq, D], q, metadata)."""
+    def metadata(self, common):
+        return vllm.Metadata.of(common)
+
+    def step(self, counts, padded_reqs=3, padding=0, causal=True, host_counts=None):
+        """counts[b] new tokens of sequence b -> (out [T, Hq, D], q); the host believes in host_counts."""
         device = torch.get_default_device()
         total = sum(counts)
         self.seed += 1
@@ -113,19 +123,21 @@ class VllmEngine:
             lengths.append(len(self.keys[b]))
         starts += [total] * (padded_reqs - len(counts))
         lengths += [0] * (padded_reqs - len(counts))
+        host_counts = host_counts or counts
+        host = [0, *torch.tensor(host_counts, device="cpu").cumsum(0).tolist()]
         common = CommonAttentionMetadata(
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32, device="cpu"),
+            query_start_loc_cpu=torch.tensor(host, dtype=torch.int32, device="cpu"),
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             num_reqs=padded_reqs,
-            num_actual_tokens=total,
-            max_query_len=max(counts),
-            max_seq_len=max(lengths),
+            num_actual_tokens=host[-1],
+            max_query_len=max(host_counts),
+            max_seq_len=max(lengths) + sum(host_counts) - total,
             block_table_tensor=table.to(device),
             slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
             causal=causal,
         )
-        metadata = vllm.Metadata.of(common, common_prefix_len, self.size)
+        metadata = self.metadata(common)
         out = torch.full_like(q, math.nan)
         layer = SimpleNamespace(_k_scale=None, _v_scale=None)
         self.impl.do_kv_cache_update(layer, k, v, self.kv_cache, metadata.slot_mapping)
@@ -145,7 +157,7 @@ class VllmEngine:
 STEPS = [[37, 20], [24, 1, 5], [1, 1, 1], [1, 8, 1], [30, 1, 1]]  # prompts in chunks, decoding, drafted tokens
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND", "blocks first"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [1, 16, 48])
 def test_vllm_steps(device, layout, size):
     engine = VllmEngine(layout, size)
@@ -183,11 +195,25 @@ def test_vllm_options(device):
         engine.check(counts, *engine.step(counts), window=9, slopes=torch.tensor(slopes))
 
 
-def test_vllm_a_causal_flag_each(device):
+def test_vllm_fewer_queries_than_the_host_believes(device):
+    """Drafts are dropped on the device after the host has planned the step."""
     engine = VllmEngine()
-    out, q = engine.step([20, 30], padded_reqs=2, causal=torch.tensor([True, False]))
-    for rows, b, causal in ((slice(0, 20), 0, True), (slice(20, 50), 1, False)):
-        assert_rows(out[rows], alone(q[rows], engine.keys[b], engine.values[b], causal=causal), torch.float32)
+    engine.step([20, 9, 33])
+    for counts, host in (([1, 3, 2], [4, 4, 4]), ([4, 1, 1], [4, 2, 2])):
+        engine.check(counts, *engine.step(counts, padding=sum(host) - sum(counts), host_counts=host))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_vllm_a_causal_flag_each(device, window):
+    """A window of one that is not causal reaches as far to both sides."""
+    engine = VllmEngine(sliding_window=window) if window else VllmEngine()
+    for flags in (torch.tensor([True, False]), False):
+        out, q = engine.step([20, 30], padded_reqs=2, causal=flags)
+        for rows, b in ((slice(0, 20), 0), (slice(20, 50), 1)):
+            causal = isinstance(flags, torch.Tensor) and b == 0
+            reach = dict(window=window, right=None if causal else window)
+            expected = alone(q[rows], engine.keys[b], engine.values[b], causal=causal, **reach)
+            assert_rows(out[rows], expected, torch.float32)
 
 
 def test_vllm_profiling_and_shared_caches(device):
@@ -290,9 +316,9 @@ def batch_of(pool, mode, requests, counts, spec_info=None):
 
 
 class SglangEngine:
-    def __init__(self, page_size=1):
+    def __init__(self, page_size=1, make=sglang.Backend):
         self.pool = Pool(page_size)
-        self.backend = sglang.Backend(self.pool.runner())
+        self.backend = make(self.pool.runner())
         self.seed = 0
 
     def inputs(self, count):
@@ -337,10 +363,8 @@ def test_sglang_layers(device):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("release", ["before", "now"])
-def test_sglang_graph_of_decoding(device, page_size, release):
-    """One capture; replays with other batches, fewer than it has room for. On the CPU the graph's calls are made
-    again."""
+def test_sglang_graph_of_decoding(device, page_size):
+    """One capture; replays with other batches, of fewer sequences. On the CPU the graph's calls are made again."""
     engine, padded = SglangEngine(page_size), 3
     engine.step("extend", [0, 1, 2, 3], [20, 11, 3, 30])
     backend, pool, layer = engine.backend, engine.pool, layer_of()
@@ -351,19 +375,7 @@ def test_sglang_graph_of_decoding(device, page_size, release):
     batch.seq_lens = torch.full((padded,), fill)
     batch.out_cache_loc = torch.zeros(padded, dtype=torch.int64)
 
-    def prepare(capture):
-        if release == "now":
-            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
-        elif capture:
-            backend.init_forward_metadata_capture_cuda_graph(
-                padded, padded, batch.req_pool_indices, batch.seq_lens, None, batch.forward_mode, None
-            )
-        else:
-            backend.init_forward_metadata_replay_cuda_graph(
-                padded, batch.req_pool_indices, batch.seq_lens, 0, None, batch.forward_mode, None, None
-            )
-
-    prepare(capture=True)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
     graph, out = None, backend.forward(q, k, v, layer, batch)
     if device == "cuda":
         torch.cuda.synchronize()
@@ -378,7 +390,7 @@ def test_sglang_graph_of_decoding(device, page_size, release):
         batch.req_pool_indices.copy_(torch.tensor(requests + [0] * rest))
         batch.seq_lens.copy_(torch.tensor([pool.lengths[r] for r in requests] + [fill] * rest))
         batch.out_cache_loc.copy_(torch.tensor(slots + [0] * rest))
-        prepare(capture=False)
+        backend.init_forward_metadata_out_graph(batch)
         if graph is not None:
             graph.replay()
         else:
@@ -397,7 +409,9 @@ def test_sglang_drafts_have_keys_of_their_own(device):
     lists = [[*pool.req_to_token[r, : pool.lengths[r]].tolist(), pool.free.pop()] for r in (0, 0, 1, 1)]
     q, k, v = engine.inputs(4)
     spec = SimpleNamespace(
-        kv_indptr=torch.tensor([0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32),
+        kv_indptr=torch.tensor(
+            [0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32
+        ),
         kv_indices=torch.tensor(sum(lists, []) + [0] * 9),  # of a buffer with room for more
     )
     batch = batch_of(pool, "decode", [0, 1], [1, 1], spec)
@@ -409,35 +423,95 @@ def test_sglang_drafts_have_keys_of_their_own(device):
         assert_rows(out[row].view(1, HEADS, D), expected, torch.float32)
 
 
+def drafts_of(pool, requests, tokens, seed):
+    """`tokens` drafted ones of each request, children before parents among them: masks [tokens, keys], the batch."""
+    prompts = [pool.lengths[r] for r in requests]
+    slots = sum((pool.allocate(r, tokens) for r in requests), [])
+    generator = torch.Generator().manual_seed(seed)
+    trees = [torch.rand(tokens, tokens, generator=generator, device="cpu") < 0.4 for _ in prompts]
+    for tree in trees:
+        tree.fill_diagonal_(True)
+    masks = [
+        torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)
+    ]
+    spec = SimpleNamespace(
+        custom_mask=torch.cat([m.flatten() for m in masks]).to(torch.get_default_device()), draft_token_num=tokens
+    )
+    batch = batch_of(pool, "target_verify", requests, [tokens] * len(requests), spec)
+    batch.seq_lens, batch.seq_lens_cpu = torch.tensor(prompts), torch.tensor(prompts, device="cpu")
+    batch.out_cache_loc = torch.tensor(slots)
+    return masks, batch
+
+
+def check_drafts(engine, requests, tokens, masks, q, out):
+    for n, (r, mask) in enumerate(zip(requests, masks)):
+        keys, values = (x.double().cpu().repeat_interleave(HEADS // HEADS_KV, dim=1) for x in engine.keys(r))
+        rows = q[n * tokens : (n + 1) * tokens].view(tokens, HEADS, D).double().cpu()
+        scores = (torch.einsum("ihd,jhd->hij", rows, keys) * SCALE).masked_fill(~mask, -math.inf)
+        expected = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
+        assert_rows(out[n * tokens : (n + 1) * tokens].view(tokens, HEADS, D), expected, torch.float32)
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("tokens", [4, 37])
 def test_sglang_verifies_trees(device, page_size, tokens):
     """Drafted tokens see the prompt, themselves and some others, children before parents among them."""
     engine = SglangEngine(page_size)
     engine.step("extend", [1, 3], [12, 7])
-    pool = engine.pool
-    prompts = [12, 7]
-    slots = sum((pool.allocate(r, tokens) for r in (1, 3)), [])
+    masks, batch = drafts_of(engine.pool, [1, 3], tokens, seed=4)
     q, k, v = engine.inputs(2 * tokens)
-    generator = torch.Generator().manual_seed(4)
-    trees = [torch.rand(tokens, tokens, generator=generator, device="cpu") < 0.4 for _ in prompts]
-    for tree in trees:
-        tree.fill_diagonal_(True)
-    masks = [torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)]
-    spec = SimpleNamespace(
-        custom_mask=torch.cat([m.flatten() for m in masks]).to(torch.get_default_device()), draft_token_num=tokens
-    )
-    batch = batch_of(pool, "target_verify", [1, 3], [tokens, tokens], spec)
-    batch.seq_lens, batch.seq_lens_cpu = torch.tensor(prompts), torch.tensor(prompts, device="cpu")
-    batch.out_cache_loc = torch.tensor(slots)
     engine.backend.init_forward_metadata(batch)
-    out = engine.backend.forward(q, k, v, layer_of(), batch)
-    for n, (r, mask) in enumerate(zip((1, 3), masks)):
-        keys, values = (x.double().cpu().repeat_interleave(HEADS // HEADS_KV, dim=1) for x in engine.keys(r))
-        rows = q[n * tokens : (n + 1) * tokens].view(tokens, HEADS, D).double().cpu()
-        scores = (torch.einsum("ihd,jhd->hij", rows, keys) * SCALE).masked_fill(~mask, -math.inf)
-        expected = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
-        assert_rows(out[n * tokens : (n + 1) * tokens].view(tokens, HEADS, D), expected, torch.float32)
+    check_drafts(engine, [1, 3], tokens, masks, q, engine.backend.forward(q, k, v, layer_of(), batch))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("tokens", [4, 33])
+def test_sglang_graph_of_verifying(device, page_size, tokens):
+    """One capture with room for three requests; replays with other drafts, of fewer requests than it has room for."""
+    engine, padded = SglangEngine(page_size), 3
+    engine.step("extend", [0, 1, 2, 3], [20, 11, 3, 30])
+    backend, pool, layer = engine.backend, engine.pool, layer_of()
+    backend.init_cuda_graph_state(max_bs=6, max_num_tokens=6 * tokens)
+    q, k, v = engine.inputs(padded * tokens)
+    spec = SimpleNamespace(custom_mask=torch.zeros(9, dtype=torch.bool), draft_token_num=tokens)
+    batch = batch_of(pool, "target_verify", [0] * padded, [tokens] * padded, spec)
+    batch.seq_lens = torch.full((padded,), backend.get_cuda_graph_seq_len_fill_value())
+    batch.out_cache_loc = torch.zeros(padded * tokens, dtype=torch.int64)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    step, results = backend.step, {}
+
+    def run():
+        results["out"] = backend.forward(q, k, v, layer, batch)
+
+    replay = captured(run, device)
+    for seed, requests in enumerate(([3], [1, 2], [0])):
+        masks, here = drafts_of(pool, requests, tokens, seed)
+        for x, fresh in zip((q, k, v), engine.inputs(padded * tokens)):
+            x.copy_(fresh)
+        rest = padded - len(requests)
+        batch.req_pool_indices.copy_(torch.tensor(requests + [0] * rest))
+        batch.seq_lens.copy_(torch.cat([here.seq_lens, torch.zeros(rest, dtype=torch.int64)]))
+        batch.out_cache_loc.zero_()
+        batch.out_cache_loc[: here.out_cache_loc.shape[0]] = here.out_cache_loc
+        batch.spec_info = here.spec_info
+        backend.init_forward_metadata_out_graph(batch)
+        assert backend.step.tree_mask.data_ptr() == step.tree_mask.data_ptr()
+        replay()
+        check_drafts(engine, requests, tokens, masks, q, results["out"])
+
+
+def test_sglang_verifies_a_chain_without_a_mask(device):
+    engine = SglangEngine()
+    engine.step("extend", [1, 3], [12, 7])
+    _, batch = drafts_of(engine.pool, [1, 3], 5, seed=1)
+    batch.spec_info.custom_mask = None
+    q, k, v = engine.inputs(10)
+    engine.backend.init_forward_metadata(batch)
+    chain = [torch.ones(5, n, dtype=torch.bool, device="cpu").tril(n - 5) for n in (17, 12)]
+    check_drafts(engine, [1, 3], 5, chain, q, engine.backend.forward(q, k, v, layer_of(), batch))
+    batch.spec_info.ragged_verify_layout = object()
+    with pytest.raises(tessera.Error, match="^spec_info.ragged_verify_layout: "):
+        engine.backend.init_forward_metadata(batch)
 
 
 def test_sglang_refusals():
@@ -516,14 +590,14 @@ def test_vllm_refuses_what_changes_the_result():
             vllm.Attention(HEADS, D, SCALE, kv_cache_dtype=cache)
     step, q, pages = SimpleNamespace(dcp_context_kv_lens=torch.ones(1)), normal(1, HEADS, D), normal(2, 1, 16, HEADS, D)
     with pytest.raises(tessera.Error, match="^attn_metadata.dcp_context_kv_lens: "):
-        vllm.Attention(HEADS, D, SCALE).forward(None, q, None, None, pages, step, torch.empty_like(q))
+        vllm.Attention(HEADS, D, SCALE).forward(None, q, None, None, pages.flatten(0, 1), step, torch.empty_like(q))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_sinks_in_the_model_s_dtype(dtype):
     """gpt-oss has bfloat16 ones."""
     sinks = normal(HEADS).to(torch.bfloat16).to(dtype)
-    q, pages = normal(2, HEADS, D), normal(2, 4, 16, HEADS_KV, D)
+    q, pages = normal(2, HEADS, D), normal(4, HEADS_KV, 16, 2 * D)
     table, lengths = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32), torch.tensor([20, 25], dtype=torch.int32)
     starts, slots = torch.tensor([0, 1, 2], dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
     step = vllm.Metadata(2, 1, starts, 32, lengths, table, slots)
@@ -552,7 +626,9 @@ def test_csr_page_tables(device, page_size):
     counts, kept = [0, 3, 1, 5, 0], [0, 2, 4, 1, 0]
     indptr = torch.tensor([2, 2, 5, 6, 11, 11], dtype=torch.int32)
     pages = torch.randperm(9, generator=torch.Generator().manual_seed(3), device="cpu").to(torch.int32)
-    indices = torch.cat([torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)])
+    indices = torch.cat(
+        [torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)]
+    )
     last = torch.tensor(kept, dtype=torch.int32).clamp(max=page_size)
     lengths = paged.key_lengths(indptr, None if page_size == 1 else last, page_size)
     assert lengths.dtype == torch.int32
@@ -574,8 +650,8 @@ def test_csr_page_tables(device, page_size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size, keys", [(16, 64), (16, 70), (1, 37), (48, 96)])
 def test_a_prefix_read_once(device, dtype, size, keys):
-    """Decoding, drafts and a chunk of a prompt behind common keys, padded with a sequence without tokens and rows of
-    none."""
+    """Decoding, drafts and a chunk of a prompt after common keys, padded with a sequence without tokens and rows of no
+    sequence."""
     counts, owns, shared = [1, 5, 1, 20, 0], [9, 5, 1, 33, 0], keys // size
     lengths = [keys + own for own in owns[:-1]] + [0]
     each = -(-max(lengths) // size)
@@ -599,7 +675,16 @@ def test_a_prefix_read_once(device, dtype, size, keys):
         )  # fmt: skip
         plain = torch.full_like(q, math.nan)
         expected_lse = paged.attend(
-            q, *pool, plain, **step, max_seqlen_q=20, max_seqlen_k=max(lengths), causal=True, scale=SCALE, return_lse=True, **options
+            q,
+            *pool,
+            plain,
+            **step,
+            max_seqlen_q=20,
+            max_seqlen_k=max(lengths),
+            causal=True,
+            scale=SCALE,
+            return_lse=True,
+            **options,
         )
         torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-4)
         for b, (count, length) in enumerate(zip(counts, lengths)):
@@ -612,15 +697,6 @@ def test_a_prefix_read_once(device, dtype, size, keys):
             assert_rows(out[rows], alone(q[rows], k, v, window=window, **kept), dtype)
         assert not out[starts[-1] :].any(), "rows of no sequence"
     assert paged.common_prefix(size - 1, seqused_k=step["seqused_k"], page_size=size) is None
-
-
-def test_vllm_a_common_prefix(device):
-    engine = VllmEngine()
-    engine.step([40])
-    engine.blocks[1] = engine.blocks[0][:2]
-    engine.keys[1], engine.values[1] = engine.keys[0][:32], engine.values[0][:32]
-    for counts in ([1, 7], [1, 1], [9, 3]):
-        engine.check(counts, *engine.step(counts, padded_reqs=4, padding=2, common_prefix_len=32))
 
 
 def test_metadata_waits_for_no_gpu():
@@ -665,8 +741,8 @@ def captured(step, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_capture_serves_a_hundred_batches(device, dtype):
-    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows
-    of the table hold anything. On the CPU, where there is no graph, the same call is made again."""
+    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose
+    rows of the table hold anything. On the CPU, where there is no graph, the same call is made again."""
     random = torch.Generator().manual_seed(5)
     batch, tokens, longest, max_pages, size = 6, 150, 80, 40, 16
 
@@ -683,7 +759,15 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
 
     def step():
         paged.attend(
-            q, k_cache, v_cache, out, **index, max_seqlen_q=longest, max_seqlen_k=max_pages * size, causal=True, scale=SCALE
+            q,
+            k_cache,
+            v_cache,
+            out,
+            **index,
+            max_seqlen_q=longest,
+            max_seqlen_k=max_pages * size,
+            causal=True,
+            scale=SCALE,
         )
 
     step = captured(step, device)
@@ -697,7 +781,9 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
         here = dict(
             cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device="cpu"),
             seqused_k=torch.tensor(lengths, dtype=torch.int32, device="cpu"),
-            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu").view(batch, -1).to(torch.int32),
+            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu")
+            .view(batch, -1)
+            .to(torch.int32),
         )
         here["page_table"][used:] = 2**30
         for name, tensor in here.items():
@@ -710,7 +796,7 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
 
 
 def test_one_capture_serves_other_prefixes(device):
-    """Two groups of six sequences, drawn anew for every replay of one graph: their sequences, prefixes, pages and
+    """Two groups of six sequences, generated for every replay of one graph: their sequences, prefixes, pages and
     lengths."""
     random = torch.Generator().manual_seed(6)
     batch, max_pages, size = 6, 12, 16

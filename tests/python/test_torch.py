@@ -135,7 +135,9 @@ def test_packed_is_each_sequence_alone(device):
             for qs, ks, vs in zip(leaves[0].split(lengths_q), leaves[1].split(lengths_k), leaves[2].split(lengths_k))
         ]
         whole = torch.cat([part[0][0] for part in parts])
-        runs.append([whole, torch.cat([part[1][0] for part in parts], -1), *torch.autograd.grad(whole.sin().sum(), leaves)])
+        runs.append(
+            [whole, torch.cat([part[1][0] for part in parts], -1), *torch.autograd.grad(whole.sin().sum(), leaves)]
+        )
     for name, ours, a, b in zip(("o", "lse", "d_q", "d_k", "d_v"), (o, lse, *gradients), *runs):
         check(name, ours, a, b)
 
@@ -147,7 +149,10 @@ def test_paged(device):
     pages_k[table], pages_v[table] = k.reshape(2, 3, 16, 2, 40), v.reshape(2, 3, 16, 2, 40)
     used = torch.tensor([48, 21], dtype=torch.int32)
     o = attention(q, pages_k, pages_v, page_table=table, seqused_k=used, causal=True)
-    runs = [reference.attention(*(t.to(d) for t in (q, k, v)), seqused_k=used, causal=True)[0] for d in (q.dtype, torch.float64)]
+    runs = [
+        reference.attention(*(t.to(d) for t in (q, k, v)), seqused_k=used, causal=True)[0]
+        for d in (q.dtype, torch.float64)
+    ]
     check("o", o, *runs)
 
 
@@ -325,7 +330,7 @@ def test_hints_and_signature():
 @pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python 3.11 keeps overloads")
 @pytest.mark.parametrize("function", [attention, tessera.torch.combine])
 def test_overloads(function):
-    """What a type checker knows: without return_lse a call gives a tensor, whose methods it has."""
+    """For a type checker: without return_lse a call returns a tensor, which has a tensor's methods."""
     marks = [overload.__annotations__ for overload in typing.get_overloads(function)]
     assert [(m["return_lse"], m["return_lse_low"], m["return"]) for m in marks] == [
         ("Literal[False]", "Literal[False]", "Tensor"),
@@ -406,7 +411,8 @@ def test_layouts_and_pairs_are_named(device):
 
 
 TENSOR_OPTIONS = {
-    "k": (2, 53, 2, 40), "bias": (2, 4, 37, 53), "mask": (1, 1, 37, 53), "block_mask": (1, 1, 1, 1), "alibi_slopes": (4,),
+    "k": (2, 53, 2, 40), "bias": (2, 4, 37, 53), "mask": (1, 1, 37, 53), "block_mask": (1, 1, 1, 1),
+    "alibi_slopes": (4,),
     "sink": (4,), "seqused_k": (2,), "page_table": (2, 1), "dropout_state": (2,),
 }  # fmt: skip
 
@@ -442,7 +448,7 @@ def test_what_is_no_dense_tensor_is_named(device, name, form):
 
 
 def test_negative_views(device):
-    """PyTorch may keep the negative of a tensor as a bit beside the memory that it shares."""
+    """PyTorch may store the negative of a tensor as a bit beside the shared memory."""
     q, k, v = inputs(device)
     bias = random(1, 4, 37, 53, seed=6, requires_grad=False)
     runs = []
@@ -463,7 +469,7 @@ def test_inputs_freed_while_in_use(device):
     q, k, v = inputs(device)
     expected = torch.autograd.grad(attention(q, k, v, deterministic=True).sum(), q)[0]
     o = attention(q, k.detach() + 0, v.detach() + 0, deterministic=True)
-    torch.full((1 << 20,), math.nan)  # memory that was freed would be taken again
+    torch.full((1 << 20,), math.nan)  # freed memory could be reused
     assert torch.equal(torch.autograd.grad(o.sum(), q)[0], expected)
 
 
@@ -486,8 +492,8 @@ def test_call_overhead():
         "nothing": lambda: Nothing.apply(*leaves),
     }
     best = dict.fromkeys(calls, math.inf)
-    bound = 1e-6 + 15e-6  # the C call takes 1 us, and less on a quick machine
-    # In turns, 200 times, and on, for other processes may have had the core for all of that.
+    bound = 1e-6 + 15e-6  # the C call takes 1 us, less on a fast machine
+    # Alternately, 200 times and more, since other processes may have used the core the whole time.
     end = time.perf_counter() + 20
     for turn in itertools.count(1):
         for name, call in calls.items():
@@ -509,7 +515,7 @@ def test_call_overhead():
 
 
 def test_shapes_on_cuda():
-    """They are known without a GPU, as torch.compile asks for them."""
+    """They are known without a GPU, as torch.compile requires."""
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         q, k, v = (torch.empty(2, 9, heads, 16, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
         o, lse = attention(q, k, v, return_lse=True)
@@ -582,14 +588,22 @@ def test_block_mask_from_a_rule(device):
     """The same as the mask that has an entry for every key; heads with masks of their own; what a rule may not give."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, length, 2, 16) for length in (150, 200, 200))
-    blocks = tessera.torch.block_mask(lambda i, j: ((i - j).abs() <= 1) | (j == 0), 150, 200, block=(32, 16), device=device)
+    blocks = tessera.torch.block_mask(
+        lambda i, j: ((i - j).abs() <= 1) | (j == 0), 150, 200, block=(32, 16), device=device
+    )
     assert blocks.shape == (1, 1, 5, 13) and blocks.dtype == torch.bool and blocks.device.type == device
     mask = blocks.repeat_interleave(32, 2).repeat_interleave(16, 3)[..., :150, :200]
     o = tessera.torch.attention(q, k, v, block_mask=blocks, mask_block=(32, 16))
     torch.testing.assert_close(o, tessera.torch.attention(q, k, v, mask=mask))
     heads = torch.arange(2, device=device)[None, :, None, None]
-    assert tessera.torch.block_mask(lambda i, j: j < i + heads, 150, 200, block=(32, 16), device=device).shape == (1, 2, 5, 13)
-    for rule, said in ((lambda i, j: i - j, "int64"), (lambda i, j: (i < j)[:, :4], "5 x 13"), (lambda i, j: True, "bool")):
+    assert tessera.torch.block_mask(lambda i, j: j < i + heads, 150, 200, block=(32, 16), device=device).shape == (
+        1, 2, 5, 13,
+    )  # fmt: skip
+    for rule, said in (
+        (lambda i, j: i - j, "int64"),
+        (lambda i, j: (i < j)[:, :4], "5 x 13"),
+        (lambda i, j: True, "bool"),
+    ):
         with pytest.raises(tessera.Error, match=f"visible: gave .*{said}"):
             tessera.torch.block_mask(rule, 150, 200, block=(32, 16), device=device)
 

@@ -64,7 +64,7 @@ class InFloat64(TorchFunctionMode):
 
 
 class ShuffledSums(TorchFunctionMode):
-    """Sums of products in an order drawn from `seed`: the same result in exact arithmetic, other roundings."""
+    """Sums of products in a random order given by `seed`: the same result in exact arithmetic, with other roundings."""
 
     def __init__(self, seed):
         super().__init__()
@@ -209,7 +209,7 @@ def test_half_precision(name, dtype, device):
     compare(make(name, dtype, device), "tessera", mask.bool(), input_ids=ids, attention_mask=mask)
 
 
-# GPT-OSS asks for its masks without the positions: eager attends across sequences.
+# GPT-OSS builds its masks without the positions: eager attends across sequences.
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_packed(name, device, calls):
     ids = tokens(device, 1)
@@ -221,7 +221,7 @@ def test_packed(name, device, calls):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_packed_by_keywords(name, device, calls):
-    """What DataCollatorWithFlattening(return_flash_attn_kwargs=True) gives: each sequence as if it were alone."""
+    """The output of DataCollatorWithFlattening(return_flash_attn_kwargs=True): each sequence as if it were alone."""
     model, ids = make(name, device=device), tokens(device, 1)
     lengths = torch.tensor([0, 7, 8, 21], device=device)
     keywords = dict(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=13, max_length_k=13)
@@ -375,7 +375,7 @@ LAYOUTS = {
 
 
 def visible(mask, batch, sq, sk):
-    """What attention_forward does with a mask, as bool [B, 1, Sq, Sk]."""
+    """The effect of a mask in attention_forward, as bool [B, 1, Sq, Sk]."""
     if isinstance(mask, torch.Tensor):
         return mask.expand(batch, 1, sq, sk)
     mask = Pattern(True) if mask is None else mask
@@ -490,7 +490,7 @@ def dropin(monkeypatch):
     tessera.transformers.restore_flash_attention_2()
 
 
-# Of GPT-2 in float32, which has no nn.Linear inside, Transformers asks the dtype of an nn.Linear.
+# For GPT-2 in float32, which contains no nn.Linear, Transformers requests the dtype of an nn.Linear.
 FLASH_MODELS = [("llama", torch.float32), ("gpt2", torch.bfloat16), ("gemma2", torch.float32)]
 
 

@@ -55,11 +55,21 @@ def metadata_of(wheel):
     return archive.read(name).decode()
 
 
+def test_engines_find_their_plugins(wheel):
+    """What they load exists, and importing it imports neither engine: PyTorch alone."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    points = archive.read(name).decode()
+    for group, module in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
+        assert f"[{group}]\ntessera = tessera.serving.{module}:register\n" in points
+        assert "\ndef register() -> None:" in archive.read(f"tessera/serving/{module}.py").decode()
+
+
 REGISTERED = {"numpy", "rich", "matplotlib", "threadpoolctl", "torch"}  # on PyPI, by those whom everybody knows
 
 
 def test_metadata(wheel):
-    """What is installed beside it is named by no name that somebody else could register."""
+    """Distributions named by its extras are registered, so that no one else can register those names."""
     metadata = metadata_of(wheel)
     assert re.search("^Name: tessera-attention$", metadata, re.MULTILINE)
     names = requirements(metadata)
@@ -69,7 +79,7 @@ def test_metadata(wheel):
 
 
 def test_page_of_an_index(wheel, monkeypatch):
-    """What the metadata shows leads somewhere from elsewhere, too: links are absolute, or are none."""
+    """Links in the metadata work from elsewhere: they are absolute, or there are none."""
     metadata = metadata_of(wheel)
     links = re.compile(r"\]\((?!https://|#)")
     assert "Description-Content-Type: text/markdown\n" in metadata and "\n# Tessera\n" in metadata

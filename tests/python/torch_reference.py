@@ -20,10 +20,11 @@ def heads_of(q, *keys):
 
 
 def terms(
-    q, k, *, scale=None, softcap=0.0, bias=None, mask=None, alibi_slopes=None, sink=None, seqused_k=None, top_left=False,
+    q, k, *, scale=None, softcap=0.0, bias=None, mask=None, alibi_slopes=None, sink=None, seqused_k=None,
+    top_left=False,
     **where,
 ):  # fmt: skip
-    """tessera.torch.attention's options as attend takes them."""
+    """tessera.torch.attention's options as arguments of attend."""
     lengths = torch.tensor(k.shape[1]) if seqused_k is None else seqused_k.to(torch.int64)[:, None, None]
     diagonal = torch.arange(q.shape[1]) + (0 if top_left else lengths - q.shape[1])
     own = lambda x, *shape: None if x is None else x.to(q.dtype).reshape(*shape)  # noqa: E731

@@ -19,11 +19,11 @@
 
 namespace tessera::test {
 
-// A drawn step: the sizes and options of one call.
+// A random step: the sizes and options of one call.
 struct Form {
   DType dtype = float32;
   bool packed = false, paged = false, interleaved = false, positions = false, queries = true, in_place = false;
-  bool heads_first = false;  // HND: heads lie outside the keys of a page
+  bool heads_first = false;  // HND: heads are outside the keys of a page
   bool wide = false;         // float32 cos and sin beside a shorter dtype
   std::int64_t batch = 3, tokens = 4, tokens_q = 4, heads_q = 4, heads_kv = 2, d = 32, dv = 24, rotary = 16;
   std::int64_t page_size = 5, max_pages = 6, spare_pages = 3;
@@ -223,7 +223,7 @@ inline void expect_written(const Step& step, const std::string& name, const Layo
   }
 }
 
-// `run` does what the call says.
+// `run` executes the call.
 template <class Run>
 void expect_right(const Form& form, const Run& run) {
   Step step(form);

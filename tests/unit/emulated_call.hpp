@@ -113,7 +113,7 @@ struct Problem {
   }
 };
 
-// Relative RMS error, and that no NaN is there that the oracle has not.
+// Relative RMS error; also checks that there is no NaN where the reference has none.
 inline void expect_near(const std::vector<uint16_t>& got, const std::vector<uint16_t>& oracle, DType dtype, double most,
                         const char* name) {
   double error = 0, norm = 0;

@@ -74,7 +74,9 @@ struct Wgmma;
 #define TESSERA_NUMBERS_112 TESSERA_NUMBERS_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define TESSERA_NUMBERS_120 TESSERA_NUMBERS_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define TESSERA_NUMBERS_128 TESSERA_NUMBERS_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define TESSERA_REGISTERS_FROM(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TESSERA_REGISTERS_FROM(i)                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
+  "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define TESSERA_REGISTERS_8 TESSERA_REGISTERS_FROM(0)
 #define TESSERA_REGISTERS_16 TESSERA_REGISTERS_8, TESSERA_REGISTERS_FROM(8)
 #define TESSERA_REGISTERS_24 TESSERA_REGISTERS_16, TESSERA_REGISTERS_FROM(16)
@@ -93,25 +95,27 @@ struct Wgmma;
 #define TESSERA_REGISTERS_128 TESSERA_REGISTERS_120, TESSERA_REGISTERS_FROM(120)
 
 // The operands after the accumulators. `count`: the number of accumulators, and the first of these operands' numbers.
-#define TESSERA_WGMMA(name, type, n, count, o1, o2, o3, o4, o5, o6)                                                         \
-  template <bool kTransposeB>                                                                                               \
-  struct Wgmma<Dtype::name, n, kTransposeB> {                                                                               \
-    TESSERA_DEVICE static void ss(float (&d)[count], unsigned long long a, unsigned long long b, int accumulate) {          \
-      asm volatile(                                                                                                         \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n"                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_NUMBERS_##count "}, %" #count ", %"   \
-          #o1 ", p, 1, 1, 0, %" #o3 ";\n}"                                                                                  \
-          : TESSERA_REGISTERS_##count                                                                                       \
-          : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));                                                     \
-    }                                                                                                                       \
-    TESSERA_DEVICE static void rs(float (&d)[count], const uint32 (&a)[4], unsigned long long b, int accumulate) {          \
-      asm volatile(                                                                                                         \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n"                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_NUMBERS_##count "}, {%" #count ", %"  \
-          #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";\n}"                                                      \
-          : TESSERA_REGISTERS_##count                                                                                       \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));                 \
-    }                                                                                                                       \
+#define TESSERA_WGMMA(name, type, n, count, o1, o2, o3, o4, o5, o6)                                                    \
+  template <bool kTransposeB>                                                                                          \
+  struct Wgmma<Dtype::name, n, kTransposeB> {                                                                          \
+    TESSERA_DEVICE static void ss(float (&d)[count], unsigned long long a, unsigned long long b, int accumulate) {     \
+      asm volatile(                                                                                                    \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n"                                                            \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type                                                       \
+          "." type " {" TESSERA_NUMBERS_##count "}, %" #count ", %"                                                    \
+          #o1 ", p, 1, 1, 0, %" #o3 ";\n}"                                                                             \
+          : TESSERA_REGISTERS_##count                                                                                  \
+          : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));                                                \
+    }                                                                                                                  \
+    TESSERA_DEVICE static void rs(float (&d)[count], const uint32 (&a)[4], unsigned long long b, int accumulate) {     \
+      asm volatile(                                                                                                    \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n"                                                            \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type                                                       \
+          "." type " {" TESSERA_NUMBERS_##count "}, {%" #count ", %"                                                   \
+          #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";\n}"                                                 \
+          : TESSERA_REGISTERS_##count                                                                                  \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB ? 1 : 0));            \
+    }                                                                                                                  \
   };
 #define TESSERA_WGMMA_F16(n, ...) TESSERA_WGMMA(kFloat16, "f16", n, __VA_ARGS__)
 #define TESSERA_WGMMA_BF16(n, ...) TESSERA_WGMMA(kBFloat16, "bf16", n, __VA_ARGS__)

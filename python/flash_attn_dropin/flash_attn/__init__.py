@@ -1,4 +1,4 @@
-"""The flash_attn interface on Tessera: unchanged programs, on the CPU too."""
+"""The flash_attn interface on Tessera, for unchanged programs, also on the CPU."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""New keys and values into a cache, and the rotation of queries and new keys: `tessera.append`, also in traced
+"""Appends new keys and values to a cache and rotates queries and new keys: `tessera.append`, also in traced
 programs."""
 
 from typing import NamedTuple, Optional
@@ -13,7 +13,7 @@ from flash_attn.layers.rotary import rotate
 
 
 class Angles(NamedTuple):
-    """cos, sin [R, rotary_dim / 2], and which of their rows each query [B, Sq] and each new key [B, S_new] takes."""
+    """cos, sin [R, rotary_dim / 2], and the row of them for each query [B, Sq] and each new key [B, S_new]."""
 
     cos: Tensor
     sin: Tensor
@@ -26,11 +26,11 @@ def append(
     extent: Extent, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
     pages: Optional[Tensor], angles: Optional[Angles],
 ) -> Tensor:  # fmt: skip
-    """Writes k, v [B, S_new, Hkv, D] after each sequence's `lengths` keys, in place, and returns q, turned where there
-    are angles. Where the extent clamps, what is out of range is dropped."""
+    """Writes k, v [B, S_new, Hkv, D] after each sequence's `lengths` keys, in place, and returns q, rotated if there
+    are angles. If the extent clamps, tokens out of range are dropped."""
     if extent.num_new == 0 and angles is None:
         return q
-    if extent.clamps and not q.is_cuda and not tracing():  # a GPU's kernel drops by itself, the CPU's refuses
+    if extent.clamps and not q.is_cuda and not tracing():  # a GPU's kernel drops them itself, the CPU's refuses them
         return _append_within(extent, q, k, v, k_cache, v_cache, lengths, pages, angles)
     q_out = cos = sin = rows_q = rows_k = None
     if angles is not None:

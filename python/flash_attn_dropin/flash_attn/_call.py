@@ -1,4 +1,4 @@
-"""One call of Tessera in flash_attn's terms: arguments, the LSE of empty rows, the private pair."""
+"""One call of Tessera in flash_attn's terms: arguments, the LSE of empty rows, the private pair of functions."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ from flash_attn._dmask import s_dmask, s_dmask_shape
 
 @dataclasses.dataclass
 class Call:
-    """What was computed, and of what."""
+    """The inputs and results of a call."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    options: dict  # tessera.torch.attention's
+    options: dict  # those of tessera.torch.attention
     out: Tensor
-    lse: Tensor  # -inf where a row sees nothing
+    lse: Tensor  # -inf if a row sees no key
 
 
 def window_of(window_size) -> tuple:
@@ -34,7 +34,7 @@ def window_of(window_size) -> tuple:
 
 
 def lse_of(lse: Tensor) -> Tensor:
-    """flash_attn's: +inf where a row sees nothing."""
+    """flash_attn's LSE: +inf if a row sees no key."""
     return torch.where(lse == -math.inf, math.inf, lse)
 
 
@@ -43,14 +43,14 @@ def _slopes(alibi_slopes: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def counts_from(leftpad: Tensor, num_keys: int) -> Tensor:
-    """Whether a key comes after its sequence's padding: bool [B, 1, 1, num_keys]."""
+    """True for keys after their sequence's padding: bool [B, 1, 1, num_keys]."""
     return (torch.arange(num_keys, device=leftpad.device) >= leftpad[:, None])[:, None, None, :]
 
 
 def _without_padding(v: Tensor, cu_seqlens: Tensor, leftpad: Tensor) -> Tensor:
     """A copy of packed v [Tk, Hkv, Dv] with zeros in the first leftpad[b] rows of each sequence.
 
-    A hidden key's probability is 0, but 0 * NaN is NaN where whole tiles are multiplied.
+    A hidden key's probability is 0, but 0 * NaN is NaN when whole tiles are multiplied.
     """
     cu_seqlens = cu_seqlens.to(torch.int64)
     rows = torch.arange(v.shape[0], device=v.device)
@@ -86,7 +86,7 @@ def attend(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux, dropout_state
     )
     if cu_seqlens_q is not None:
-        # The lengths may arrive as 0-d tensors, which a compiled program leaves such.
+        # The lengths may be 0-d tensors, and remain so in a compiled program.
         longest = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
         if not torch.compiler.is_compiling():
             longest = {name: integer(name, length) for name, length in longest.items()}
@@ -97,7 +97,7 @@ def attend(
             lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1] if seqused_k is None else seqused_k
             options.update(page_table=block_table, seqused_k=lengths)
     if leftpad_k is not None:
-        # What is measured from a sequence's last key (causal, window, ALiBi) is the same with and without the padding.
+        # Causal masks, windows and ALiBi are measured from a sequence's last key, so padding does not change them.
         options["mask"] = counts_from(leftpad_k, integer("max_seqlen_k", max_seqlen_k))
         v = _without_padding(v, cu_seqlens_k, leftpad_k)
     out, lse = attention(q, k, v, return_lse=True, **options)
@@ -112,7 +112,7 @@ def results(call: Call, return_attn_probs: bool):
 
 
 def operator(mutates_args: tuple, fake: Callable) -> Callable:
-    """Makes a function an operator, torch.ops.flash_attn.<its name>, as well: for tracers, fake and meta tensors."""
+    """Also registers a function as an operator, torch.ops.flash_attn.<its name>, for tracers, fake and meta tensors."""
 
     def decorate(function: Callable) -> Callable:
         seen = torch.library.custom_op(f"flash_attn::{function.__name__}", function, mutates_args=mutates_args)

@@ -1,8 +1,8 @@
-"""S_dmask: the softmax before its division, as flash_attn's kernels hold it, negative where dropped. For tests.
+"""S_dmask: the softmax before its division, as in flash_attn's kernels, negative where dropped. For tests.
 
-flash_attn's forward kernel takes the keys in blocks of `block_size_n`, from the last block to the first, and what it
-stores of a block is exp(s - m), where m is the row's maximum over that block and those after it. Whoever wants the
-softmax multiplies each block by exp(m - lse).
+flash_attn's forward kernel processes the keys in blocks of `block_size_n`, from the last block to the first, and stores
+exp(s - m) for a block, where m is the row's maximum over that block and those after it. To get the softmax, multiply
+each block by exp(m - lse).
 """
 
 import math
@@ -12,12 +12,12 @@ import torch
 from tessera.torch import attention
 from torch import Tensor
 
-_ROUNDED = 128  # queries and keys: to these, flash_attn rounds the shape of S_dmask up
+_ROUNDED = 128  # flash_attn rounds queries and keys of S_dmask's shape up to a multiple of this
 
 
 def block_size_n(device, head_dim, is_dropout, is_causal) -> int:
-    """Keys of a block in flash_attn's forward kernel: its table. The CPU, and head sizes above its 256, count as
-    sm80."""
+    """Keys of a block in flash_attn's forward kernel, from its table. The CPU, and head sizes above its maximum of 256,
+    count as sm80."""
     is_sm8x = torch.device(device).type == "cuda" and 80 < _capability(device) < 90
     if head_dim <= 32 or (head_dim <= 64 and not is_dropout):
         return 128
@@ -41,8 +41,8 @@ def s_dmask_shape(q: Tensor, k: Tensor, options: dict) -> tuple:
 
 
 def s_dmask(q: Tensor, k: Tensor, options: dict) -> Tensor:
-    """[B, Hq, Sq, Sk] in q's dtype, both lengths rounded up to whole 128, 0 where a key is not seen; empty without
-    dropout.
+    """[B, Hq, Sq, Sk] in q's dtype, both lengths rounded up to multiples of 128, 0 where a key is not seen; empty
+    without dropout.
 
     `options` are those of the call of `tessera.torch.attention`.
     """
@@ -115,9 +115,10 @@ def _scores(
 
 
 def _kept(q: Tensor, k: Tensor, columns: Tensor, options: dict) -> Tensor:
-    """Which entries dropout keeps, bool [B, Hq, Sq, columns]: a function of its state and of an entry's place alone.
+    """The entries that dropout keeps, bool [B, Hq, Sq, columns]: a function of its state and of an entry's indices
+    only.
 
-    So the kernels themselves say it, of queries and keys that are zero, with the identity for values: 0 where dropped.
+    The kernels compute it, with zero queries and keys and the identity as values: the result is 0 where dropped.
     """
     zeros = {"dtype": torch.float32, "device": q.device}
     place = torch.arange(k.shape[1], device=q.device)

@@ -1,8 +1,9 @@
-"""What a cache of keys and values has room for: lengths and indices within it, and writes that stay there.
+"""The extent of a cache of keys and values: checks that lengths and indices are within it, and writes that stay within
+it.
 
-Lengths, page indices and the rest are data. On the CPU they are checked before anything is written. On a GPU they are
-checked too, which waits for its stream; while the stream is captured into a CUDA graph nothing can be waited for:
-indices are clamped and writes out of range dropped, so that a replay never reads or writes where it must not.
+Lengths, page indices and the like are data. On the CPU they are checked before anything is written. On a GPU they are
+checked as well, which waits for its stream. While the stream is captured into a CUDA graph, waiting is impossible:
+indices are clamped and writes out of range are dropped, so that a replay never accesses other memory.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from torch import Tensor
 
 
 def tracing() -> bool:
-    """Whether a tracer, a mode or a transformation sees the call, whose tensors may hold nothing."""
+    """True if a tracer, a mode or a transformation sees the call, whose tensors may have no data."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -27,21 +28,21 @@ def _capturing(tensor: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Of a cache [num_pages, page_size, Hkv, D] whose sequences have one row, or as many pages as an index has
+    """The extent of a cache [num_pages, page_size, Hkv, D]. A sequence has one row, or as many pages as the index has
     columns."""
 
     num_pages: int
     page_size: int
-    room: int  # keys of a sequence
+    room: int  # keys that a sequence can hold
     is_block_table: bool
     num_new: int
     num_rotated: int  # positions from a sequence's length on that are rotated
     num_angles: int  # rows of rotary_cos
-    clamps: bool = False  # whether out of range is brought into range
+    clamps: bool = False  # whether values out of range are clamped
 
     @staticmethod
     def clamped_on(cache: Tensor) -> bool:
-        # A compiled program may be captured later, and cannot ask.
+        # A compiled program may be captured later, and cannot check that.
         return (cache.is_cuda and torch.compiler.is_compiling()) or _capturing(cache)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ class Extent:
     def checked(
         self, cache_seqlens: Union[None, int, Tensor], pages: Optional[Tensor], leftpad: Optional[Tensor], q: Tensor
     ) -> Tensor:
-        """Keys already in the cache, int32 [B]. Raises where lengths or indices are out of range."""
+        """Keys already in the cache, int32 [B]. Raises an error if lengths or indices are out of range."""
         if isinstance(cache_seqlens, Tensor):
             lengths = cache_seqlens
         else:
@@ -68,19 +69,21 @@ class Extent:
     def refuse_lengths(self, least: int, most: int) -> None:
         if least < 0:
             raise ValueError(f"cache_seqlens: {least}, accepted 0 and more")
-        # Messages are made where they are needed: a symbolic length becomes a constant in one.
+        # Messages are formatted only when needed, since formatting turns a symbolic length into a constant.
         if most + self.num_new > self.room:
             keys = f"{self.num_new} new keys after {most}" if self.num_new else f"{most} keys"
             if self.is_block_table:
                 columns = self.room // max(self.page_size, 1)
                 raise RuntimeError(
-                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of {self.page_size}"
+                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of "
+                    f"{self.page_size}"
                 )
             name = "k" if self.num_new else "cache_seqlens"
             raise ValueError(f"{name}: {keys}, accepted at most {self.room} in all, the cache's room")
         if self.num_rotated and most + self.num_rotated > self.num_angles:
             raise ValueError(
-                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its rows"
+                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its "
+                "rows"
             )
 
     def refuse_pages(self, least: int, most: int) -> None:
@@ -91,7 +94,8 @@ class Extent:
             raise RuntimeError(f"block_table: page {page}, accepted 0 .. {self.num_pages - 1}")
         raise ValueError(f"cache_batch_idx: {page}, accepted 0 .. {self.num_pages - 1}")
 
-    # ---- what stays within, captured or not -------------------------------------------------------------------------
+    # ---- values within range, captured or not
+    # ----------------------------------------------------------------------------
 
     def within_rotary(self, rows: Tensor) -> Tensor:
         return rows.clamp(0, self.num_angles - 1) if self.clamps else rows
@@ -106,7 +110,7 @@ class Extent:
         )
 
     def slots(self, lengths: Tensor, pages: Optional[Tensor]) -> Tensor:
-        """Where each new token lies among the cache's keys, int64 [B * num_new]; -1 where that is out of range."""
+        """The index of each new token among the cache's keys, int64 [B * num_new]; -1 if it is out of range."""
         rows = lengths[:, None].to(torch.int64) + torch.arange(self.num_new, device=lengths.device)
         at = rows.clamp(0, max(self.room - 1, 0))
         if pages is None:
@@ -117,11 +121,12 @@ class Extent:
         return torch.where(within, page * self.page_size + at % self.page_size, -1).flatten()
 
 
-_MOST_COPIED = 2048  # page indices that are copied from a GPU rather than looked through there
+_MOST_COPIED = 2048  # page indices to copy from a GPU; more are reduced on the GPU
 
 
 def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> None:
-    """Raises where lengths or indices are out of range; on a GPU, after one wait for its stream, but under capture."""
+    """Raises an error if lengths or indices are out of range. On a GPU this waits for its stream once, except under
+    capture."""
     if _capturing(lengths) or lengths.numel() == 0:
         return
     many = lengths.is_cuda and pages is not None and pages.numel() > _MOST_COPIED
@@ -132,9 +137,11 @@ def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Opt
         raise ValueError(f"cache_leftpad: {of_leftpad[0]}, accepted 0 and more")
 
 
-def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> List[Tuple[int, int]]:
-    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied
-    from a GPU where they lie there, are quicker than a dozen operators where sizes are small."""
+def _bounds(
+    extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]
+) -> List[Tuple[int, int]]:
+    """Minimum and maximum of lengths, of the pages in use, and of leftpad; (0, 0) for an absent tensor. For small
+    sizes, lists (copied from a GPU if necessary) are faster than a dozen operators."""
     counts = lengths.tolist()
     used = [0]
     if pages is not None:
@@ -147,7 +154,7 @@ def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: O
 def _bounds_on_gpu(
     extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]
 ) -> List[Tuple[int, int]]:  # fmt: skip
-    """The same, by the GPU: one copy of its results."""
+    """The same on the GPU: copies only the results."""
     tensors = {"lengths": lengths}
     if pages is not None and pages.numel() > 0:
         starts = torch.arange(0, extent.room, max(extent.page_size, 1), device=pages.device)
@@ -159,7 +166,7 @@ def _bounds_on_gpu(
     return [found.get(name, (0, 0)) for name in ("lengths", "pages", "leftpad")]
 
 
-# For compiled programs: a node of its own, on whose result the rest depends, checks when the program runs.
+# For compiled programs: a node that checks when the program runs; everything else depends on its result.
 @torch.library.custom_op("tessera_flash_attn::checked_lengths", mutates_args=())
 def _checked(
     lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor], num_pages: int, page_size: int, room: int,

@@ -1,4 +1,4 @@
-"""Attention to a cache of keys and values that grows in place."""
+"""Attention with a cache of keys and values that grows in place."""
 
 from typing import Optional, Tuple
 
@@ -23,7 +23,7 @@ def attend_cache(
     inputs = dict(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     if tracing():
         kernels.refuse_gradients("flash_attn_with_kvcache", **inputs)
-    elif k is not None:  # what is written in place; the others' gradients are refused when they are asked for
+    elif k is not None:  # the cache is written in place; other gradients are refused when they are requested
         kernels.refuse_gradients("flash_attn_with_kvcache", k_cache=k_cache, v_cache=v_cache)
     with torch.no_grad():
         pages = block_table
@@ -33,7 +33,7 @@ def attend_cache(
         num_new = 0 if k is None else k.shape[1]
         num_rotated = 0
         if rotary_cos is not None:
-            # Queries without an order among themselves all stand where the new keys begin.
+            # Without an order among themselves, all queries have the position of the first new key.
             ordered = causal or any(side is not None and side >= 0 for side in window_size)
             num_rotated = max(num_new, q.shape[1] if ordered else 1)
         extent = Extent(
@@ -49,14 +49,16 @@ def attend_cache(
         lengths = extent.checked(cache_seqlens, pages, leftpad, q)
         options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, None, None)
         if k is not None:
-            if not tracing():  # whatever attention refuses, it refuses before the cache is written
+            if not tracing():  # attention must refuse before the cache is written
                 check(q, k_cache, v_cache, page_table=pages, seqused_k=lengths, **options)
             angles = None
             if rotary_cos is not None:
                 first = lengths[:, None]
                 rows_q = first + torch.arange(q.shape[1], device=q.device) if ordered else first.expand(-1, q.shape[1])
                 rows_k = first + torch.arange(num_new, device=q.device)
-                angles = Angles(rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved)
+                angles = Angles(
+                    rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved
+                )
             q = append(extent, q, k, v, k_cache, v_cache, lengths, pages, angles)
             lengths = lengths + num_new
         lengths, pages, leftpad = extent.within(lengths, pages, leftpad)
@@ -77,7 +79,7 @@ _NO_GRADIENT = (
 def _check_arguments(
     q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
 ) -> None:  # fmt: skip
-    """What shapes and dtypes tell. Nothing may be wrong once the cache is written."""
+    """Checks of shapes and dtypes, which must precede writing the cache."""
     if (k is None) != (v is None):
         raise ValueError("v: must be given with k, and k with v")
     if k is not None and cache_seqlens is None:
@@ -111,7 +113,7 @@ def _check_arguments(
         columns = block_table.shape[-1] if block_table.dim() > 0 else 0
         require("block_table", block_table, (batch, columns), (torch.int32,))
     if k is None:
-        return  # nothing will be written: attention refuses the rest in time
+        return  # nothing is written, so attention checks the rest
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k)):
         checks.check_tensor(name, tensor)
         if tensor.dim() != 4:
@@ -125,7 +127,9 @@ def _check_arguments(
     if (2 * rotary_cos.shape[-1]) % 16 != 0:
         raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted multiples of 16")
     if 2 * rotary_cos.shape[-1] > q.shape[-1]:
-        raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}")
+        raise ValueError(
+            f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}"
+        )
     require("rotary_sin", rotary_sin, tuple(rotary_cos.shape), (rotary_sin.dtype,) if rotary_sin is not None else ())
 
 
@@ -134,11 +138,11 @@ def _without_padding(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """The caches as pages of one key, the table and the lengths of the keys after each sequence's padding.
 
-    The padding is never read, so that it may hold anything, and what comes after it is not copied. What is measured
-    from a sequence's last key (causal, window, ALiBi) is the same with and without the padding. On the CPU decoding is
-    ten times as fast as with a mask that hides it.
+    The padding is never read, so it may hold anything, and the keys after it are not copied. Causal masks, windows and
+    ALiBi are measured from a sequence's last key, so padding does not change them. On the CPU, decoding is ten times as
+    fast as with a mask that hides the padding.
     """
-    # Of both caches, keys must lie equally far apart; else, copies.
+    # Both caches need the same distance between keys; otherwise they are copied.
     if _keys_a_sequence(k_cache) is None or _keys_a_sequence(k_cache) != _keys_a_sequence(v_cache):
         k_cache, v_cache = (t.clone(memory_format=torch.contiguous_format) for t in (k_cache, v_cache))
     distance, num_keys = _keys_a_sequence(k_cache), k_cache.shape[1]
@@ -150,13 +154,13 @@ def _without_padding(
 
 
 def _keys_a_sequence(cache: Tensor) -> Optional[int]:
-    """How many keys lie between two sequences' first in cache [B, Sk, Hkv, D]; None: not a whole number."""
+    """The distance between sequences of cache [B, Sk, Hkv, D], in keys; None if it is not a whole number."""
     batch, num_keys = cache.stride(0), cache.stride(1)
     return batch // num_keys if num_keys > 0 and batch % num_keys == 0 else None
 
 
 def _single_keys(cache: Tensor) -> Tensor:
-    """cache [B, Sk, Hkv, D] as [pages, 1, Hkv, D] in the same memory, each key and what lies between sequences a
+    """cache [B, Sk, Hkv, D] as [pages, 1, Hkv, D] in the same memory: each key, and each gap between sequences, is a
     page."""
     pages = 0 if cache.numel() == 0 else (cache.shape[0] - 1) * cache.stride(0) // cache.stride(1) + cache.shape[1]
     shape = (pages, 1, *cache.shape[2:])

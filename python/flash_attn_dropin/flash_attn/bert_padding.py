@@ -13,11 +13,11 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """[first_axis_dim, ...] with `values` in the rows `indices` and 0 elsewhere."""
     output = values.new_zeros(first_axis_dim, *values.shape[1:])
-    return output.index_copy(0, indices.long(), values)  # Transformers passes int32 ones
+    return output.index_copy(0, indices.long(), values)  # Transformers passes int32
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor):
-    """The rows, and the input for the residual branch; gradients of both add up."""
+    """The rows, and the input for the residual branch; their gradients are added."""
     return index_first_axis(input, indices), input.view_as(input)
 
 
@@ -28,9 +28,9 @@ def _cumulative(seqlens: Tensor) -> Tensor:
 def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask=None):
     """Rows that a mask keeps.
 
-    hidden_states [B, S, ...]; attention_mask, unused_mask [B, S], 1 = kept. Rows that only unused_mask keeps are
-    carried along, but not counted by the last value. Returns the rows [T, ...], their indices in [B * S], cu_seqlens
-    int32 [B + 1], the longest length, and the lengths int32 [B] by attention_mask.
+    hidden_states [B, S, ...]; attention_mask, unused_mask [B, S], 1 = kept. Rows kept only by unused_mask are included,
+    but not counted in the last value. Returns the rows [T, ...], their indices in [B * S], cu_seqlens int32 [B + 1],
+    the longest length, and the lengths int32 [B] by attention_mask.
     """
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     seqlens = kept.sum(dim=-1, dtype=torch.int32)
@@ -42,8 +42,8 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask=None)
 
 
 def unpad_input_for_concatenated_sequences(hidden_states: Tensor, attention_mask_in_length: Tensor):
-    """As unpad_input, for rows of a batch that hold several sequences: attention_mask_in_length [B, S] has their
-    lengths first and zeros after. Returns the rows, indices, cu_seqlens and the longest length."""
+    """The same for rows of a batch that hold several sequences: attention_mask_in_length [B, S] has their lengths first
+    and zeros after. Returns the rows, indices, cu_seqlens and the longest length."""
     total = attention_mask_in_length.sum(dim=-1)
     columns = torch.arange(attention_mask_in_length.shape[1], device=total.device)
     indices = torch.nonzero((columns < total[:, None]).flatten(), as_tuple=False).flatten()

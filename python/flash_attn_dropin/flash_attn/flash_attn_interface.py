@@ -1,7 +1,7 @@
 """The functions of flash_attn 2.8.4, on Tessera.
 
-Where Tessera's own meaning differs, flash_attn's holds: the LSE of a row that sees nothing is +inf, and with dropout a
-third value S_dmask tells what was dropped (_dmask.py).
+Where Tessera's own meaning differs, flash_attn's applies: the LSE of a row that sees no key is +inf, and with dropout a
+third value S_dmask shows what was dropped (_dmask.py).
 """
 
 from typing import Optional, Tuple, Union
@@ -38,7 +38,7 @@ def flash_attn_func(
     *,
     s_aux=None,
 ):
-    """Attention over q [B, Sq, Hq, D], k, v [B, Sk, Hkv, D]; causal and window are bottom-right aligned.
+    """Attention of q [B, Sq, Hq, D] with k, v [B, Sk, Hkv, D]; causal and window are bottom-right aligned.
 
     s_aux [Hq] is a logit that joins each head's denominator. Returns out [B, Sq, Hq, D], or with return_attn_probs out,
     LSE [B, Hq, Sq] and S_dmask.
@@ -184,14 +184,14 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """Attention of q [B, Sq, Hq, D] to a cache, to which k, v [B, S_new, Hkv, D] are appended in place first.
+    """Attention of q [B, Sq, Hq, D] with a cache, to which k, v [B, S_new, Hkv, D] are first appended in place.
 
     k_cache, v_cache [B_cache, Sk, Hkv, D], or [pages, page_size, Hkv, D] with block_table int32 [B, max_pages].
-    cache_seqlens: an int or int32 [B], keys already there. cache_batch_idx int32 [B]: the cache row of each sequence.
-    cache_leftpad int32 [B]: the first key that counts. rotary_cos, rotary_sin [S_max, rotary_dim / 2] turn k at
-    cache_seqlens + i, and q there too when causal or windowed, else all of q at cache_seqlens. num_splits is a hint
-    that the plan does not need. No gradients. Returns out [B, Sq, Hq, D], or with return_softmax_lse out and LSE [B,
-    Hq, Sq].
+    cache_seqlens: an int or int32 [B], the number of keys already in the cache. cache_batch_idx int32 [B]: the cache
+    row of each sequence. cache_leftpad int32 [B]: the first key in use. rotary_cos, rotary_sin [S_max, rotary_dim / 2]
+    rotate k at positions cache_seqlens + i, and q at the same positions if causal or windowed, otherwise all of q at
+    cache_seqlens. num_splits is a hint that the plan does not need. No gradients. Returns out [B, Sq, Hq, D], or with
+    return_softmax_lse out and LSE [B, Hq, Sq].
     """
     out, lse = attend_cache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
@@ -200,7 +200,7 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
-# ---- what frameworks with a backward pass of their own call ---------------------------------------------------------
+# ---- functions for frameworks with their own backward pass -----------------------------------------------------------
 
 
 def _attend(
@@ -277,7 +277,7 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, LSE, S_dmask, rng_state (int64 [2]). leftpad_k int32 [B]: the first key of each sequence that counts.
+    """out, LSE, S_dmask, rng_state (int64 [2]). leftpad_k int32 [B]: the first key of each sequence in use.
 
     num_splits is a hint that the plan does not need; as in flash_attn, more than one is refused with block_table.
     """

@@ -1,4 +1,4 @@
-"""Says which package `import flash_attn` takes in this environment, and how to take the other. Status 1: not
+"""Shows which package `import flash_attn` uses in this environment, and how to use the other. Status 1: not
 Tessera's."""
 
 import importlib.metadata
@@ -9,7 +9,7 @@ from pathlib import Path
 
 def main() -> int:
     folder = Path(__file__).resolve().parent
-    if not (folder / "flash_attn").exists():  # in the source tree the two lie side by side
+    if not (folder / "flash_attn").exists():  # in the source tree the two are side by side
         folder = folder.parent
     spec = importlib.util.find_spec("flash_attn")
     taken = Path(spec.origin).resolve() if spec is not None and spec.origin else None

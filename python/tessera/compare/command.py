@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="(float32)")
     add("--causal", action="store_true", help="a query sees no key right of the diagonal")
     add("--dropout", type=float, default=0.0, metavar="P",
-        help="probability that an entry is dropped, below 1: without errors, since each side drops other entries")  # fmt: skip
+        help="probability that an entry is dropped, below 1: without errors, since each side drops other "
+             "entries")  # fmt: skip
     add("--repeat", type=int, default=5, metavar="INT",
         help="timed calls of each, fewer when they are long; the median counts (5)")  # fmt: skip
     add("--memory-limit", type=float, metavar="GIB", help="what a peer may take (what is available)")

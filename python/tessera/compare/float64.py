@@ -68,7 +68,8 @@ def scores(
 
 def attend(
     xp: Any, q: Any, k: Any, v: Any, diagonal: Any, *, scale: Any, d_o: Any = None, d_lse: Any = 0.0, sink: Any = None,
-    softcap: float = 0.0, product: Product = operator.matmul, stored: Callable[[Any], Any] = lambda x: x, **options: Any,
+    softcap: float = 0.0, product: Product = operator.matmul, stored: Callable[[Any], Any] = lambda x: x,
+    **options: Any,
 ) -> Rows:  # fmt: skip
     """xp: numpy or torch. q [..., R, D], k [..., Sk, D], v [..., Sk, Dv] and d_o [..., R, Dv] have one type. diagonal
     [..., R]: the key aligned with each row's query, i + Sk - Sq. Options of scores: bias, mask [..., R, Sk], slope (of

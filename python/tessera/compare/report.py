@@ -21,7 +21,8 @@ def title(cells: list[Cell], settings: Settings, product_gflops: float) -> str:
     visible = "causal" if shape.causal else "full"
     dropout = f", dropout {shape.dropout_p:g}" if shape.dropout_p else ""
     return (
-        f"Exact attention, {directions} · {shape.dtype} · B {shape.batch}, {heads}, D {shape.head_dim}, {visible}{dropout}"
+        f"Exact attention, {directions} · {shape.dtype} · B {shape.batch}, {heads}, D {shape.head_dim}, "
+        f"{visible}{dropout}"
         f" · {settings.device.describe()} · {settings.framework.name} {settings.framework.version}"
         f" · a large matrix product {product_gflops:.0f} GFLOP/s"
     )

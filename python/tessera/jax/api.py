@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tessera._options import Options
 
 _TENSORS = frozenset(field["name"] for field in _core.option_fields() if field["kind"] == "tensor") - {"lse_low"}
-_VALUES = frozenset(field["name"] for field in _core.option_fields() if field["kind"] in ("value", "execution")) - {"openmp"}
+_VALUES = frozenset(field["name"] for field in _core.option_fields() if field["kind"] in ("value", "execution")) - {
+    "openmp"
+}
 
 
 def _array(name: str, value: Any) -> Any:
@@ -55,7 +57,11 @@ def _along_keys(bias: Any, tensors: dict[str, Any], values: dict[str, Any]) -> A
 
 
 @overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[Options]) -> jax.Array: ...
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[Options]
+) -> jax.Array: ...
+
+
 @overload
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[Options]

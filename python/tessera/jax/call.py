@@ -12,16 +12,21 @@ import numpy as np
 from tessera import _core
 from tessera._core import Error
 
+from . import sharding
+
 Tensors = dict[str, Any]  # by the names of a problem's tensors: q, k, v and the options that are arrays
 
 _TARGET = "tessera_attention"
 _FIELDS = {field["name"]: field for field in _core.option_fields()}
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 # Tensors that number sequences or rows of keys; a batch within a batch would need another numbering.
-_NUMBERING = ("cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens")
+_NUMBERING = (
+    "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens",
+)  # fmt: skip
 
-for _platform, _handler in _core.jax_handlers().items():
-    jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
+for _target, _handlers in _core.jax_handlers().items():
+    for _platform, _handler in _handlers.items():
+        jax.ffi.register_ffi_target(_target, _handler, platform=_platform)
 
 
 class Settings(NamedTuple):
@@ -40,7 +45,9 @@ def settings_of(options: dict[str, Any]) -> Settings:
     for name, value in options.items():
         field = _FIELDS[name]
         if isinstance(value, jax.core.Tracer):
-            raise Error(f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)")
+            raise Error(
+                f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)"
+            )
         if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
             value = value.item()
         if isinstance(value, list):
@@ -89,13 +96,18 @@ def _lse_shape(settings: Settings, q: Any) -> tuple[int, ...]:
 
 
 def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensors) -> Tensors:
-    """`results`: shapes and dtypes."""
-    call = jax.ffi.ffi_call(_TARGET, list(results.values()), vmap_method="sequential")
-    arrays = call(
-        *operands.values(), operands=" ".join(operands), results=" ".join(results), backward=np.int64(backward),
-        **_attributes(settings),
-    )  # fmt: skip
-    return dict(zip(results, arrays))
+    """`results`: those that are wanted, with the shape and dtype that each has for operands of any shapes."""
+    attributes = {"backward": np.int64(backward), **_attributes(settings)}
+
+    def run(*arrays: Any) -> list[Any]:
+        given = dict(zip(operands, arrays))
+        call = jax.ffi.ffi_call(_TARGET, [shape_of(given) for shape_of in results.values()], vmap_method="sequential")
+        return list(call(*arrays, operands=" ".join(operands), results=" ".join(results), **attributes))
+
+    shapes = {name: x.shape for name, x in operands.items()}
+    division = sharding.of_attention(shapes, settings.heads_first, bool(settings.get("dropout_p")))
+    call = sharding.divided(run, division, list(operands), list(results), backward)
+    return dict(zip(results, call(*operands.values())))
 
 
 # ---- shard_map ------------------------------------------------------------------------------------------------------
@@ -217,21 +229,22 @@ def _mappable(call: Any) -> Any:
 
 @_mappable
 def _forward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
-    q, v = tensors["q"], tensors["v"]
-    shapes = {
-        "o": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-        "lse": jax.ShapeDtypeStruct(_lse_shape(settings, q), np.float32),
-    }
-    return _call(settings, False, tensors, {name: shapes[name] for name in results})
+    def of_o(given: Tensors) -> Any:
+        return jax.ShapeDtypeStruct((*given["q"].shape[:-1], given["v"].shape[-1]), given["q"].dtype)
+
+    def of_lse(given: Tensors) -> Any:
+        return jax.ShapeDtypeStruct(_lse_shape(settings, given["q"]), np.float32)
+
+    return _call(settings, False, tensors, {name: of_o if name == "o" else of_lse for name in results})
 
 
 @_mappable
 def _backward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
-    def twin(name: str) -> Any:
-        source = tensors[name.removeprefix("d_")]
+    def twin(name: str, given: Tensors) -> Any:
+        source = given[name.removeprefix("d_")]
         return jax.ShapeDtypeStruct(source.shape, np.float32 if name in ("d_bias", "d_sink") else source.dtype)
 
-    return _call(settings, True, tensors, {name: twin(name) for name in results})
+    return _call(settings, True, tensors, {name: functools.partial(twin, name) for name in results})
 
 
 def _differentiated_once(run: Any) -> Any:

@@ -27,6 +27,11 @@ def _require(holds: bool, text: str) -> None:
         raise ValueError(text)
 
 
+def _within(extent: int, lengths: Any) -> Any:
+    """[B, extent], True for positions before their sequence's end. Ranks are equal, for jax_numpy_rank_promotion."""
+    return jnp.arange(extent)[None, :] < lengths[:, None]
+
+
 def _check(name: str, array: Any, shape: tuple[int, ...], dtype: Any = None) -> None:
     """The errors of jax.nn, with its messages. -1: any extent."""
     if array is None:
@@ -55,8 +60,9 @@ def dot_product_attention(
     """`jax.nn.dot_product_attention` with Tessera's kernels: the same arguments, [B, T, N, H] or [T, N, H], and errors.
 
     Causal masks and windows are measured from the first key, as in jax.nn. A query that sees no key gives 0 (XLA gives
-    the mean of all values). The residual is float32. `implementation` None or "tessera" uses Tessera; other values use
-    JAX's own.
+    the mean of all values), and a residual of -inf. The residual has the dtype of `key` and no gradient, as in jax.nn:
+    `attention` with `return_lse` gives a float32 LSE with a gradient. `implementation` None or "tessera" uses Tessera;
+    other values use JAX's own.
     """
     if implementation not in (None, "tessera"):
         more = {"return_residual": True} if return_residual else {}
@@ -95,8 +101,8 @@ def dot_product_attention(
     if lengths[1] is not None:
         # With a diagonal measured from the first key, whatever the lengths are: a mask instead of a range of keys.
         if "top_left" in options:
-            visible = (jnp.arange(keys) < lengths[1][:, None])[:, None, None, :]
-            options["mask"] = visible if mask is None else mask & visible
+            visible = _within(keys, lengths[1])[:, None, None, :]
+            options["mask"] = visible if mask is None else jnp.logical_and(*jnp.broadcast_arrays(mask, visible))
         else:
             options["seqused_k"] = lengths[1]
     if scale is not None:
@@ -106,8 +112,9 @@ def dot_product_attention(
     except Error as error:
         raise ValueError(str(error)) from None
     o, lse = out if return_residual else (out, None)
+    lse = None if lse is None else jax.lax.stop_gradient(lse).astype(k.dtype)
     if lengths[0] is not None:
-        inside = jnp.arange(q.shape[1]) < lengths[0][:, None]  # [B, T]
+        inside = _within(q.shape[1], lengths[0])  # [B, T]
         o = jnp.where(inside[:, :, None, None], o, jnp.zeros((), o.dtype))
         lse = None if lse is None else jnp.where(inside[:, None, :], lse, -jnp.inf)
     o = o.reshape(shape)
@@ -140,7 +147,8 @@ def flax_attention(
     if others.get("force_fp32_for_softmax") is False:
         others.pop("force_fp32_for_softmax")
     for name in others:
-        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum", "qk_attn_weights_einsum",
+        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum",
+                        "qk_attn_weights_einsum",
                         "attn_weights_value_einsum"):  # fmt: skip
             raise TypeError(f"flax_attention() got an unexpected keyword argument '{name}'")
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype

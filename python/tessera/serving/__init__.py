@@ -1,13 +1,17 @@
-"""Tessera in inference engines: adaptors for the attention interfaces of vLLM and SGLang, by PyTorch.
+"""Tessera under an inference engine: attention back ends of vLLM and SGLang, by PyTorch.
 
-    tessera.serving.vllm.Attention        vLLM's AttentionImpl: forward, do_kv_cache_update
-    tessera.serving.vllm.Metadata         a step's metadata, from vLLM's CommonAttentionMetadata
-    tessera.serving.sglang.Backend        SGLang's AttentionBackend
-    tessera.serving.paged                 used by both: one call on pages, and a write by slot mapping
+Both engines find them by the package's entry points, so installing it is enough:
 
-Neither engine is imported: the adaptors accept any object with the attributes of the engine's objects. Nothing here
-waits for a GPU, and everything can be captured into a CUDA graph. docs/reference/serving.md documents the interfaces
-line by line.
+    vllm serve MODEL --attention-backend TESSERA
+    python -m sglang.launch_server --model-path MODEL --attention-backend tessera
+
+    tessera.serving.vllm      what vLLM calls an AttentionImpl, and a step's metadata; vllm_backend: its three classes
+    tessera.serving.sglang    what SGLang calls an AttentionBackend; sglang_backend: the class that it makes
+    tessera.serving.paged     what both stand on: one call over pages, a write by slots
+
+Importing this package imports neither engine. Nothing here waits for a GPU, and all of it can be captured into a CUDA
+graph.
+docs/reference/serving.md maps the contracts line by line.
 """
 
 from . import paged, sglang, vllm

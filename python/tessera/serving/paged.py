@@ -64,7 +64,9 @@ def attend(
         max_seqlen_k=bound(max_seqlen_k, row_pages * k_cache.shape[1]),
     )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
-        raise Error("k_cache, v_cache: a last dimension that is not contiguous, accepted a contiguous one: neither is copied")
+        raise Error(
+            "k_cache, v_cache: a last dimension that is not contiguous, accepted a contiguous one: neither is copied"
+        )
     if prefix is not None and all(given.get(name, False) is False for name in _EACH_ALONE):
         most = given["max_seqlen_k"]
         given.update(

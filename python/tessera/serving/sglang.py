@@ -1,8 +1,8 @@
-"""SGLang's attention interface, without importing SGLang."""
+"""SGLang's attention contract. SGLang is imported by `register` alone, and by sglang_backend.py."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,26 @@ from torch import Tensor
 from tessera._core import Error
 
 from .paged import attend, key_lengths, write_slots
+
+NAME = "tessera"  # --attention-backend tessera
+
+
+def register() -> None:
+    """The entry point of SGLang's plug-ins (group sglang.srt.plugins): makes `tessera` one of its attention back ends
+    and a choice of --attention-backend. SGLang calls it once in each of its processes; a second call changes
+    nothing."""
+    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    if NAME not in ATTENTION_BACKEND_CHOICES:
+        add_attention_backend_choices([NAME])
+    register_attention_backend(NAME)(_backend_of)
+
+
+def _backend_of(model_runner: Any) -> Any:
+    from .sglang_backend import Backend as SglangsBackend
+
+    return SglangsBackend(model_runner)
 
 
 class Step(NamedTuple):
@@ -19,18 +39,20 @@ class Step(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
     page_size: int
-    tree_mask: Optional[Tensor] = None  # for drafted tokens to verify
+    tree_mask: Optional[Tensor] = None  # of drafted tokens that are verified
 
 
 class Backend:
     """Attention of all layers of a model, as SGLang calls it (AttentionBackend).
 
-    Reads from the model runner: req_to_token_pool.req_to_token [requests, context], token_to_kv_pool (get_key_buffer,
+    Takes of the model runner: req_to_token_pool.req_to_token [requests, context], token_to_kv_pool (get_key_buffer,
     get_value_buffer: [slots, Hkv, D]), model_config.context_len, page_size. Drafting and verifying trees of tokens are
-    supported; extending a draft is refused.
+    supported, verifying in CUDA graphs, too; extending a draft is refused.
     """
 
     def __init__(self, model_runner: Any) -> None:
+        if getattr(model_runner, "use_mla_backend", False):
+            raise Error("model_runner.use_mla_backend: True, accepted False: keys and values in pools of their own")
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         if hasattr(self.token_to_kv_pool, "translate_loc_from_full_to_swa"):
@@ -39,7 +61,8 @@ class Backend:
         self.page_size = model_runner.page_size
         self.device = self.req_to_token.device
         self.step: Optional[Step] = None
-        self._table: Optional[Tensor] = None  # for CUDA graphs, sized for the largest batch
+        self._table: Optional[Tensor] = None  # for CUDA graphs, of the largest batch
+        self._trees: Dict[int, Tuple[Tensor, Tensor]] = {}  # by the number of drafted tokens of a request
 
     # ---- a step's metadata --------------------------------------------------------------------------------------------
 
@@ -48,11 +71,12 @@ class Backend:
         _refuse_attributes("forward_batch", batch, _BATCH_REFUSED)
         decoding = batch.forward_mode.is_decode_or_idle()
         if batch.forward_mode.is_target_verify():
+            _refuse_attributes("spec_info", spec, _VERIFY_REFUSED)
             self._verify(batch, spec.custom_mask, spec.draft_token_num)
             return
         _refuse_speculation(decoding, spec)
         if getattr(spec, "kv_indptr", None) is not None:
-            # Drafting: several sequences per request, each with a list of its keys.
+            # Drafting: several sequences a request, each with a list of its keys.
             lengths = key_lengths(spec.kv_indptr, None, page_size=1)
             pages = {"page_indptr": spec.kv_indptr.to(torch.int32), "page_indices": spec.kv_indices.to(torch.int32)}
             self.step = Step(self._one_each(lengths.shape[0]), lengths, pages, 1, self.max_context_len, page_size=1)
@@ -67,13 +91,15 @@ class Backend:
             self.page_size,
         )
 
-    def _verify(self, batch: Any, custom_mask: Tensor, tokens: int) -> None:
-        """`tokens` drafted tokens of each request follow its seq_lens keys."""
+    def _verify(self, batch: Any, custom_mask: Optional[Tensor], tokens: int) -> None:
+        """`tokens` drafted ones of each request after its seq_lens keys; without a mask they are a chain."""
         lengths = (batch.seq_lens + tokens).to(torch.int32)
         longest = self.max_context_len if batch.seq_lens_cpu is None else _longest(batch.seq_lens_cpu) + tokens
         self.step = Step(
-            self._one_each(batch.batch_size) * tokens, lengths, {"page_table": self._pages(batch.req_pool_indices, longest)},
-            tokens, longest, self.page_size, tree_bits(custom_mask, lengths, tokens),
+            self._one_each(batch.batch_size) * tokens, lengths,
+            {"page_table": self._pages(batch.req_pool_indices, longest)},
+            tokens, longest, self.page_size,
+            None if custom_mask is None else tree_bits(custom_mask, lengths, tokens),
         )  # fmt: skip
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -81,47 +107,52 @@ class Backend:
         self._lengths = torch.zeros(max_bs, dtype=torch.int32, device=self.device)
         self._table = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
         self._offsets = self._one_each(max_bs)
+        self._trees = {}
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Called before a graph of decoding is captured and before it is replayed: fills the buffers that the graph
-        reads. The plan does not depend on their values."""
-        batch = forward_batch
+        """Before a graph of decoding or of verifying is captured and before it is replayed: fills in the buffers that
+        it reads. Nothing of the plan depends on what they hold."""
+        batch, mode, spec = forward_batch, forward_batch.forward_mode, forward_batch.spec_info
         _refuse_attributes("forward_batch", batch, _BATCH_REFUSED)
-        self._fill(batch.batch_size, batch.req_pool_indices, batch.seq_lens, batch.forward_mode, batch.spec_info)
+        if self._table is None:
+            raise Error("init_forward_metadata_out_graph: before init_cuda_graph_state, accepted after it")
+        if not mode.is_target_verify() and (not mode.is_decode_or_idle() or spec is not None):
+            raise Error("forward_mode: a CUDA graph of prompts or drafts, accepted one of decoding or verifying")
+        tokens = spec.draft_token_num if mode.is_target_verify() else 0
+        if tokens:
+            _refuse_attributes("spec_info", spec, _VERIFY_REFUSED)
+        bs = batch.batch_size
+        lengths, table, offsets, tree = self._lengths[:bs], self._table[:bs], self._offsets[: bs + 1], None
+        torch.add(batch.seq_lens[:bs], tokens, out=lengths)
+        table.copy_(self._pages(batch.req_pool_indices[:bs], self.max_context_len))
+        if tokens:
+            tree, offsets = self._verified(tokens, bs)
+            if spec.custom_mask is None:
+                tree = None
+            elif not in_capture:  # a capture's mask holds nothing yet
+                tree.copy_(tree_bits(spec.custom_mask, lengths, tokens))
+        self.step = Step(
+            offsets, lengths, {"page_table": table}, tokens or 1, self.max_context_len, self.page_size, tree
+        )
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Nothing is computed from the buffers."""
 
-    # Called by releases before init_forward_metadata_out_graph instead.
-    def init_forward_metadata_capture_cuda_graph(
-        self, bs: int, num_tokens: int, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Any, forward_mode: Any,
-        spec_info: Any,
-    ) -> None:  # fmt: skip
-        self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
-
-    def init_forward_metadata_replay_cuda_graph(
-        self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, seq_lens_sum: int, encoder_lens: Any, forward_mode: Any,
-        spec_info: Any, seq_lens_cpu: Optional[Tensor] = None,
-    ) -> None:  # fmt: skip
-        self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
+    def _verified(self, tokens: int, bs: int) -> Tuple[Tensor, Tensor]:
+        """Buffers of graphs that verify `tokens` drafted ones of each of bs requests: tree_mask [bs tokens, W] and
+        cu_seqlens_q [bs + 1]."""
+        if tokens not in self._trees:
+            rows = self._lengths.shape[0] * tokens
+            bits = torch.zeros(rows, -(-tokens // 32), dtype=torch.int32, device=self.device)
+            self._trees[tokens] = bits, self._offsets * tokens
+        bits, offsets = self._trees[tokens]
+        return bits[: bs * tokens], offsets[: bs + 1]
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 0  # a padded sequence has no key
 
-    def _fill(self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, forward_mode: Any, spec_info: Any) -> None:
-        if self._table is None:
-            raise Error("init_forward_metadata_out_graph: before init_cuda_graph_state, accepted after it")
-        decoding = forward_mode.is_decode_or_idle()
-        _refuse_speculation(decoding, spec_info)
-        if not decoding or spec_info is not None:
-            raise Error("forward_mode: a CUDA graph of prompts or drafts, accepted one of decoding")
-        self._lengths[:bs].copy_(seq_lens[:bs])
-        self._table[:bs].copy_(self._pages(req_pool_indices[:bs], self.max_context_len))
-        pages = {"page_table": self._table[:bs]}
-        self.step = Step(self._offsets[: bs + 1], self._lengths[:bs], pages, 1, self.max_context_len, self.page_size)
-
     def _pages(self, req_pool_indices: Tensor, longest: int) -> Tensor:
-        """The page-table rows of the requests: their slots or, with pages, the page of every page_size-th slot."""
+        """Rows of the requests: their slots, or with pages every page_size-th slot's page."""
         slots = self.req_to_token[req_pool_indices.to(torch.int64), : max(longest, 1) : self.page_size]
         if self.page_size > 1:
             slots = torch.div(slots, self.page_size, rounding_mode="floor")
@@ -136,7 +167,7 @@ class Backend:
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
         sinks: Optional[Tensor] = None, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
-        """q [T, Hq D], k and v [T, Hkv D] -> [T, Hq Dv]. Decoding, prompts and mixtures of both are one call."""
+        """q [T, Hq D], k and v [T, Hkv D] -> [T, Hq Dv]: decoding, prompts and a mixture of both are one call."""
         _refuse_attributes("layer", layer, _LAYER_REFUSED)
         _refuse_attributes("forward_batch", forward_batch, _BATCH_REFUSED)
         for name, value in kwargs.items():
@@ -169,19 +200,20 @@ class Backend:
 
 
 def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
-    """`tree_mask` int32 [B tokens, W] from a mask of all keys. A request's rows, of lengths[b] bytes each, follow those
-    of the previous request, and their last `tokens` columns are the drafted tokens'. Waits for no GPU."""
+    """`tree_mask` int32 [B tokens, W] of a mask of all keys, a request's rows of lengths[b] bytes after another's,
+    whose last `tokens` columns are the drafted tokens'. Requests after the mask's end, a CUDA graph's padding, have any
+    bits. Waits for no GPU."""
     rows = lengths.to(torch.int64)[:, None]
     token = torch.arange(tokens, device=lengths.device)
     begins = torch.cumsum(rows, 0) * tokens - rows * tokens
     at = (begins + rows * token + rows - tokens)[..., None] + token  # [B, row, column]
-    seen = custom_mask[at].to(torch.int64).flatten(0, 1)
+    seen = custom_mask[at.clamp(max=custom_mask.numel() - 1)].to(torch.int64).flatten(0, 1)
     words = -(-tokens // 32)
     seen = torch.nn.functional.pad(seen, (0, 32 * words - tokens)).view(-1, words, 32)
     return (seen << torch.arange(32, device=lengths.device)).sum(-1).to(torch.int32)
 
 
-# Attributes that change the result, the only supported value of each, and its description.
+# Attributes that change what is computed, what they say where they do not, and the only values that are served.
 _LAYER_REFUSED = (
     ("is_cross_attention", False, "the queries' own keys"),
     ("k_scale", None, "a cache that is not quantised"),
@@ -202,6 +234,9 @@ _BATCH_REFUSED = (
 )
 
 
+_VERIFY_REFUSED = (("ragged_verify_layout", None, "as many drafted tokens of each request"),)
+
+
 def _refuse_attributes(what: str, given: Any, refused: tuple) -> None:
     for name, neutral, accepted in refused:
         value = getattr(given, name, neutral)
@@ -213,13 +248,13 @@ def _refuse_attributes(what: str, given: Any, refused: tuple) -> None:
 
 
 def _longest(lengths: Any) -> int:
-    """The maximum of a list or of a tensor on the CPU."""
+    """Of a list or a tensor on the CPU."""
     values = lengths.tolist() if isinstance(lengths, Tensor) else lengths
     return int(max(values, default=0))
 
 
 def _is_causal(layer: Any) -> bool:
-    """False for layers whose queries also see later keys, as given by attn_type (an enum of strings)."""
+    """False for layers whose queries see the keys after them, too, as attn_type (an enum of strings) says."""
     kind = getattr(layer, "attn_type", "decoder")
     kind = getattr(kind, "value", kind)
     if kind not in ("decoder", "decoder_bidirectional", "encoder_only"):
@@ -228,7 +263,7 @@ def _is_causal(layer: Any) -> bool:
 
 
 def _refuse_speculation(decoding: bool, spec_info: Any) -> None:
-    """Drafting (by decoding) is supported, and verifying outside of graphs; extending drafts is not."""
+    """Drafting, which decodes, is supported; extending drafts is not."""
     if spec_info is not None and (not decoding or getattr(spec_info, "custom_mask", None) is not None):
         raise Error("spec_info: given to extend a draft, accepted None, one that decodes, or one that verifies a draft")
 

@@ -270,7 +270,8 @@ def efficient_backward(
         lse = query.new_empty(query.shape[:3], dtype=torch.float32)
         _forward(query, key, value, out, lse, attn_bias, is_causal, True, scale, dropout_p, state)
     _backward(
-        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, dropout_p, state, d_bias_exact
+        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, dropout_p, state,
+        d_bias_exact
     )  # fmt: skip
     if d_bias is not None and d_bias_exact is not None:
         d_bias.copy_(d_bias_exact)
@@ -309,7 +310,8 @@ def cudnn_backward(
     state = _saved_state(dropout_p, philox_seed, philox_offset)
     gradients = (_twin(query), _twin(key), _twin(value))
     _backward(
-        grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale, dropout_p, state
+        grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale,
+        dropout_p, state
     )  # fmt: skip
     return gradients
 

@@ -42,7 +42,9 @@ def refuse_tangents(*tensors) -> None:
     """Refuses forward-mode derivatives where there is no autograd node that would refuse them."""
     for tensor in tensors:
         if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError("tessera.torch: a forward-mode derivative was asked for, accepted is reverse mode")
+            raise NotImplementedError(
+                "tessera.torch: a forward-mode derivative was asked for, accepted is reverse mode"
+            )
 
 
 def plain(tensor: Tensor) -> Tensor:

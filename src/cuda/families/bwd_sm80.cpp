@@ -7,6 +7,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/backward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -87,7 +88,7 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);
   config.score.scale_first = false;  // a saved LSE needs no largest score, but what is hidden a score of -inf
-  config.score.scale_first = config.score.bias_or_mask() && problem.scale <= 0;
+  config.score.scale_first = config.score.entries() && problem.scale <= 0;
   return config;
 }
 
@@ -179,6 +180,13 @@ std::string refuse(const tessera_plan& plan) {
   return fits ? "" : "more than 2^31 tiles";
 }
 
+// An H100 (docs/status.md); at 512 a third of bwd_sm90's. float32: three products of TF32 each.
+constexpr Rate kRates[] = {{64, 250}, {128, 250}, {256, 222}, {512, 150}};
+double estimate_us(const tessera_plan& plan) {
+  constexpr double kFloat32Factor = 6;
+  return us_at_rate(plan, kRates) * (plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor : 1);
+}
+
 void configure(tessera_plan& plan) {
   const Choice choice = choose(plan);
   const BwdConfig& config = choice.config;
@@ -240,7 +248,10 @@ tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, c
   return ok();
 }
 
-constinit const Family kBwdSm80{
-    {TESSERA_KERNEL_BWD_SM80, refuse, configure}, "bwd_sm80", kSupports, list_launches, kPrebuilt, tiles_json};
+constinit const Family kBwdSm80{{"bwd_sm80", TESSERA_KERNEL_BWD_SM80, refuse, configure, estimate_us},
+                                kSupports,
+                                list_launches,
+                                kPrebuilt,
+                                tiles_json};
 
 }  // namespace tessera::cuda

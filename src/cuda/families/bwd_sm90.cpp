@@ -8,6 +8,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/backward.hpp"
 #include "cuda/families/block_lists.hpp"
 #include "cuda/families/bwd_sm90_tiles.hpp"
@@ -62,7 +63,7 @@ bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
-  const bool options = score.softcap || score.bias_or_mask() || (score.dropout && plan.problem.deterministic);
+  const bool options = score.softcap || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
 
@@ -226,6 +227,10 @@ std::string refuse(const tessera_plan& plan) {
   const std::string stand_in = kBwdSm80.refuse(plan);
   return stand_in.empty() ? "" : "bwd_sm80, which serves misaligned data, refuses: " + stand_in;
 }
+
+// An H100, 8192 tokens, full (bwd_sm90_tiles.inc, docs/status.md).
+constexpr Rate kRates[] = {{64, 478}, {96, 503}, {128, 547}, {256, 520}, {512, 450}};
+double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, kRates); }
 
 // Where the blocks do not fill the GPU, the query heads of a KV head are several blocks': as few as are within a tenth of the best. Full, a head
 // takes a round for each multiprocessor's blocks; causal, a block has half of the longest one's steps in the mean, so that twice as
@@ -394,7 +399,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kBwdSm90{
-    {TESSERA_KERNEL_BWD_SM90, refuse, configure}, "bwd_sm90", kSupports, list_launches, kPrebuilt, bwd_sm90_tiles_json};
+constinit const Family kBwdSm90{{"bwd_sm90", TESSERA_KERNEL_BWD_SM90, refuse, configure, estimate_us},
+                                kSupports,
+                                list_launches,
+                                kPrebuilt,
+                                bwd_sm90_tiles_json};
 
 }  // namespace tessera::cuda

@@ -9,6 +9,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -42,18 +43,19 @@ constexpr int64_t kShortHeadKeys = 2048 * 8;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 8 * kDecodeRows;
-// From so many keys on a plan takes this kernel by itself: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34. For more than four work tiles of
-// rows: 128 rows of one sequence's 512 keys take 9.4 us, as by fwd_sm90 (fwd_sm80 22), of 1024 11.4 (14).
-constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
-
-// Nanoseconds that a key of a KV head takes with two and with four work tiles of rows, and by fwd_sm90 where memory bounds it; and
-// of a key in fwd_sm90's tile of a query head, one a multiprocessor at once. An H100, docs/lab/decode_sm90.md.
+// Nanoseconds a key and KV head with one, two and four work tiles of rows (an H100, docs/lab/decode_sm90.md).
 struct KeyTimes {
   int head_dim;
-  double two_tiles, four_tiles, fwd_sm90_memory, fwd_sm90_tile;
+  double one_tile, two_tiles, four_tiles;
 };
-constexpr KeyTimes kKeyTimes[] = {
-    {64, 0.105, 0.197, 0.093, 6.0}, {128, 0.195, 0.29, 0.179, 10}, {256, 0.43, 0.51, 0.36, 18}};
+constexpr KeyTimes kKeyTimes[] = {{64, 0.080, 0.105, 0.197}, {128, 0.155, 0.195, 0.29}, {256, 0.31, 0.43, 0.51}};
+// With fewer keys the kernel is no longer faster: 512 work tiles of 256 keys take 30 us, fwd_sm80 34. With more than four
+// work tiles of rows, 128 rows of one sequence take 9.4 us for 512 keys and 11.4 us for 1024, fwd_sm80 22 and 14.
+constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
+// A short part that follows another launch of the call starts late: after the prefix of 64 sequences, 256 other keys of
+// each took 85.5 us, with fwd_sm80 78.5 (an H100; 8 heads over 8: 93.4 and 76.6), although alone decode_sm90 is faster.
+// docs/lab/serving.md.
+constexpr int64_t kLateKeysAWorkTile = 4, kMostLateKeys = 2048;
 
 // Keys below which a part is not worth its merge. Invariant: up to kShortKeys half of what longer sequences have, since one alone waits for its
 // tiles, and a long batch for the merges of its parts: with 128 keys a part 64 x 2048 took 5 % longer, with 256 1 %.
@@ -65,7 +67,6 @@ struct DecodeSm90FamilyPlan {
   FwdSm80Plan stand_in;  // where data starts at no multiple of 16 bytes
 };
 
-int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
 // Work tiles that a KV head's rows of so many queries are.
 int64_t row_tiles_of(const tessera_plan& plan, int64_t queries) {
   return divide_up(queries * group_of(plan), kDecodeRows);
@@ -163,7 +164,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured there alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = kAllTensors & ~tensors({"bias", "mask", "block_mask"})};
+                             .tensors = kAllTensors & ~kScoreTensors};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {
@@ -191,49 +192,30 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Whether fwd_sm90, a tile for each query head whatever its rows, answers sooner: with few heads a KV head, which it reads keys for
-// no more often, and where its tiles fill the GPU. fwd_sm80 took 1.1 to 2.4 times as long wherever it was measured.
-bool fwd_sm90_is_sooner(const tessera_plan& plan, int64_t rows) {
-  const int64_t tiles = divide_up(rows, kDecodeRows), cores = std::max(1, plan.device.cores);
-  if (tiles <= 1 || !kFwdSm90.refuse(plan).empty()) return false;
-  const KeyTimes& times = *std::ranges::find_if(
-      kKeyTimes, [&](const KeyTimes& row) { return std::max(plan.head_dim, plan.head_dim_v) <= row.head_dim; });
-  const auto heads = static_cast<double>(plan.batch * plan.heads_kv);
-  const auto waves = static_cast<double>(divide_up(plan.batch * plan.heads_q, cores));
-  const double a_tile = (times.four_tiles - times.two_tiles) / 2;
-  const double here = heads * (times.two_tiles + a_tile * static_cast<double>(tiles - 2));
-  return std::max(heads * times.fwd_sm90_memory, waves * times.fwd_sm90_tile) < here;
-}
-
-// Fewer than half as many tokens as a batch of the longest sequences: most have few.
-bool most_have_fewer(const tessera_plan& plan) {
-  return core::packed_q(plan.problem) && 2 * core::sizes(plan.problem).rows_q < plan.batch * plan.max_seqlen_q;
-}
-
-// Chunks that decode_sm90's rows hold, beside sequences most of which have a token or so.
-bool few_rows_beside_tokens(const tessera_plan& plan) {
-  return !plan.problem.batch_invariant && plan.max_seqlen_q * group_of(plan) <= kMostRows && most_have_fewer(plan);
-}
-
-// What others do sooner. With batch_invariant the choice may depend on a sequence's own queries alone: where others of the batch may
-// have many, mixed_sm90 makes it, of keys in a cache.
-std::string refuse_unasked(const tessera_plan& plan) {
+// With batch_invariant the kernel may depend on a sequence's own queries alone. In a batch with longer sequences this
+// kernel serves those of one work tile (mixed_sm90), so it serves no others in any batch, unless requested by name.
+std::string refuse_invariant(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
-  const int64_t rows = plan.max_seqlen_q * group_of(plan);
-  const std::string rows_of = std::to_string(rows) + " rows of a KV head";
-  if (p.batch_invariant) {  // mixed_sm90 has those of one work tile beside sequences of more queries
-    if (rows > kDecodeRows) return rows_of + ", with batch_invariant chosen for at most " + std::to_string(kDecodeRows);
-    const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
-    return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
+  if (!p.batch_invariant || core::asked_family(plan.device) == "decode_sm90") return "";
+  if (const int64_t rows = rows_of_kv_head(plan); rows > kDecodeRows) {
+    return std::to_string(rows) + " rows of a KV head, with batch_invariant at most " + std::to_string(kDecodeRows);
   }
-  if (plan.max_seqlen_k < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys)) {
-    return rows_of + ", " + std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
-  }
-  // Most blocks of a team of more than two work tiles would be without rows.
-  if (rows > 2 * kDecodeRows && most_have_fewer(plan))
-    return rows_of + ", but of most sequences fewer than half as many";
-  return fwd_sm90_is_sooner(plan, rows) ? rows_of + ": fwd_sm90 answers sooner" : "";
+  const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
+  return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
+}
+
+double estimate_us(const tessera_plan& plan) {
+  const int64_t rows = rows_of_kv_head(plan), tiles = divide_up(rows, kDecodeRows), keys = plan.max_seqlen_k;
+  const KeyTimes& times = row_of(kKeyTimes, plan);
+  const double a_tile = (times.four_tiles - times.two_tiles) / 2;
+  const double ns = tiles <= 1 ? times.one_tile : times.two_tiles + a_tile * static_cast<double>(tiles - 2);
+  const double us = forward_us(plan, kv_heads(plan) * ns);
+  if (plan.problem.batch_invariant) return us;
+  const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
+  const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a team have no rows
+  const bool late =
+      plan.after_another && keys < std::min(kLateKeysAWorkTile * plan.batch * plan.heads_kv, kMostLateKeys);
+  return is_short || idle || late ? kIdleFactor * us : us;
 }
 
 std::string refuse(const tessera_plan& plan) {
@@ -241,7 +223,7 @@ std::string refuse(const tessera_plan& plan) {
   if (const std::string reason = kFwdSm80.refuse(plan); !reason.empty()) {
     return "fwd_sm80, which serves misaligned data, refuses: " + reason;
   }
-  return refuse_unasked(plan);
+  return refuse_invariant(plan);
 }
 
 void configure(tessera_plan& plan) {
@@ -310,17 +292,11 @@ void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan) {
   plan.shared_bytes = decode_sm90_workspace_bytes(own);
 }
 
-// A chunk of 32 queries of 65536 keys beside four tokens took 379 us alone, by fwd_sm80, which splits its keys, and all of it 836; by mixed_sm90 with
-// fwd_sm90, of which one multiprocessor a head reads all of the keys, 901. With 16 tokens of 32768 keys and 48 queries these were 1235 and 857 (an H100
-// at dbf9cac). In proportion to the heads all but the chunk's time, they cross at 50 KV heads of all sequences.
-bool few_long_chunks(const tessera_plan& plan) {
-  constexpr int64_t kHeads = 48;
-  return few_rows_beside_tokens(plan) && plan.batch * plan.heads_kv < kHeads;
+double decode_sm90_tokens_us(const tessera_plan& plan) {
+  return forward_us(plan, kv_heads(plan) * row_of(kKeyTimes, plan).one_tile);
 }
-// One after the other the two launches take what they take apart. With fwd_sm90 for a chunk of 16 queries beside 16 tokens of 4096 keys each, all
-// took 120 us where they take 93 and 16, for 8 such chunks 183 where they take 94 and 81 (an H100 at 02f3d19).
 bool decodes_chunks(const tessera_plan& plan) {
-  return few_rows_beside_tokens(plan) && plan.max_seqlen_k >= kLeastKeys &&
+  return !plan.problem.batch_invariant && most_have_few(plan) && plan.max_seqlen_k >= kLeastKeys &&
          refuse_decode_sm90(plan, plan.max_seqlen_q).empty();
 }
 
@@ -360,7 +336,10 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   return ok();
 }
 
-constinit const Family kDecodeSm90{
-    {TESSERA_KERNEL_DECODE_SM90, refuse, configure}, "decode_sm90", kSupports, list_launches, kPrebuilt, tiles_json};
+constinit const Family kDecodeSm90{{"decode_sm90", TESSERA_KERNEL_DECODE_SM90, refuse, configure, estimate_us},
+                                   kSupports,
+                                   list_launches,
+                                   kPrebuilt,
+                                   tiles_json};
 
 }  // namespace tessera::cuda

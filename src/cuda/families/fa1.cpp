@@ -8,6 +8,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/backward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -21,8 +22,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kMostHeadDim = 128;
-constexpr uint32_t kTensors = ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias",
-                                                           "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"}));
+constexpr uint32_t kTensors =
+    ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+      tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_sink", "d_bias"}));
 
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
@@ -101,6 +103,11 @@ std::string refuse_forward(const tessera_plan& plan) {
   if (choose_forward(plan).warps > 0) return "";
   return refuse_shared_memory(fwd_fa1_layout(fwd_config(plan, std::end(kFwdTiles)[-1])).bytes, plan);
 }
+
+// An H100, GPT-2 medium's attention (docs/reference/papers.md).
+constexpr Rate kFwdRates[] = {{64, 145}}, kBwdRates[] = {{64, 199}};
+double estimate_forward_us(const tessera_plan& plan) { return us_at_rate(plan, kFwdRates); }
+double estimate_backward_us(const tessera_plan& plan) { return us_at_rate(plan, kBwdRates); }
 
 void configure_forward(tessera_plan& plan) {
   FwdFa1Plan own{};
@@ -182,8 +189,7 @@ BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   config.min_blocks_per_sm = 1;
   config.aligned = true;
   config.score = score_config(plan.problem);
-  config.score.scale_first =
-      config.score.bias_or_mask() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
+  config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
   return config;
 }
 
@@ -258,17 +264,17 @@ std::string bwd_tiles_json() {
 
 }  // namespace
 
-constinit const Family kFwdFa1{{TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward, true},
-                               "fwd_fa1",
-                               kFwdSupports,
-                               list_forward,
-                               {},
-                               fwd_tiles_json};
-constinit const Family kBwdFa1{{TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward, true},
-                               "bwd_fa1",
-                               kBwdSupports,
-                               list_backward,
-                               {},
-                               bwd_tiles_json};
+constinit const Family kFwdFa1{
+    {"fwd_fa1", TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward, estimate_forward_us, true},
+    kFwdSupports,
+    list_forward,
+    {},
+    fwd_tiles_json};
+constinit const Family kBwdFa1{
+    {"bwd_fa1", TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward, estimate_backward_us, true},
+    kBwdSupports,
+    list_backward,
+    {},
+    bwd_tiles_json};
 
 }  // namespace tessera::cuda

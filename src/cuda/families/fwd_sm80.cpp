@@ -11,6 +11,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -295,6 +296,55 @@ void configure(tessera_plan& plan) {
   keep_config(plan, planned(plan, choice, plan.num_splits));
 }
 
+// Nanoseconds a key (an H100, docs/lab/decode_sm90.md).
+//   few_rows             of a KV head with up to 16 rows, bound by memory
+//   rows_32, rows_64     of a multiprocessor's tile with up to 32 packed rows of a KV head, and for every 64 of them: 16
+//                        sequences of 8192 keys, 32 heads over 8, D = 128, took 350 us with 8 queries and 614 with 16
+//   tile, tile_in_pages  of a multiprocessor's tile of 128 rows of one head
+struct KeyTimes {
+  int head_dim;
+  double few_rows, rows_32, rows_64, tile, tile_in_pages;
+};
+constexpr KeyTimes kKeyTimes[] = {{64, 0.086, 25.68, 45.3, 18, 51},
+                                  {128, 0.171, 42.8, 75.5, 30, 64},
+                                  {256, 0.345, 77.04, 135.9, 54, 90},
+                                  {core::kMaxHeadDim, 0.69, 154.08, 271.8, 108, 180}};
+constexpr double kFloat32Factor = 6;
+
+// Nanoseconds a key of tiles of one head's rows.
+double estimate_tiles_ns(const tessera_plan& plan, const KeyTimes& times) {
+  constexpr int64_t kRows = 128;
+  const tessera_problem& p = plan.problem;
+  const bool packed = core::packed_q(p);
+  const int64_t tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, kRows) * (packed ? 1 : plan.batch);
+  const double busy = static_cast<double>(tiles * plan.heads_q) / cores_of(plan);
+  const double tile = core::paged(p) ? times.tile_in_pages : times.tile;
+  if (p.batch_invariant) return tile * busy;
+  const double unsplit = tile * std::max(1.0, busy);
+  // In a mixed batch the keys are in one part.
+  const bool split = plan.decode_queries == 0 && splits_of(choose(plan), plan) > 1;
+  return split ? std::min(unsplit, 2 * times.rows_64 * busy) : unsplit;
+}
+
+// With batch_invariant the estimate may not depend on the batch: a packed sequence counts as one of many queries.
+double estimate_us(const tessera_plan& plan) {
+  constexpr int64_t kFewRows = 16,
+                    kPackedQueries = 64;  // a tile for few rows; queries from which on heads are not packed
+  const KeyTimes& times = row_of(kKeyTimes, plan);
+  const int64_t rows = rows_of_kv_head(plan);
+  const bool any_length = plan.problem.batch_invariant && core::packed_q(plan.problem);
+  double ns = 0;
+  if (!any_length && rows <= kFewRows) {
+    ns = kv_heads(plan) * times.few_rows;
+  } else if (!any_length && group_of(plan) > 1 && plan.max_seqlen_q < kPackedQueries) {
+    const double packed = rows <= 32 ? times.rows_32 : times.rows_64 * static_cast<double>(divide_up(rows, 64));
+    ns = kv_heads(plan) * packed / cores_of(plan);
+  } else {
+    ns = estimate_tiles_ns(plan, times);
+  }
+  return forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
+}
+
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
   return list_fwd_sm80(plan, config_of<FwdSm80Plan>(plan), buffers, workspace, launches);
@@ -326,8 +376,11 @@ std::string tiles_json() {
 
 }  // namespace
 
-constinit const Family kFwdSm80{
-    {TESSERA_KERNEL_FWD_SM80, refuse, configure}, "fwd_sm80", kSupports, list_launches, kPrebuilt, tiles_json};
+constinit const Family kFwdSm80{{"fwd_sm80", TESSERA_KERNEL_FWD_SM80, refuse, configure, estimate_us},
+                                kSupports,
+                                list_launches,
+                                kPrebuilt,
+                                tiles_json};
 
 FwdSm80Plan plan_fwd_sm80(const tessera_plan& plan, Splits splits) {
   const Choice choice = choose(plan);

@@ -2,8 +2,7 @@
 // take, and their launch; what the latter is compiled for is in fwd_sm90_d512.cpp. Every number depends on the problem and the GPU
 // alone.
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
+#include <cmath>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -11,9 +10,9 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/block_lists.hpp"
 #include "cuda/families/cluster_kernels.hpp"
-#include "cuda/families/decode_sm90.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
@@ -233,52 +232,51 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// What fwd_sm80 takes for so many rows of a KV head, in tiles: this kernel's time for one of a head, which does not depend on how many rows
-// it has. Of 16 sequences of 8192 keys, 32 heads over 8, D = 128, on an H100: 8 queries 350 and 338 us, 16 queries 614 and 335.
-double fwd_sm80_tiles(int64_t rows) {
-  constexpr double kOf32Rows = 4.28, kOf64Rows = 7.55;
-  return rows <= 32 ? kOf32Rows : kOf64Rows * static_cast<double>(divide_up(rows, 64));
+// Nanoseconds a key (an H100, docs/lab/decode_sm90.md): of a query head's tile of up to kTileRows rows, one a
+// multiprocessor at once; and of a KV head if memory bounds the call.
+struct KeyTimes {
+  int head_dim;
+  double tile, memory;
+};
+constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
+constexpr int64_t kTileRows = 128;
+
+// A chunk of few queries beside sequences of a token or so, with few heads in all: one multiprocessor a head reads all of
+// the chunk's keys. Beside four tokens a chunk of 32 queries of 65536 keys took 901 us, with its keys split 836; with 16
+// tokens of 32768 keys and 48 queries these were 857 and 1235 (an H100 at dbf9cac). If everything but the chunk's time is
+// proportional to the heads, they cross at 50 KV heads of all sequences.
+bool has_few_long_chunks(const tessera_plan& plan) {
+  constexpr int64_t kHeads = 48, kMostRows = 128;
+  return !plan.problem.batch_invariant && most_have_few(plan) && group_of(plan) > 1 &&
+         plan.max_seqlen_q < kConsumerRows && rows_of_kv_head(plan) <= kMostRows && plan.batch * plan.heads_kv < kHeads;
 }
 
-// Few queries of several heads, whose rows fwd_sm80 packs into one tile and splits by keys: whether it answers sooner. Beside
-// decode_sm90, which has the sequences of fewest queries, only the GPU knows how many are left; there this kernel must be far
-// ahead, since three launches take the place of one. With batch_invariant the batch does not decide.
-bool packing_pays(const tessera_plan& plan, const Choice& choice) {
-  constexpr double kFarAhead = 1.5;
-  if (few_long_chunks(plan)) return true;
-  const int64_t group = plan.heads_q / plan.heads_kv;
-  const double packed = fwd_sm80_tiles(plan.max_seqlen_q * group), apart = static_cast<double>(group);
-  if (plan.decode_queries > 0) return kFarAhead * apart > packed;
-  if (plan.problem.batch_invariant) return apart > packed;
-  const int64_t cores = std::max(1, plan.device.cores), waves = divide_up(choice.work_tiles, cores);
-  return static_cast<double>(waves * cores) > packed * static_cast<double>(plan.batch * plan.heads_kv);
+// Whether at most a quarter of the multiprocessors have a block, of a pair's kernel a third, although there are keys enough
+// to split.
+bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
+  const int64_t filled = choice.pair ? 3 * kFwdD512ClusterBlocks * choice.work_tiles : 4 * choice.work_tiles;
+  return !plan.problem.batch_invariant && plan.max_seqlen_k >= kSplitKeys && filled <= plan.device.cores;
 }
 
-// Where fwd_sm80 reads keys and values with more of the GPU, or computes fewer masked scores, unless this kernel is asked for by name.
-// With batch_invariant it is only asked what a sequence alone would answer alike.
-std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
-  const tessera_problem& p = plan.problem;
-  if (plan.device.kernel == TESSERA_KERNEL_FWD_SM90 || plan.device.kernel == TESSERA_KERNEL_MIXED_SM90) return "";
-  const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
-  constexpr int64_t kFewRows = 16;  // a tile of fwd_sm80 for few rows
-  char text[128];
-  if (!p.batch_invariant || !core::packed_q(p)) {
-    if (plan.max_seqlen_q * group <= kFewRows ||
-        (group > 1 && plan.max_seqlen_q < kConsumerRows && packing_pays(plan, choice))) {
-      std::snprintf(text, sizeof text,
-                    "%" PRId64 " queries x %" PRId64 " heads a KV head: fwd_sm80 has tiles for so few",
-                    plan.max_seqlen_q, group);
-      return text;
-    }
-  }
-  // It uses the multiprocessors for less than half the speed: where fewer than a quarter would work, splitting pays.
-  constexpr int64_t kIdleFactor = 4;
-  const int32_t splits =
-      choice.work_tiles * kIdleFactor <= plan.device.cores ? plan_fwd_sm80(plan, Splits::kByLoad).num_splits : 1;
-  if (splits <= 1) return "";
-  std::snprintf(text, sizeof text, "%" PRId64 " tiles for %d multiprocessors: fwd_sm80 splits the keys into %d parts",
-                choice.work_tiles, plan.device.cores, splits);
-  return text;
+// Work tiles that have rows. Packed sequences may have more slots.
+int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
+  return std::min(choice.work_tiles, plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, choice.block_m()));
+}
+
+// With batch_invariant the estimate may not depend on the batch: it is a sequence's part of a busy GPU, and a packed
+// sequence counts as full tiles. In a mixed batch it is the part of a busy GPU, too: only the GPU knows how many sequences
+// decode_sm90 leaves.
+double estimate_us(const tessera_plan& plan) {
+  const Choice choice = choose(plan).value();
+  const KeyTimes& times = row_of(kKeyTimes, plan);
+  const bool invariant = plan.problem.batch_invariant != 0, any_length = invariant && core::packed_q(plan.problem);
+  const int64_t rows = any_length ? choice.block_m() : std::min<int64_t>(choice.block_m(), mean_queries(plan));
+  const double tile = times.tile * static_cast<double>(std::max(rows, kTileRows)) / kTileRows;
+  const bool idle = leaves_most_idle(plan, choice);
+  double waves = static_cast<double>(filled_tiles(plan, choice)) / cores_of(plan);
+  if (idle || (!invariant && plan.decode_queries == 0)) waves = std::ceil(waves);
+  const double ns = std::max(kv_heads(plan) * times.memory, waves * tile);
+  return forward_us(plan, idle || has_few_long_chunks(plan) ? kIdleFactor * ns : ns);
 }
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
@@ -317,7 +315,7 @@ std::string refuse(const tessera_plan& plan) {
   if (choice.work_tiles > kMaxWorkTiles) return "more than 2^30 tiles";
   const std::string stand_in = kFwdSm80.refuse(plan);
   if (!stand_in.empty()) return "fwd_sm80, which serves misaligned data, refuses: " + stand_in;
-  return refuse_few_rows(plan, choice);
+  return "";
 }
 
 void configure(tessera_plan& plan) {
@@ -428,7 +426,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kFwdSm90{
-    {TESSERA_KERNEL_FWD_SM90, refuse, configure}, "fwd_sm90", kSupports, list_launches, kPrebuilt, sm90_tiles_json};
+constinit const Family kFwdSm90{{"fwd_sm90", TESSERA_KERNEL_FWD_SM90, refuse, configure, estimate_us},
+                                kSupports,
+                                list_launches,
+                                kPrebuilt,
+                                sm90_tiles_json};
 
 }  // namespace tessera::cuda

@@ -11,6 +11,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/decode_sm90.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/kernels.hpp"
@@ -25,8 +26,8 @@ namespace {
 // The plan's bytes hold what the other kernel's family has decided, where its lowering reads it (of decode_sm90 its DecodeSm90Plan), and after
 // it this.
 struct MixedSm90Plan {
-  int32_t others;            // tessera_kernel of the sequences of many rows: fwd_sm90, fwd_sm80 or decode_sm90
-  int64_t decode_workspace;  // offset in bytes
+  bool by_fwd_sm90, by_decode_sm90;  // which kernel the sequences of many rows have; neither: fwd_sm80
+  int64_t decode_workspace;          // offset in bytes
   DecodeSm90Plan decode;
   FwdSm80Plan
       unsplit;  // fwd_sm80's, with all keys in one part: of the others where they are its, else of all where data is misaligned
@@ -40,12 +41,13 @@ int64_t decoded_queries(const tessera_plan& plan) {
 }
 
 // What the families of the other sequences see: those of at most so many queries are not theirs.
-tessera_plan planned_for(tessera_plan plan, int64_t queries) {
-  plan.decode_queries = static_cast<int32_t>(queries);
-  return plan;
+tessera_plan planned_for(const tessera_plan& plan, int64_t queries) {
+  tessera_plan planned = plan;
+  planned.decode_queries = static_cast<int32_t>(queries);
+  return planned;
 }
 
-// Where fwd_sm90 does not take the problem, or would rather not, fwd_sm80 has it, with all keys in one part.
+// Where fwd_sm90 does not take the problem, fwd_sm80 has it, with all keys in one part.
 const Family& others_of(const tessera_plan& plan) {
   if (decodes_chunks(plan)) return kDecodeSm90;
   return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80;
@@ -60,13 +62,27 @@ std::string refuse(const tessera_plan& plan) {
   if (queries == 0) return "more than " + std::to_string(kDecodeRows) + " heads a KV head";
   if (plan.max_seqlen_q <= queries) return "no sequence has more than " + std::to_string(queries) + " queries";
   if (std::string reason = kFwdSm80.refuse(plan); !reason.empty() || p.batch_invariant) return reason;
-  if (plan.batch < 2) return "one sequence";
-  // Which may split the keys where nothing is merged for others' rows.
-  return &others_of(planned_for(plan, queries)) != &kFwdSm80 ? "" : "few queries: fwd_sm80 serves all sequences sooner";
+  return plan.batch < 2 ? "one sequence" : "";
+}
+
+// Only the GPU knows how many sequences have few queries. The most that the launches take is what one kernel takes for all
+// sequences, unless fwd_sm80 would serve the others, which in a mixed batch does not split their keys.
+double estimate_us(const tessera_plan& plan) {
+  constexpr double kFarAhead = 1.5;  // three launches take the place of one
+  const bool by_fwd_sm90 = kFwdSm90.refuse(plan).empty();
+  const double fwd_sm80_us = kFwdSm80.estimate_us(plan);
+  const double most = by_fwd_sm90 ? std::min(fwd_sm80_us, kFwdSm90.estimate_us(plan)) : fwd_sm80_us;
+  if (plan.problem.batch_invariant || decodes_chunks(plan)) return most;
+  if (by_fwd_sm90) {
+    const tessera_plan others = planned_for(plan, decoded_queries(plan));
+    const auto work_us = [&](const Family& of) { return of.estimate_us(others) - kCallUs; };
+    if (kFarAhead * work_us(kFwdSm90) <= work_us(kFwdSm80)) return most;
+  }
+  return fwd_sm80_us + decode_sm90_tokens_us(plan);
 }
 
 void configure(tessera_plan& plan) {
-  plan = planned_for(plan, decoded_queries(plan));
+  plan.decode_queries = static_cast<int32_t>(decoded_queries(plan));
   const Family& others = others_of(plan);
   if (&others == &kDecodeSm90) {
     const DecodeSm90Plan chunks = plan_decode_sm90(plan, plan.decode_queries + 1, plan.max_seqlen_q);
@@ -77,7 +93,7 @@ void configure(tessera_plan& plan) {
   }
   if (&others == &kFwdSm80) plan.num_items /= plan.num_splits, plan.num_splits = 1, plan.shared_bytes = 0;
   MixedSm90Plan own{};
-  own.others = others.kernel;
+  own.by_fwd_sm90 = &others == &kFwdSm90, own.by_decode_sm90 = &others == &kDecodeSm90;
   own.decode_workspace = padded_to(plan.shared_bytes, kWorkspaceAlignment);
   own.decode = plan_decode_sm90(plan, 0, plan.decode_queries);
   own.unsplit = plan_fwd_sm80(plan, Splits::kNone);
@@ -96,17 +112,16 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
       !rows_aligned(p.v, buffers.v)) {  // which decode_sm90 does not take: all sequences are fwd_sm80's
     return list_fwd_sm80(planned_for(plan, 0), own.unsplit, buffers, nullptr, launches);
   }
-  const bool by_fwd_sm90 = own.others == TESSERA_KERNEL_FWD_SM90;
-  if (by_fwd_sm90) {
+  if (own.by_fwd_sm90) {
     TESSERA_RETURN_IF_ERROR(kFwdSm90.lower(plan, buffers, workspace, launches));
-  } else if (own.others == TESSERA_KERNEL_DECODE_SM90) {
+  } else if (own.by_decode_sm90) {
     const auto chunks = config_of<DecodeSm90Plan>(plan);
     TESSERA_RETURN_IF_ERROR(list_decode_sm90(plan, chunks, /*beside=*/false, buffers, workspace, launches));
   } else {
     TESSERA_RETURN_IF_ERROR(list_fwd_sm80(plan, own.unsplit, buffers, nullptr, launches));
   }
   char* const base = static_cast<char*>(workspace);
-  return list_decode_sm90(plan, own.decode, by_fwd_sm90, buffers, base ? base + own.decode_workspace : nullptr,
+  return list_decode_sm90(plan, own.decode, own.by_fwd_sm90, buffers, base ? base + own.decode_workspace : nullptr,
                           launches);
 }
 
@@ -116,11 +131,11 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = kAllTensors & ~tensors({"bias", "mask", "block_mask"})};
+                             .tensors = kAllTensors & ~kScoreTensors};
 
 }  // namespace
 
 constinit const Family kMixedSm90{
-    {TESSERA_KERNEL_MIXED_SM90, refuse, configure}, "mixed_sm90", kSupports, list_launches, {}};
+    {"mixed_sm90", TESSERA_KERNEL_MIXED_SM90, refuse, configure, estimate_us}, kSupports, list_launches, {}};
 
 }  // namespace tessera::cuda

@@ -7,6 +7,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/registry.hpp"
@@ -15,23 +16,18 @@ namespace tessera::cuda {
 namespace {
 
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
-constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};  // in order of preference
+constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};
 
-// Whether own keys are so few, beside work tiles (KV heads of all sequences), that fwd_sm80 has them sooner after the prefixes' part:
-// 64 sequences with 256 of them took 78.5 us so, with decode_sm90 85.5 (an H100; 8 heads over 8 76.6 and 93.4), though alone
-// decode_sm90 is ahead. docs/lab/serving.md.
-bool few_own_keys(const tessera_plan& part) {
-  constexpr int64_t kKeysAWorkTile = 4, kMostLeastKeys = 2048;
-  return part.max_seqlen_k < std::min(kKeysAWorkTile * part.batch * part.heads_kv, kMostLeastKeys);
+// A part as families see it: the other keys come after the prefixes.
+tessera_plan asked_of(const tessera_plan& plan, core::PrefixPart n) {
+  tessera_plan part = core::plan_of(plan, n);
+  part.after_another = n == core::kSuffix;
+  return part;
 }
 
 // NULL: none takes it.
-const Family* family_of(const tessera_plan& part, core::PrefixPart n) {
-  for (const Family* family : kPartFamilies) {
-    if (family == &kDecodeSm90 && n == core::kSuffix && few_own_keys(part)) continue;
-    if (family->refuse(part).empty()) return family;
-  }
-  return nullptr;
+const Family* family_of(const tessera_plan& plan, core::PrefixPart n) {
+  return cheapest(kPartFamilies, asked_of(plan, n));
 }
 
 // Keys below which a chunk is not worth its merge.
@@ -47,10 +43,11 @@ int32_t chunks_of(const tessera_plan& plan) {
   const auto chunks = static_cast<int32_t>(std::min(plan.device.cores / tiles, most));
   if (chunks <= 1) return 1;
   tessera_plan in_chunks = plan;
-  in_chunks.parts[core::kPrefix].kernel = TESSERA_KERNEL_FWD_SM90, in_chunks.parts[core::kPrefix].num_splits = chunks;
+  core::set_family(in_chunks.parts[core::kPrefix], kFwdSm90), in_chunks.parts[core::kPrefix].num_splits = chunks;
   tessera_plan part = core::plan_of(in_chunks, core::kPrefix);
   part.kernel = TESSERA_KERNEL_AUTO;
-  return kFwdSm90.refuse(part).empty() ? chunks : 1;
+  constexpr const Family* kTiles[] = {&kFwdSm90, &kFwdSm80};
+  return cheapest(kTiles, part) == &kFwdSm90 ? chunks : 1;
 }
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
@@ -65,8 +62,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, core::plan_of(plan, core::kSuffix)); !reason.empty()) return reason;
   if (std::string reason = core::refuse_prefixes(plan.problem); !reason.empty()) return reason;
   for (const core::PrefixPart n : kParts) {
-    const tessera_plan part = core::plan_of(plan, n);
-    if (!family_of(part, n)) return "fwd_sm80, of a part: " + kFwdSm80.refuse(part);
+    if (!family_of(plan, n)) return "fwd_sm80, of a part: " + kFwdSm80.refuse(core::plan_of(plan, n));
   }
   return "";
 }
@@ -75,13 +71,13 @@ void configure(tessera_plan& plan) {
   int64_t parts_bytes = 0;
   const int32_t chunks = chunks_of(plan);
   if (chunks > 1) {
-    plan.parts[core::kPrefix].kernel = TESSERA_KERNEL_FWD_SM90, plan.parts[core::kPrefix].num_splits = chunks;
+    core::set_family(plan.parts[core::kPrefix], kFwdSm90), plan.parts[core::kPrefix].num_splits = chunks;
   }
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
     const bool in_chunks = n == core::kPrefix && chunks > 1;
-    const Family& family = in_chunks ? kFwdSm90 : *family_of(part, n);
-    part.kernel = family.kernel;
+    const Family& family = in_chunks ? kFwdSm90 : *family_of(plan, n);
+    core::set_family(part, family);
     family.configure(part);
     if (in_chunks) part.num_splits = chunks;
     part.shared_bytes = padded_to(part.shared_bytes, kWorkspaceAlignment);
@@ -91,6 +87,13 @@ void configure(tessera_plan& plan) {
     parts_bytes += part.shared_bytes;
   }
   plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + parts_bytes;
+}
+
+// A call's two parts and their merge.
+double estimate_us(const tessera_plan& plan) {
+  double us = kCallUs;
+  for (const core::PrefixPart n : kParts) us += family_of(plan, n)->estimate_us(asked_of(plan, n));
+  return us;
 }
 
 // Of the merge of two parts: the chunks in place of the first.
@@ -128,13 +131,13 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   }
   PrefixIndicesParams p = prefix_index_params(plan, buffers, memory);
   for (const core::PrefixPart n : kParts) {  // where a part's work tiles are counted
-    if (plan.parts[n].kernel == TESSERA_KERNEL_FWD_SM90 && plan.parts[n].shared_bytes > 0)
+    if (find_family(plan.parts[n].family) == &kFwdSm90 && plan.parts[n].shared_bytes > 0)
       p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
   }
   launch_prefix_indices({core::paged(plan.problem)}, p, launches);
   for (const core::PrefixPart n : kParts) {
     const tessera_plan part = core::plan_of(plan, n);
-    const Family& family = *find_family(part.kernel);
+    const Family& family = *find_family(part.family);
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
@@ -150,7 +153,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 }  // namespace
 
 constinit const Family kSharedPrefix{
-    {TESSERA_KERNEL_SHARED_PREFIX, refuse, configure}, "shared_prefix", kSupports, list_launches, {}};
+    {"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse, configure, estimate_us}, kSupports, list_launches, {}};
 
 }  // namespace tessera::cuda
 

@@ -11,6 +11,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -32,9 +33,9 @@ struct StandardPlan {
   Grid rows_grid;
 };
 
-constexpr uint32_t kTensors =
-    ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias", "alibi_slopes", "block_mask",
-                                 "sink", "d_lse", "d_bias", "d_sink", "lse_low", "dropout_state"}));
+constexpr uint32_t kTensors = ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+                                tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_lse",
+                                         "d_bias", "d_sink", "lse_low", "dropout_state"}));
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
 }
@@ -85,6 +86,10 @@ int stages_of(const tessera_plan& plan) {
   largest.block_n = 128, largest.transpose_b = true;
   return standard_product_bytes(largest) <= plan.device.smem_bytes ? kMostStages : kMostStages - 1;
 }
+
+// An H100, GPT-2 medium's attention (docs/reference/papers.md).
+constexpr Rate kFwdRates[] = {{64, 94}}, kBwdRates[] = {{64, 116}};
+double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, backward(plan) ? kBwdRates : kFwdRates); }
 
 void configure(tessera_plan& plan) {
   constexpr int64_t kPitch = 64;  // elements: whole lines of the cache
@@ -229,8 +234,14 @@ tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& bu
 }  // namespace
 
 constinit const Family kFwdStandard{
-    {TESSERA_KERNEL_FWD_STANDARD, refuse_forward, configure, true}, "fwd_standard", kFwdSupports, list_forward, {}};
+    {"fwd_standard", TESSERA_KERNEL_FWD_STANDARD, refuse_forward, configure, estimate_us, true},
+    kFwdSupports,
+    list_forward,
+    {}};
 constinit const Family kBwdStandard{
-    {TESSERA_KERNEL_BWD_STANDARD, refuse_backward, configure, true}, "bwd_standard", kBwdSupports, list_backward, {}};
+    {"bwd_standard", TESSERA_KERNEL_BWD_STANDARD, refuse_backward, configure, estimate_us, true},
+    kBwdSupports,
+    list_backward,
+    {}};
 
 }  // namespace tessera::cuda

@@ -38,7 +38,7 @@ struct KernelSpec {
 std::string symbol_of(const KernelSpec& spec);
 std::string source_of(const KernelSpec& spec);
 
-// ---- a config's fields (TESSERA_CONFIG_FIELDS) as text and as numbers -------------------------------------------------
+// ---- a config's fields (TESSERA_CONFIG_FIELDS) as text and as numbers -----------------------------------------------
 
 // A config's fields as numbers, without padding: the key under which a kernel is found.
 struct ConfigValues {

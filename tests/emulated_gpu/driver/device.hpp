@@ -11,9 +11,9 @@
 namespace tessera::emulated {
 
 inline constexpr int kMostDevices = 8;
-inline constexpr size_t kMemoryBytes = size_t{4} << 30;  // of each: tests that need more are for GPUs
+inline constexpr size_t kMemoryBytes = size_t{4} << 30;  // per GPU; tests that need more need a real GPU
 
-// A GPU's primary context, which is the only one it has.
+// A GPU's primary context; it has no other.
 struct Context {
   int device = 0;
   CUresult lost = kSuccess;  // the error of a kernel, which every later call returns
@@ -22,12 +22,12 @@ struct Context {
 int devices();
 int compute_capability();  // 90
 int multiprocessors();
-int smem_bytes_per_block();  // the most dynamic and static memory of a block that opts in
+int smem_bytes_per_block();  // the maximum of dynamic and static memory of a block that opts in
 
 Context* context_of_device(int device);
-// This thread's, NULL: none.
+// The current context of this thread; NULL if there is none.
 Context* current_context();
-// Success, no context, or that of the error by which it was lost.
+// Success, an error if no context is current, or the error by which it was lost.
 CUresult check_context();
 
 }  // namespace tessera::emulated

@@ -11,8 +11,8 @@
 namespace tessera::emulated {
 namespace {
 
-// Order among threads and what else a GPU leaves open: EMULATED_GPU_SEED, 0 unless told, in order and at once. Each
-// launch of a process has another of the orders that a seed stands for.
+// EMULATED_GPU_SEED determines the order of threads and everything else that a GPU leaves unspecified; by default 0: in
+// order, and copies at once. Each launch of a process derives another order from the seed.
 unsigned next_seed() {
   static const char* const text = std::getenv("EMULATED_GPU_SEED");
   static const unsigned first = text ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : 0;
@@ -21,7 +21,7 @@ unsigned next_seed() {
   return first == 0 ? 0 : (first + ++launches * kOdd) | 1u;
 }
 
-// It tells on the standard error stream why it failed.
+// Prints the reason of a failure to standard error.
 CUresult run(KernelWork& work) {
   const Kernel& kernel = *work.kernel;
   std::vector<void*> params = work.arguments.pointers();
@@ -54,7 +54,7 @@ CUresult execute(Work& work, Context& context) {
   const std::lock_guard lock(one);
   if (context.lost != kSuccess) return context.lost;
   const CUresult result = std::visit([](auto& of) { return run(of); }, work);
-  context.lost = result;  // the call that put it into a stream is not told, but the next one
+  context.lost = result;  // reported by the next call, not by the one that launched the kernel
   return kSuccess;
 }
 

@@ -8,7 +8,7 @@
 namespace tessera::emulated {
 namespace {
 
-// A graph as it was when it was made executable. `nodes`: the graph's, by which its parts are named.
+// A graph in the state in which it was instantiated. `nodes`: the original graph's nodes, which identify its parts.
 struct Executable {
   Graph own;
   std::vector<const Node*> nodes;
@@ -61,7 +61,7 @@ CUresult memset_work(const CUmemsetNodeParams& p, MemsetWork& work) {
   return kSuccess;
 }
 
-// Another's work in the place of a node's, of the same kind.
+// Replaces a node's work by other work of the same kind.
 CUresult replace(CUgraphExec executable, CUgraphNode node, Work work) {
   Node* const mine = own(executable)->find(own(node));
   if (!mine || mine->work.index() != work.index()) return kInvalidValue;

@@ -21,14 +21,14 @@
 namespace tessera::emulated {
 namespace {
 
-// Kept for as long as the process lives: a kernel's runner keeps stacks.
+// Kept for the lifetime of the process: a kernel's runner keeps stacks.
 struct Library {
   void* handle = nullptr;
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Kernel>> kernels;
 };
 
-// Kernels ask this library whether memory is mapped, which the process has opened for itself alone.
+// Kernels call this library to ask if memory is mapped, but the process has loaded it with local symbols.
 void offer_own_symbols() {
   static const bool done = [] {
     Dl_info self;
@@ -46,7 +46,7 @@ size_t elf_bytes(const void* code) {
   return header.e_shoff + size_t{header.e_shnum} * header.e_shentsize;
 }
 
-// By a file that is gone afterwards; EMULATED_GPU_KEEP, for debuggers and profilers, leaves it.
+// Loads it from a temporary file; EMULATED_GPU_KEEP keeps the file, for debuggers and profilers.
 void* open_shared_object(const void* code, size_t bytes) {
   const char* const folder = std::getenv("TMPDIR");
   std::string path = std::string(folder && *folder ? folder : "/tmp") + "/emulated_kernel_XXXXXX";
@@ -156,7 +156,7 @@ EMULATED_DRIVER cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
       make_kernel_work(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, smem_bytes, params, work);
   return made == kSuccess ? submit(stream, std::move(work)) : made;
 }
-// Attributes say when a kernel may begin, and here each begins when the one before it has ended.
+// Attributes say when a kernel may start; here each kernel starts when the previous one has ended.
 EMULATED_DRIVER cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void** extra) {
   if (extra) return kNotSupported;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
@@ -168,6 +168,6 @@ EMULATED_DRIVER cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction functi
   const CUresult made = make_kernel_work(function, config->grid, config->block, config->smem_bytes, params, work);
   return made == kSuccess ? submit(config->stream, std::move(work)) : made;
 }
-// Machine code is what the emulated GPU has none of.
+// The emulated GPU has no machine code.
 EMULATED_DRIVER cuModuleLoadData(void**, const void*) { return kInvalidImage; }
 EMULATED_DRIVER cuModuleGetFunction(void**, void*, const char*) { return kNotFound; }

@@ -14,7 +14,7 @@ struct Kernel {
   EmulatedKernel run = nullptr;
   std::span<const size_t> param_bytes{};
   EmulatedLaunchBounds bounds{};
-  unsigned most_smem_bytes = 48 << 10;  // dynamic; more where the attribute says so
+  unsigned most_smem_bytes = 48 << 10;  // dynamic; the attribute may raise it
 };
 
 }  // namespace tessera::emulated

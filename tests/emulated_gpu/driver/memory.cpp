@@ -13,7 +13,7 @@
 namespace tessera::emulated {
 namespace {
 
-constexpr size_t kAlignment = 256;  // the driver's
+constexpr size_t kAlignment = 256;  // that of the driver
 
 struct Pages {
   void* base;
@@ -26,7 +26,7 @@ struct Memory {
     Allocation allocation;
     Pages pages;
   };
-  std::map<uintptr_t, Entry> entries;  // by their first address
+  std::map<uintptr_t, Entry> entries;  // by first address
   size_t used[kMostDevices] = {};
 };
 Memory& memory() {
@@ -39,7 +39,8 @@ size_t page_bytes() {
   return bytes;
 }
 
-// It ends, rounded up to the alignment, where a page that nobody may touch begins; another such page lies before it.
+// Allocates so that the end, rounded up to the alignment, lies before an inaccessible page; another such page lies
+// before the start.
 CUresult allocate(size_t bytes, Context& context, uintptr_t& address) {
   const size_t page = page_bytes(), taken = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const size_t usable = (taken + page - 1) / page * page, all = usable + 2 * page;
@@ -82,7 +83,7 @@ using namespace tessera::emulated;
 using tessera::cuda::CUdeviceptr;
 using tessera::cuda::CUpointerAttribute;
 
-// launch.hpp
+// Declared in launch.hpp.
 extern "C" __attribute__((visibility("default"))) bool emulated_is_mapped(uint64_t address, size_t bytes) {
   return is_mapped(address, bytes);
 }
@@ -136,7 +137,7 @@ EMULATED_DRIVER cuPointerGetAttribute(void* value, CUpointerAttribute attribute,
   Allocation found;
   return find_allocation(pointer, found) ? attribute_of(found, attribute, value) : kInvalidValue;
 }
-// What is no memory of CUDA is no error, and has zeros, the ordinal -2.
+// An address unknown to CUDA is not an error: its attributes are zero, and its ordinal is -2.
 EMULATED_DRIVER cuPointerGetAttributes(unsigned count, CUpointerAttribute* attributes, void** values,
                                        CUdeviceptr pointer) {
   Allocation found;

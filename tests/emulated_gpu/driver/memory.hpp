@@ -15,9 +15,9 @@ struct Allocation {
   int device = 0;
 };
 
-// That which has this address in it; false: none.
+// Finds the allocation that contains the address; returns false if there is none.
 bool find_allocation(uintptr_t address, Allocation& found);
-// Whether bytes [address, address + bytes) are of one allocation.
+// True if bytes [address, address + bytes) belong to one allocation.
 bool is_mapped(uintptr_t address, size_t bytes);
 
 }  // namespace tessera::emulated

@@ -69,7 +69,7 @@ CUresult submit(CUstream handle, Work work) {
 
 namespace {
 
-// A call that waits, which is refused while the stream is captured, and spoils the capture.
+// For a call that waits. While the stream is captured, it is refused and invalidates the capture.
 CUresult wait_for(CUstream handle) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
   return with_stream(handle, [](Stream& stream) -> CUresult {

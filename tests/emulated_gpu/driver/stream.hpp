@@ -15,7 +15,7 @@ struct Graph;
 struct Node {
   Work work;
 };
-// Nodes in an order that their dependencies allow: that in which they were added, since those must be there.
+// Nodes in the order in which they were added, which respects their dependencies, since these must exist already.
 struct Graph {
   std::vector<std::unique_ptr<Node>> nodes;
   Context* context = nullptr;
@@ -25,14 +25,14 @@ struct Stream {
   Context* context = nullptr;
   uint64_t id = 0;
   int priority = 0;
-  std::unique_ptr<Graph> captured;  // NULL: is not
-  bool invalidated = false;         // the capture, by something that it does not permit
+  std::unique_ptr<Graph> captured;  // NULL: not captured
+  bool invalidated = false;         // the capture, by an operation that it does not permit
   int capture_mode = 0;
 };
 
-// That of a handle, for a call with this context current; the default streams are the current context's.
+// The stream of a handle, for a call with the current context; the default streams are the current context's.
 CUresult find_stream(cuda::CUstream handle, Stream*& stream);
-// use(stream) of it, or why there is none.
+// Calls use(stream), or returns why there is no stream.
 template <class Use>
 CUresult with_stream(cuda::CUstream handle, const Use& use) {
   Stream* stream = nullptr;
@@ -41,7 +41,7 @@ CUresult with_stream(cuda::CUstream handle, const Use& use) {
 }
 CUresult submit(cuda::CUstream handle, Work work);
 
-// Whether what allocates or waits for the GPU is refused to this thread, since some stream is captured.
+// True if allocating and waiting calls of this thread are refused because some stream is captured.
 bool refuses_while_captured();
 
 }  // namespace tessera::emulated

@@ -14,7 +14,7 @@ namespace tessera::emulated {
 struct Context;
 struct Kernel;
 
-// Copies of a kernel's arguments, each as aligned as any argument must be.
+// Copies of a kernel's arguments, with the strictest alignment that an argument may need.
 class Arguments {
  public:
   Arguments() = default;
@@ -26,7 +26,7 @@ class Arguments {
     std::byte bytes[128];
   };
   std::vector<Chunk> chunks_;
-  std::vector<size_t> first_;  // chunk of each argument
+  std::vector<size_t> first_;  // first chunk of each argument
 };
 
 struct KernelWork {
@@ -46,10 +46,11 @@ struct CopyWork {
 };
 using Work = std::variant<KernelWork, MemsetWork, CopyWork>;
 
-// Now, one at a time in a process. The error of a kernel stays the context's.
+// Executes the work now, one at a time per process. A kernel's error remains the context's state.
 CUresult execute(Work& work, Context& context);
 
-// A launch as the driver takes it: its kernel, sizes that the kernel and the GPU take, and its arguments copied.
+// A launch accepted by the driver: its kernel, sizes within the limits of the kernel and the GPU, and copies of its
+// arguments.
 CUresult make_kernel_work(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3],
                           unsigned smem_bytes, void* const* params, KernelWork& work);
 

@@ -50,7 +50,7 @@ struct Program {
 };
 using nvrtcProgram = Program*;
 
-// ---- kernels, as their declarations say ----
+// ---- kernels in their declarations ----
 
 struct Declared {
   std::string symbol;
@@ -81,7 +81,7 @@ std::string definitions_of(const std::vector<Declared>& kernels) {
   return text.str();
 }
 
-// What ptxas -v would say: nothing is known of registers.
+// The output of ptxas -v, without known register counts.
 std::string ptxas_log(const std::vector<Declared>& kernels, const std::string& arch) {
   std::ostringstream text;
   for (const Declared& k : kernels) {
@@ -129,7 +129,7 @@ std::string from_environment(const char* name, const char* usual) {
   return value && *value ? value : usual;
 }
 
-// 0: it ran well. What it prints goes to `output`.
+// Returns 0 on success. The command's output goes to `output`.
 int run(const std::vector<std::string>& command, const fs::path& output) {
   std::vector<char*> arguments;
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -155,8 +155,8 @@ int run(const std::vector<std::string>& command, const fs::path& output) {
 std::vector<std::string> compiler_for(const std::string& arch) {
   const std::string number = arch.substr(arch.find_first_of("0123456789"));
   std::vector<std::string> command = {from_environment("EMULATED_GPU_CXX", "c++")};
-  // Names of kernels are also names of functions of the library that launches them, hence hidden. Fibers jump between
-  // stacks, which fortified jumps take for a fault. What is thread_local has nothing to be initialised.
+  // Names of kernels are also names of functions of the library that launches them, so they are hidden. Fibers jump
+  // between stacks, which a fortified longjmp would report as an error. thread_local variables need no initialisation.
   for (const char* flag : {"-std=c++20", "-O1", "-march=native", "-fPIC", "-fvisibility=hidden", "-w",
                            "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-fno-extern-tls-init", "-pthread"})
     command.emplace_back(flag);
@@ -173,7 +173,7 @@ uint64_t hash_of(const std::string& text, uint64_t hash) {
   return hash;
 }
 
-// One process at a time.
+// Held by one process at a time.
 class FileLock {
  public:
   explicit FileLock(const fs::path& path) : file_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
@@ -189,7 +189,7 @@ class FileLock {
 
 using Header = std::pair<std::string, std::string>;  // name, text
 
-// The emulated instructions, and what they take from the library, as they are now.
+// The current emulated instructions, and the library's headers that they use.
 std::vector<Header> emulated_headers() {
   const fs::path source = EMULATED_GPU_SOURCE, emulated = source / "tests/emulated_gpu";
   std::vector<Header> headers;
@@ -211,7 +211,7 @@ bool write_headers(const fs::path& folder, const std::vector<Header>& headers) {
   return true;
 }
 
-// What is made once, from what has this hash.
+// The folder of parts that are made once per hash of their inputs.
 fs::path common_folder(const char* name, uint64_t hash) {
   char key[40];
   std::snprintf(key, sizeof key, "%s-%016llx", name, static_cast<unsigned long long>(hash));
@@ -222,8 +222,9 @@ fs::path common_folder(const char* name, uint64_t hash) {
   return folder;
 }
 
-// Adds to the command what finds a program's headers, the emulated instructions before them, and the grid's runner.
-// What all kernels include and the runner are compiled once; those of other headers or another compiler lie elsewhere.
+// Adds the include paths of a program's headers, after those of the emulated instructions, and the grid's runner to the
+// command. The common includes of all kernels and the runner are compiled once; those of other headers or another
+// compiler have other folders.
 bool add_common_parts(const Program& program, std::vector<std::string>& command) {
   const std::vector<Header> emulated = emulated_headers();
   uint64_t hash = 0xcbf29ce484222325;
@@ -261,7 +262,7 @@ bool add_common_parts(const Program& program, std::vector<std::string>& command)
     if (!fs::exists(precompiled)) {
       if (!write_headers(kernels / "include", program.headers)) return false;
       if (!write_file(prelude, "#include \"kernel.hpp\"\n#include \"launch_bounds.hpp\"\n")) return false;
-      // What is wrong with it a kernel's own compilation tells, too.
+      // The kernel's own compilation reports the error as well.
       std::error_code failed;
       if (run(with({"-x", "c++-header", "-o", precompiled.string(), prelude.string()}), kernels / "log") != 0) {
         fs::remove(precompiled, failed);

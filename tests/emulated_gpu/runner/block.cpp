@@ -47,8 +47,8 @@ void Block::begin(EmulatedDim index) {
   element_copies_late_ = !random().ordered() && random().below(2) == 0;
   poison();
 }
-// Before a block shared memory holds, by turns of a coin, numbers below 0, which are NaN, too, or drawn ones that are
-// not, which lead past every tensor.
+// Before a block starts, shared memory is filled, at random, with negative numbers, which are also NaN, or with random
+// numbers that are not NaN and would be indices beyond every tensor.
 void Block::poison() {
   const bool drawn = random().next() % 2 == 0;
   char* const begin = shared_.memory();
@@ -110,7 +110,7 @@ void Block::fail(const char* format, ...) {
   fibers_->abandon();
 }
 
-// ---- what lanes and warps do together ----
+// ---- cooperation of lanes and warps ----
 
 bool Block::arrive(Warp& warp, const char* what) {
   if (warp.arrived == 0) {
@@ -192,7 +192,7 @@ void Block::release(Wait::Kind kind, uint32_t number) {
   }
 }
 
-// ---- turns ----
+// ---- order of threads ----
 
 void Block::may_yield() {
   if (random().one_in(8)) switch_to(pick());
@@ -235,7 +235,7 @@ void Block::end_thread() {
   }
 }
 
-// The next thread that may run, -1: none.
+// The next thread that can run, or -1.
 int Block::pick() {
   const int warps = count_ / kWarpThreads;
   const auto ready = [this](int w) { return warps_[static_cast<size_t>(w)].ready; };
@@ -252,7 +252,7 @@ int Block::pick() {
   const uint32_t lanes = ready(warp_);
   return warp_ * kWarpThreads + (backwards_ ? 31 - std::countl_zero(lanes) : std::countr_zero(lanes));
 }
-// Whether a wait is over.
+// Returns true if a wait is over.
 bool Block::poll() {
   bool any = false;
   for (size_t w = 0; w < warps_.size(); ++w) {

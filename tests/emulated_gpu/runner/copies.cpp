@@ -16,9 +16,9 @@ void check_global(Block& block, const void* address, size_t bytes) {
   }
 }
 
-// A box in shared memory, row by row: each(address of the row in shared memory, the first column's place in global
-// memory, bytes before the tensor's columns begin, bytes of them, bytes of the row). Rows outside of the tensor: no
-// bytes of them.
+// Visits a box in shared memory row by row: each(address of the row in shared memory, the first column's address in
+// global memory, bytes before the tensor's columns begin, bytes within the tensor, bytes of the row). Rows outside the
+// tensor have no bytes within it.
 template <class Each>
 void for_rows(Block& block, const AsyncCopy& copy, uint32_t shared, const Each& each) {
   const EmulatedTensorMap& map = copy.map;
@@ -47,7 +47,7 @@ size_t box_bytes(const EmulatedTensorMap& map) {
   return size_t{map.box[0]} * map.box[1] * map.box[2] * map.box[3] * map.element_bytes;
 }
 
-// Each 16 bytes of a row in shared memory, where the swizzle puts them: each(address, offset in the row).
+// Visits each 16 bytes of a row in shared memory at their swizzled place: each(address, offset in the row).
 template <class Each>
 void for_words(Block& block, const EmulatedTensorMap& map, uint32_t row, int64_t row_bytes, const Each& each) {
   constexpr int kNotSwizzled = 0, kSwizzle128B = 3;
@@ -168,7 +168,7 @@ void Block::wait_elements(unsigned pending) {
   const unsigned groups = thread().element_groups;
   if (groups >= pending) land_groups(groups - pending);
 }
-// Groups before `end`.
+// Completes the groups before `end`.
 void Block::land_groups(unsigned end) {
   auto& copies = thread().element_copies;
   size_t landed = 0;

@@ -26,7 +26,7 @@ class Faults {
  private:
   static void tell(int number, siginfo_t* info, void*) {
     if (running.block) running.block->fail("an access to memory at %p, which is not there", info->si_addr);
-    signal(number, SIG_DFL);  // the host's own: again, to end the process
+    signal(number, SIG_DFL);  // the default: the fault recurs and ends the process
   }
 
   struct sigaction before_[2];

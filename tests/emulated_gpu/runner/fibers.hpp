@@ -14,8 +14,8 @@ namespace tessera::emulated {
 
 inline constexpr size_t kMostThreads = 1024, kStackBytes = size_t{1} << 18;
 
-// Stacks of a block's threads. Kept, since new ones would cost their pages anew: for all kernels of the process, of
-// which each has a runner.
+// Stacks of a block's threads, kept for all kernels of the process, each of which has its own runner: new stacks would
+// cost page faults again.
 class __attribute__((visibility("default"))) Stacks {
  public:
   Stacks() {
@@ -50,10 +50,10 @@ class __attribute__((visibility("default"))) Stacks {
   void* memory_;
 };
 
-// Contexts begin the fibers, jumps go between them, since a context's switch is a system call.
+// Fibers start by contexts and switch by jumps, since switching contexts is a system call.
 class Fibers {
  public:
-  // entry() never returns.
+  // entry() must not return.
   Fibers(int count, void (*entry)()) : fibers_(static_cast<size_t>(count)) {
     for (int t = 0; t < count; ++t) {
       ucontext_t& context = fiber(t).context;
@@ -65,19 +65,19 @@ class Fibers {
     }
   }
 
-  // From the host to a fiber, until one leaves.
+  // Switches from the host to a fiber, until one leaves.
   __attribute__((noinline)) void enter(int to) {
     if (_setjmp(host_) == 0) jump(to);
   }
-  // From one fiber to another.
+  // Switches from one fiber to another.
   __attribute__((noinline)) void change(int from, int to) {
     if (_setjmp(fiber(from).place) == 0) jump(to);
   }
-  // To the host, until the fiber is entered again.
+  // Switches to the host, until the fiber is entered again.
   __attribute__((noinline)) void leave(int from) {
     if (_setjmp(fiber(from).place) == 0) _longjmp(host_, 1);
   }
-  // To the host for ever.
+  // Switches to the host for ever.
   [[noreturn]] void abandon() { _longjmp(host_, 1); }
 
  private:

@@ -20,9 +20,9 @@ namespace {
 
 class Grid {
  public:
-  // 0, or 1 with the reason told. body(): what a thread does.
+  // Returns 0, or 1 after reporting the reason. body(): code of a thread.
   static int run(const EmulatedLaunch& launch, const char* kernel, const std::function<void()>& body) {
-    static std::mutex& one = *new std::mutex;  // grid of this process
+    static std::mutex& one = *new std::mutex;  // one grid of this process at a time
     const std::lock_guard lock(one);
     Grid grid(launch, kernel, body);
     grid.run();
@@ -36,20 +36,20 @@ class Grid {
 
  private:
   struct Slot;
-  // A host's thread, with the block that it has at present.
+  // A thread of the host, with its current block.
   struct Worker {
     Slot* slot = nullptr;
     int rank = 0;
     std::unique_ptr<Block> block{};
     std::counting_semaphore<> turn{0};
     std::thread thread{};
-    bool begins = true;  // another block than the one that it had
+    bool begins = true;  // with a block other than its previous one
   };
-  // A place for a cluster.
+  // Room for a cluster.
   struct Slot {
     Cluster cluster;
     std::vector<std::unique_ptr<Worker>> workers;
-    unsigned index = 0;  // of its cluster in the grid
+    unsigned index = 0;  // the cluster's index in the grid
     int blocks_left = 0;
   };
 
@@ -65,7 +65,7 @@ class Grid {
     running.grid = {launch.grid[0], launch.grid[1], launch.grid[2]};
     running.threads = {launch.block[0], launch.block[1], launch.block[2]};
     slots_most_ = std::max(launch.multiprocessors / cluster_blocks_, 1u);
-    // As many at once as there is room for, or one after another where nobody waits for somebody else.
+    // Starts as many clusters as fit, or one after another if no cluster waits for another.
     const unsigned at_first = state_.random.ordered() || state_.random.below(2) == 0 ? 1 : slots_most_;
     for (unsigned n = 0; n < at_first && next_cluster_ < clusters_; ++n) open_slot();
     Worker& first = *slots_[0]->workers[0];
@@ -102,7 +102,7 @@ class Grid {
     fill(slot);
     for (const std::unique_ptr<Worker>& worker : slot.workers) {
       if (live_.empty() && slots_.size() == 1) {
-        live_.push_back(worker.get());  // the thread that launches is its
+        live_.push_back(worker.get());  // the block of the launching thread
         continue;
       }
       live_.push_back(worker.get());
@@ -112,7 +112,7 @@ class Grid {
       });
     }
   }
-  // The next cluster of the grid.
+  // Assigns the next cluster of the grid.
   void fill(Slot& slot) {
     slot.index = next_cluster_++;
     slot.blocks_left = static_cast<int>(cluster_blocks_);
@@ -130,7 +130,7 @@ class Grid {
     worker.begins = false;
   }
 
-  // The whole of a worker's time; it has the turn.
+  // A worker's main loop; it is the running worker.
   void work(Worker& me) {
     while (true) {
       if (me.begins) begin(me);
@@ -153,9 +153,9 @@ class Grid {
     }
   }
 
-  // Another one's turn; comes back with the own one. False: the grid has failed.
+  // Lets another worker run, and returns when this one runs again. Returns false if the grid has failed.
   bool hand_on(Worker& me) {
-    if (idle_turns_ > live_.size()) {  // nobody has done anything
+    if (idle_turns_ > live_.size()) {  // no worker has made progress
       if (slots_.size() < slots_most_ && next_cluster_ < clusters_) {
         open_slot();
         idle_turns_ = 0;
@@ -172,11 +172,11 @@ class Grid {
     return !state_.failed;
   }
 
-  // Has no block any more; `waits`: may get one of its slot's next cluster. False: it ends.
+  // The worker has no block left. `waits`: it may get one of its slot's next cluster. Returns false if the worker ends.
   bool leave(Worker& me, bool waits) {
     Worker& next = after(me);
     std::erase(live_, &me);
-    if (live_.empty()) {  // all is done
+    if (live_.empty()) {  // everything is done
       wake_all();
       return false;
     }
@@ -186,7 +186,7 @@ class Grid {
     return !state_.failed && me.begins;
   }
 
-  // In turns while nobody does anything, so that all are asked.
+  // The next worker; round-robin while none makes progress, so that all are polled.
   Worker& after(Worker& me) {
     const size_t count = live_.size();
     const auto at = static_cast<size_t>(std::find(live_.begin(), live_.end(), &me) - live_.begin());

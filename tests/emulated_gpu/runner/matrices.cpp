@@ -45,7 +45,7 @@ void mma(const char* what, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
   std::copy(std::begin(sums.d), std::end(sums.d), d);
 }
 
-// Lane l has of each 8 x 8 matrix elements 2 (l % 4), + 1 of row l / 4, or transposed of column l / 4.
+// Lane l holds the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 (transposed: column l / 4) of each 8 x 8 matrix.
 struct Place {
   int row[2], col[2];
   Place(int lane, bool transposed) {
@@ -57,8 +57,8 @@ constexpr size_t kRowBytes = 16;
 
 }  // namespace
 
-// m16n8k16, row by column: with g = lane / 4 and c = lane % 4 a lane has of A (g, 2c), (g + 8, 2c), (g, 2c + 8), (g +
-// 8, 2c + 8), each with its right neighbour, of B (2c, g), (2c + 8, g), each with the one below it.
+// m16n8k16, row by column. With g = lane / 4 and c = lane % 4, a lane holds (g, 2c), (g + 8, 2c), (g, 2c + 8), (g + 8,
+// 2c + 8) of A, each with its right neighbour, and (2c, g), (2c + 8, g) of B, each with the element below it.
 void mma_16bit(const char* what, bool bfloat16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto to_float = [bfloat16](uint32_t pair, int half) {
     const uint32_t bits = pair >> 16 * half & 0xffff;
@@ -76,8 +76,8 @@ void mma_16bit(const char* what, bool bfloat16, float (&d)[4], const uint32_t (&
       });
 }
 
-// m16n8k8: of A (g, c), (g + 8, c), (g, c + 4), (g + 8, c + 4), of B (c, g), (c + 4, g). Bits beyond the 10 of the
-// mantissa count for nothing.
+// m16n8k8. A lane holds (g, c), (g + 8, c), (g, c + 4), (g + 8, c + 4) of A and (c, g), (c + 4, g) of B. Bits beyond
+// the 10 of the mantissa are ignored.
 void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto to_float = [](uint32_t bits) { return std::bit_cast<float>(bits & 0xffffe000u); };
   mma(

@@ -26,7 +26,7 @@ class MatrixDescriptor {
                                   : "";
   }
 
-  // Rows of 16 inner columns, which are contiguous: `to` [64][16]. All three return "" or what is wrong.
+  // Reads rows of 16 contiguous inner columns: `to` [64][16]. All three functions return "" or the error.
   const char* read_inner_major(float (&to)[64][16], bool bfloat16, const SharedWindow& shared) const {
     return inner_major(64, bfloat16, shared,
                        [&to](int row, int k, const float(&x)[8]) { std::memcpy(to[row] + k, x, sizeof x); });
@@ -38,7 +38,7 @@ class MatrixDescriptor {
       for (int i = 0; i < 8; ++i) to[k + i][row] = x[i];
     });
   }
-  // 16 inner rows of `count` columns, which are contiguous, in chunks of 64: `to` [16][count].
+  // Reads 16 inner rows of `count` contiguous columns, in chunks of 64: `to` [16][count].
   const char* read_outer_major(float (&to)[16][256], int count, bool bfloat16, const SharedWindow& shared) const {
     if (*wrong_) return wrong_;
     if (start_ % kRowBytes + static_cast<uint32_t>(count < kChunkCols ? count : kChunkCols) * 2 > kRowBytes) {

@@ -24,12 +24,12 @@ class WarpgroupProducts {
     executed_ = complete_ = 0;
   }
 
-  // False: there is no room until the others have issued theirs.
+  // Returns false if there is no room until the other threads have issued theirs.
   bool may_issue(const ProductPosition& at) const { return at.issued < executed_ + kInFlight; }
   const uint64_t* executed() const { return &executed_; }
   const uint64_t* complete() const { return &complete_; }
 
-  // Returns "" or what is wrong. `lane`: 0 ... 127.
+  // Returns "" or the error. `lane`: 0 ... 127.
   const char* issue(ProductPosition& at, int lane, const Product& product, float* d, const uint32_t* a) {
     Issued& to = at_index(at.issued++);
     if (to.threads == 0) {
@@ -44,12 +44,12 @@ class WarpgroupProducts {
   }
   void commit(ProductPosition& at) { at.committed[at.groups++ % 8] = at.issued; }
 
-  // How many products all but the newest `pending` groups of the thread have.
+  // The number of products that all but the newest `pending` groups of the thread include.
   static uint64_t due(const ProductPosition& at, unsigned pending) {
     return at.groups <= pending ? 0 : at.committed[(at.groups - 1 - pending) % 8];
   }
 
-  // Runs what all threads have issued, up to `end`. Returns "" or what is wrong.
+  // Executes the products that all threads have issued, up to `end`. Returns "" or the error.
   const char* execute(uint64_t end, const SharedWindow& shared) {
     while (executed_ < end && executed_ < complete_) {
       Issued& next = at_index(executed_);
@@ -61,7 +61,7 @@ class WarpgroupProducts {
     return "";
   }
 
-  // The sums become what the registers hold.
+  // Writes the sums to the registers.
   void write_registers() {
     if (!held_) return;
     held_ = false;
@@ -158,7 +158,7 @@ class WarpgroupProducts {
   };
   std::unique_ptr<Issued> issued_[kInFlight];
   std::unique_ptr<Sums> sums_;
-  float* held_d_[kWarpgroupThreads] = {};  // whose sums those are
+  float* held_d_[kWarpgroupThreads] = {};  // registers that those sums belong to
   int held_cols_ = 0;
   bool held_ = false;
   uint64_t executed_ = 0, complete_ = 0;

@@ -33,7 +33,7 @@ static const DeviceTests kTests({
     }
     out[2] = out[1];
   })"},
-    // Of all threads' additions each sees another count before; of a comparison what was there.
+    // Each of all threads' additions sees another previous count; a comparison returns the previous value.
     {.name = "atom_acq_rel_u64",
      .header = "tessera/ptx/atomic.cuh",
      .expected = {32, 0, 496, 0, 7, 9, 32, 32},

@@ -3,7 +3,7 @@
 namespace tessera::testing {
 
 static const DeviceTests kTests({
-    // Warp 0 arrives and goes on; warp 1 waits for what it wrote. A second barrier has both wait.
+    // Warp 0 arrives and continues; warp 1 waits for its writes. Both wait at a second barrier.
     {.name = "barrier",
      .header = "tessera/ptx/barrier.cuh",
      .threads = 64,

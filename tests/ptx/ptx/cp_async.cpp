@@ -32,14 +32,16 @@ static const DeviceTests kTests({
   ptx::cp_async_cg_16_l2_128b(shared_address(s + t * 4), in + t * 4);
   ptx::cp_async_wait_all();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
-    // The older of two groups; then all, also what is in no group.
+    // Waits for the older of two groups; then for all copies, including those that belong to no group.
     {.name = "cp_async_wait",
      .header = "tessera/ptx/cp_async.cuh",
      .in = numbered(384),
      .expected = numbered(384),
      .body = R"(
   alignas(16) __shared__ uint32 s[384];
-  const auto load = [&](int part) { ptx::cp_async_cg_16(shared_address(s + part * 128 + t * 4), in + part * 128 + t * 4, 16); };
+  const auto load = [&](int part) {
+    ptx::cp_async_cg_16(shared_address(s + part * 128 + t * 4), in + part * 128 + t * 4, 16);
+  };
   load(0);
   ptx::cp_async_commit_group();
   load(1);

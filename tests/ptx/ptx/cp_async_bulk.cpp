@@ -60,7 +60,7 @@ const DeviceTests kTests({
     ptx::cp_async_bulk_wait_group();
     for (int i = 0; i < 128; ++i) out[128 + i] = static_cast<const volatile uint32*>(out)[i];
   })"},
-    // Ordinary stores of this thread, over which a copy then adds, and reads of what the copy wrote.
+    // Ordinary stores of this thread, to which a copy then adds, and reads of the copy's results.
     {.name = "fence_proxy_async_global",
      .header = "tessera/ptx/cp_async_bulk.cuh",
      .archs = Archs::kHopperOn,

@@ -23,7 +23,7 @@ static const DeviceTests kTests({
     out[3] = ptx::mbarrier_try_wait_parity(at, 0);
     out[4] = ptx::mbarrier_try_wait_parity(at, 1);
   })"},
-    // A phase ends when its arrivals and its bytes are there: of two copies, announced one by one.
+    // A phase ends when its arrivals and its bytes have come: the bytes of two copies, announced one by one.
     {.name = "mbarrier_bytes",
      .header = "tessera/ptx/mbarrier.cuh",
      .archs = Archs::kHopperOn,

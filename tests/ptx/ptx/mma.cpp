@@ -3,7 +3,7 @@
 namespace tessera::testing {
 namespace {
 
-// A [16][k], B [k][8] whose transpose lies in memory, D [16][8] that the product is added to.
+// A [16][k], B [k][8] stored transposed, D [16][8] to which the product is added.
 const Matrix kA16 = small_numbers(16, 16, 1), kB16 = small_numbers(16, 8, 2), kA8 = small_numbers(16, 8, 3),
              kB8 = small_numbers(8, 8, 4), kD = small_numbers(16, 8, 5);
 std::vector<uint32_t> sum(const Matrix& a, const Matrix& b) {

@@ -25,7 +25,7 @@ DeviceTest load(const std::string& name, const std::vector<uint32_t>& expected, 
   __syncwarp();
   put_tile(out, s);)"};
 }
-// Rows of `out` are 20 words apart, too: what lies between them stays.
+// Rows of `out` are also 20 words apart: the gaps between them are unchanged.
 DeviceTest store(const std::string& name, int count, int columns, const std::string& call) {
   return {.name = name,
           .header = "tessera/tile/copy_tile.cuh",

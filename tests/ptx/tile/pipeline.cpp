@@ -37,7 +37,7 @@ const DeviceTests kTests({
       }
     }
   })"},
-    // Its stages filled by bulk copies, whose bytes acquire() announces, or expect() after the wait.
+    // Bulk copies fill the stages; acquire() announces their bytes, or expect() after the wait.
     {.name = "ring_bytes",
      .header = "tessera/tile/pipeline.cuh",
      .archs = Archs::kHopperOn,

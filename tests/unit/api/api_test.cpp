@@ -102,7 +102,7 @@ TEST(Executors, RunOnTheCallersThreads) {
   EXPECT_EQ(mine, library);
 }
 
-// ---- combine ----------------------------------------------------------------------------------------------------------
+// ---- combine --------------------------------------------------------------------------------------------------------
 
 struct Parts {
   static constexpr std::int64_t kN = 3, kB = 2, kS = 5, kH = 2, kDv = 4;
@@ -189,7 +189,7 @@ TEST(Combine, RefusesAndNames) {
   begins("o_parts: shape [0, ", [](Parts& p) { p.o_parts_layout = layout(float32, {0, 2, 5, 2, 4}); });
 }
 
-// As a fresh Problem: what is not given is absent, whatever lay in its memory.
+// Like a new Problem: members that are not given are absent, whatever the memory contained.
 TEST(Append, AFreshCallTakesWhatItIsGiven) {
   alignas(AppendCall) std::byte memory[sizeof(AppendCall)];
   std::memset(memory, 0xff, sizeof memory);

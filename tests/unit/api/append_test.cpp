@@ -82,7 +82,7 @@ TEST(Append, RefusesBeforeAnythingIsWritten) {
   expect_refused("call: struct_size 0", dense, [](Step& s) { s.call.struct_size = 0; });
 }
 
-// What is appended is what a forward call with the same lengths sees.
+// A forward call with the same lengths sees the appended tokens.
 TEST(Append, ThenAttentionSeesTheNewKeys) {
   Form form{.dtype = float32,
             .packed = true,

@@ -98,7 +98,7 @@ TEST(Cancel, IsAnsweredByEveryKernel) {
   }
 }
 
-// Work items of many keys ask on their way: this call has one item, or one of each parallel region.
+// Work items with many keys check for cancellation while they run: this call has one item, or one per parallel region.
 TEST(Cancel, IsAskedWithinAnItem) {
   Device device = cpu();
   device.threads = device.cores = 1;

@@ -240,7 +240,7 @@ TEST(Execute, RefusesMoreKeysThanTheBoundOfASuffix) {
   Attention a = prefixed();
   a.problem.max_suffix_k = 8;
   EXPECT_TRUE(Attention(a).try_run(TESSERA_FORWARD).ok());
-  a.prefix_lens = {15};  // of which whole pages are read once
+  a.prefix_lens = {15};  // only its full pages are read once
   expect_refused(a, TESSERA_FORWARD, "max_suffix_k: 8", "of sequence 0 16 keys");
   a.prefix_lens = {16};
   a.problem.max_prefix_k = 8;

@@ -101,8 +101,7 @@ TEST(Plan, AmxServesWhatItIsTheFastestFor) {
   }
 }
 
-// Keys and values that several items read are packed once, where that takes no more than 512 MiB and a call has much to
-// do.
+// Keys and values that several items read are packed once, if that needs at most 512 MiB and a call has much work.
 TEST(Plan, AmxPacksKeysOnceForSeveralItems) {
   Device device = cpu();
   device.isa = device.isa_limit = TESSERA_ISA_AMX_BF16;
@@ -134,6 +133,45 @@ TEST(Plan, AmxPacksKeysOnceForSeveralItems) {
   }
 }
 
+// Every family can be asked for by its name, and by its number if it has one.
+TEST(Plan, TakesFamiliesByName) {
+  const std::vector<tessera_family> all = families();
+  EXPECT_GE(all.size(), 14u);
+  for (const tessera_family& family : all) {
+    SCOPED_TRACE(family.name);
+    EXPECT_TRUE(family.on_cpu || family.on_cuda);
+    if (family.kernel != TESSERA_KERNEL_AUTO) {
+      EXPECT_STREQ(tessera_kernel_name(family.kernel), family.name);
+    }
+    Device named = cpu(), numbered = cpu();
+    std::memcpy(named.family, family.name, sizeof named.family);
+    numbered.kernel = family.kernel;
+    Plan by_name, by_number;
+    const Status said = try_plan(dense_problem(), named, by_name),
+                 same = try_plan(dense_problem(), numbered, by_number);
+    EXPECT_EQ(said.code(), same.code());
+    EXPECT_EQ(said.message(), same.message());
+    if (!said.ok()) continue;
+    EXPECT_STREQ(by_name.family, family.name);
+    EXPECT_STREQ(by_number.family, family.name);
+  }
+  tessera_family none;
+  EXPECT_EQ(std::string(tessera_family_at(-1, &none).message),
+            "index: -1, the library has " + std::to_string(all.size()) + " families, counted from 0");
+  Device device = cpu();
+  Plan plan;
+  std::snprintf(device.family, sizeof device.family, "tiled");
+  device.kernel = TESSERA_KERNEL_DECODE;
+  EXPECT_EQ(std::string(try_plan(dense_problem(), device, plan).message()),
+            "device.family: tiled beside device.kernel decode, accepted one of the two, or both alike");
+  device.kernel = TESSERA_KERNEL_AUTO;
+  std::snprintf(device.family, sizeof device.family, "of_tomorrow");
+  EXPECT_TRUE(std::string(try_plan(dense_problem(), device, plan).message())
+                  .starts_with("device.family: 'of_tomorrow', accepted decode, tiled, "));
+  std::memset(device.family, 'x', sizeof device.family);
+  EXPECT_EQ(std::string(try_plan(dense_problem(), device, plan).message()), "device.family: longer than 31 characters");
+}
+
 TEST(Plan, EveryCandidateSaysWhy) {
   const Plan plan = tessera::plan(dense_problem(), cpu());
   EXPECT_EQ(candidates(plan).size(), 4u);
@@ -141,8 +179,11 @@ TEST(Plan, EveryCandidateSaysWhy) {
   EXPECT_TRUE(candidate(plan, "tiled").accepted);
   EXPECT_FALSE(candidate(plan, "decode").accepted);
   EXPECT_FALSE(candidate(plan, "reference").accepted);
-  EXPECT_STREQ(candidate(plan, "reference").reason, "slow: only on request or for float64");
-  for (const tessera_candidate& one : candidates(plan)) EXPECT_GT(std::strlen(one.reason), 0u);
+  EXPECT_STREQ(candidate(plan, "reference").reason, "float64, on one core: on request, or where a problem is float64");
+  for (const tessera_candidate& one : candidates(plan)) {
+    EXPECT_GT(std::strlen(one.reason), 0u);
+    EXPECT_EQ(one.estimate_us > 0, one.accepted != 0) << one.kernel;
+  }
   EXPECT_TRUE(launches(plan).empty()) << "on the CPU";
   tessera_candidate none;
   for (const int index : {4, -1}) {
@@ -253,7 +294,7 @@ TEST(PlanCosts, BytesOfPagesAreThoseThatSequencesNeed) {
   EXPECT_EQ(describe(tessera::plan(dense_problem())).find("traffic    at most"), std::string::npos);
 }
 
-// float64 and every dtype that has a fast kernel: what is held grows with S, never with S x S.
+// float64 and every dtype with a fast kernel: memory grows with S, never with S x S.
 TEST(PlanCosts, WorkspaceIsLinear) {
   for (const DType dtype : {float32, float16, bfloat16, float64}) {
     for (const bool backward : {false, true}) {

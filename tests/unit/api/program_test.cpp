@@ -288,5 +288,146 @@ TEST(OracleOfAProgram, RefusesAScalarThatIsNoneOfItsType) {
                   "scalars[1] (n): 0.5, accepted an integer of 32 bits");
 }
 
+// ---- indices --------------------------------------------------------------------------------------------------------
+
+TEST(IndicesOfAProgram, AreRefusedByThePlanWhereEveryOneIsOutside) {
+  const auto planned = [](const char* score) {
+    const Handle handle = created(score, "");
+    return refusal(bound(handle));
+  };
+  EXPECT_CONTAINS(planned("s + bias[h, i + 100]"), "bias: index 1 of bias[h, i + 100] is 100 .. 115, accepted 0 .. 63");
+  EXPECT_EQ(planned("s + bias[h, i + 60]"), "accepted");
+  EXPECT_EQ(planned("h < 4 ? s + bias[h, j] : s + bias[h - 4, j]"), "accepted");
+  EXPECT_EQ(planned("s + (n > 0 ? bias[h, j + 100] : 0.0)"), "accepted");
+}
+
+// What a forward call with float64 q [2, 16, 4, 8] over 24 keys answers; bias is [4, 64], doc [2, 24] of 0 .. 23, but
+// one is 64.
+std::string called(const char* score, const char* mask, bool causal = false) {
+  const Handle handle = created(score, mask);
+  Attention attention;
+  attention.problem = bound(handle);
+  attention.problem.causal = causal;
+  std::mt19937_64 random(1);
+  attention.allocate(random);
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  std::vector<float> bias(4 * 64, 1.0f);
+  std::vector<std::int32_t> doc(2 * 24);
+  for (size_t n = 0; n < doc.size(); ++n) doc[n] = static_cast<std::int32_t>(n % 24);
+  doc[24 + 5] = 64;
+  const std::uint16_t gain = 0x3F80;
+  Buffers buffers = attention.buffers();
+  buffers.captured = {bias.data(), doc.data(), &gain};
+  const Status status = try_forward(plan, buffers, workspace);
+  if (!status.ok()) EXPECT_TRUE(std::isnan(attention.o[0])) << "an output was written";
+  return std::string(status.message());
+}
+
+TEST(IndicesOfAProgram, AreRefusedByACallBeforeAnythingIsWritten) {
+  EXPECT_CONTAINS(called("s + bias[h, i - j + 8]", ""),
+                  "bias: index 1 of bias[h, i - j + 8] is -1 for b 0, h 0, i 0, j 9");
+  EXPECT_EQ(called("s + bias[h, i - j + 8]", "j <= i + 8"), "");
+  EXPECT_EQ(called("s + (j <= i + 8 ? bias[h, i - j + 8] : 0.0)", ""), "");
+  EXPECT_CONTAINS(called("s + bias[h, q_pos - j]", ""), "bias: index 1");
+  EXPECT_EQ(called("s + bias[h, q_pos - j]", "", true), "");
+  EXPECT_CONTAINS(called("s + bias[h, doc[b, j]]", ""), "is 64 for b 1, h 0, i 0, j 5, accepted 0 .. 63");
+  EXPECT_EQ(called("s + bias[h, doc[b, j]]", "j != 5"), "");
+  EXPECT_EQ(called("s + bias[h, int(s * 1000)]", ""), "");  // never read outside, and not checked
+  EXPECT_CONTAINS(called("s", "bias[h, j + 60] > 0.0"),
+                  "bias: index 1 of bias[h, j + 60] is 64 for b 0, h 0, i 0, j 4");
+}
+
+// ---- what options can say -------------------------------------------------------------------------------------------
+
+struct Said {
+  std::int32_t causal, alignment;
+  std::int64_t left, right;
+  double softcap;
+  std::string rest;  // of the program
+
+  bool operator==(const Said&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Said& said) {
+  return out << said.causal << " " << said.alignment << " " << said.left << " " << said.right << " " << said.softcap
+             << " '" << said.rest << "'";
+}
+
+// Over 24 keys of 16 queries, or of as many.
+Said recognised(
+    const char* score, const char* mask, bool square = false, void (*set)(Problem& problem) = [](Problem&) {}) {
+  const Handle handle = created(score, mask);
+  Problem problem = bound(handle);
+  if (square) problem.q = layout(float64, {2, 24, 4, 8}), problem.o = layout(float64, {2, 24, 4, 6});
+  set(problem);
+  const Plan made = plan(problem, reference_device());
+  const tessera_problem& p = made.problem;
+  std::string rest(made.program.text, static_cast<size_t>(made.program.text_bytes));
+  rest = rest.substr(0, rest.find('\n', rest.find('\n', rest.find('\n') + 1) + 1));
+  return {p.causal, p.alignment, p.window_left, p.window_right, p.softcap, rest.empty() ? "" : rest.substr(2)};
+}
+
+TEST(OptionsOfAProgram, AreRecognised) {
+  EXPECT_EQ(recognised("", "j <= q_pos"), (Said{1, 0, -1, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "q_pos - j < 8 && q_pos >= j"), (Said{1, 0, 7, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "abs(j - q_pos) <= 5"), (Said{0, 0, 5, 5, 0, ""}));
+  EXPECT_EQ(recognised("", "j <= i"), (Said{1, 1, -1, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "j <= i", true), (Said{1, 0, -1, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "j - 3 < q_pos + 4 && 2 + j >= q_pos"), (Said{0, 0, 2, 6, 0, ""}));
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j <= q_pos"), (Said{1, 0, -1, 0, 5, ""}));
+  EXPECT_EQ(recognised("", "j <= q_pos && doc[b, i] == doc[b, j]"), (Said{1, 0, -1, 0, 0, "\ndoc[b, i] == doc[b, j]"}));
+  EXPECT_EQ(recognised("s + 1.0", "doc[b, i] == 1 && j <= q_pos && j != 2"),
+            (Said{1, 0, -1, 0, 0, "s + 1.0\ndoc[b, i] == 1 && j != 2"}));
+  EXPECT_EQ(recognised("", "j <= q_pos + 3", false, [](Problem& p) { p.causal = 1; }), (Said{1, 0, -1, 3, 0, ""}));
+}
+
+TEST(OptionsOfAProgram, AreOnlyWhatMeansTheSame) {
+  EXPECT_EQ(recognised("", "j < q_pos").rest, "\nj < q_pos");  // a query does not see its own key: no window says so
+  EXPECT_EQ(recognised("", "j <= q_pos || j < 4").rest, "\nj <= q_pos || j < 4");
+  EXPECT_EQ(recognised("", "j < n").rest, "\nj < n");
+  EXPECT_EQ(recognised("", "j <= i && j <= q_pos").rest, "\nj <= q_pos");
+  EXPECT_EQ(recognised("", "j <= i", false, [](Problem& p) { p.causal = 1; }).rest, "\nj <= i");
+  EXPECT_EQ(recognised("5.0 * tanh(s / 4)", "").softcap, 0);
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j != 2").softcap, 0);
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "", false, [](Problem& p) { p.softcap = 3; }).softcap, 3);
+  EXPECT_EQ(recognised("c * tanh(s / c)", "").softcap, 0);
+}
+
+TEST(OptionsOfAProgram, StayWhenThePlansProblemIsPlannedAgain) {
+  const Handle handle = created("5.0 * tanh(s / 5)", "j <= q_pos");
+  Problem problem = bound(handle);
+  const Plan once = plan(problem, reference_device()), again = plan(once.problem, reference_device());
+  EXPECT_EQ(once.problem.program, nullptr);
+  EXPECT_EQ(again.problem.softcap, 5);
+  EXPECT_EQ(again.program.text_bytes, 0);
+}
+
+// ---- C++ ------------------------------------------------------------------------------------------------------------
+
+TEST(ProgramOfExpressions, IsThatOfItsText) {
+  using namespace score;
+  const Tensor table("bias", 2), document("doc", 2, ValueType::integer);
+  const Scalar c("c"), width("n", ValueType::integer);
+  const Program made(c * tanh(s / c) + where(h < 2, table(h, i - j + 8), -0.5 * abs(s)),
+                     j <= q_pos && (q_pos - j < width || document(b, i) == document(b, j)));
+  const Program read(
+      "c * tanh(s / c) + where(h < 2, bias[h, i - j + 8], -0.5 * abs(s))",
+      "j <= q_pos && (q_pos - j < n || doc[b, i] == doc[b, j])",
+      {{"c"}, {"bias", ValueType::floating, 2}, {"n", ValueType::integer}, {"doc", ValueType::integer, 2}});
+  EXPECT_EQ(made.score(), read.score());
+  EXPECT_EQ(made.mask(), read.mask());
+  EXPECT_EQ(made.hash(), read.hash());
+  EXPECT_EQ(made.tensor("bias"), 0U);
+  EXPECT_EQ(made.tensor("doc"), 1U);
+  EXPECT_EQ(made.scalar("n"), 1U);
+  EXPECT_THROW(made.tensor("n"), Error);
+  EXPECT_EQ(Program(min(s, -2) + floor_div(i, 4) + to_float(!(i == j))).score(),
+            "min(s, -2.0) + float(i // 4) + float(!(i == j))");
+  EXPECT_THROW(Program("s +", ""), Error);
+  Program copy = made, moved = std::move(copy);
+  copy = moved;
+  EXPECT_EQ(copy.hash(), made.hash());
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kBatch = 4, kKeys = 96, kHeads = 2, kDim = 16, kRow = kHeads * kDim;
 constexpr std::int32_t kPrefix = 80;
 
-// One query each of four sequences, of which the second to the fourth share a prefix.
+// One query each for four sequences; the second to the fourth share a prefix.
 Problem decoding() {
   Problem problem;
   problem.q = problem.o = layout(float32, {kBatch, 1, kHeads, kDim});
@@ -84,7 +84,7 @@ TEST(SharedPrefix, ThePlanSaysHowItsPartsAreDone) {
   EXPECT_NE(text.find("\"parts\": [{\"kernel\": \"decode\""), std::string::npos) << text;
 }
 
-// On a GPU: the index tensors, the parts, of which each may merge its own, and the merge of both.
+// On a GPU: the index tensors; the parts, each of which may merge its own splits; and the merge of both.
 TEST(SharedPrefix, ThePlanSaysWhatItLaunches) {
   Problem problem = decoding();
   for (Layout* rows : {&problem.q, &problem.k, &problem.v, &problem.o}) rows->dtype = TESSERA_BFLOAT16;

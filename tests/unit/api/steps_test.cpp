@@ -47,7 +47,7 @@ class Steps : public testing::Test {
     return low + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(high - low + 1));
   }
 
-  // One to six sequences, of which some have one query, some a few and some a chunk; the others pad the batch.
+  // One to six sequences: some have one query, some a few and some a chunk; the others pad the batch.
   Step draw() {
     Step step;
     step.cu_seqlens_q = {0};
@@ -140,7 +140,7 @@ TEST_F(Steps, OnePlanServesAHundredAsTheOracle) {
   device.cores = 6;
   const Plan plan = tessera::plan(bounds, device), reference = tessera::plan(bounds, reference_device());
   std::vector<std::byte> workspace(std::max(plan.workspace_bytes, reference.workspace_bytes));
-  // Sums of up to 1440 products, each rounded: far below what a wrong key or weight would make.
+  // Sums of up to 1440 rounded products: far below the effect of a wrong key or weight.
   constexpr float kRoundings = 64 * std::numeric_limits<float>::epsilon();
   for (int n = 0; n < 100; ++n) {
     Step step = draw(), expected = step;

@@ -63,8 +63,8 @@ TEST(Convert, EveryEncodingDecodesAndComesBack) {
   }
 }
 
-// Between each two neighbours: what is closer wins, the middle goes to the even one; just as well a hair off the
-// middle, where rounding by way of float32 would go wrong.
+// Between two neighbours, the closer one is chosen, and the even one from the middle; also slightly off the middle,
+// where rounding by way of float32 would be wrong.
 TEST(Convert, RoundsToNearestTiesToEven) {
   for (const Format& format : kFormats) {
     const uint16_t largest = static_cast<uint16_t>((((1 << format.exponent_bits) - 1) << format.mantissa_bits) - 1);

@@ -151,7 +151,7 @@ Attention make(const Options& c) {
   return a;
 }
 
-// The scalar whose gradients backward computes, and a bound of what rounding the float32 lse may change in it.
+// The scalar whose gradients backward computes, and a bound of the change that rounding lse to float32 causes in it.
 struct Loss {
   double value = 0, rounding = 0;
 };

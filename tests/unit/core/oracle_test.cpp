@@ -229,7 +229,7 @@ TEST(OracleHeads, QueryHeadsShareTheirKeyHead) {
   EXPECT_EQ(a.o, (std::vector<double>{10, 10, 10, 20, 20, 20}));
 }
 
-// ---- one computation in several forms ---------------------------------------------------------------------------------
+// ---- one computation in several forms -------------------------------------------------------------------------------
 
 TEST(OracleForms, PackedAndPagedAreTheSameSequences) {
   constexpr std::int64_t kB = 2, kHq = 4, kHkv = 2, kD = 3, kPageSize = 2, kPages = 6;
@@ -325,7 +325,7 @@ TEST(OracleForms, StridesDoNotMatter) {
   }
 }
 
-// What lies past a sequence's end, or is masked, never reaches a result; its gradient is 0.
+// Data past a sequence's end, or masked, never affect a result; their gradient is 0.
 TEST(OraclePadding, NeverReachesAResult) {
   for (const double poison : {kNaN, kInfinity}) {
     std::mt19937_64 random(4);
@@ -403,7 +403,7 @@ TEST(OracleDtypes, RoundsOnlyWhatItStores) {
   for (std::size_t n = 0; n < o.size(); ++n) ASSERT_EQ(o[n], static_cast<float>(wide.o[n]));
 }
 
-// ---- scores of any size ----------------------------------------------------------------------------------------------
+// ---- scores of any size ---------------------------------------------------------------------------------------------
 
 // Keys that differ little from a long vector, of integers: scores of 2^22 with parts of 2^-58, whose differences are
 // exact in 128 bits. Weights, sums and averages of them in long double.
@@ -500,7 +500,7 @@ TEST(Oracle, AveragesWhatScoresOfAnyFiniteSizeShare) {
     for (std::size_t n = 0; n < a.bias.size(); ++n) {
       const double rows[] = {0, -c, -std::numeric_limits<double>::max(), std::numeric_limits<double>::max() / 2, 0};
       a.bias[n] = rows[n / 50];
-      if (n / 50 == 4 && n % 2 == 1) a.bias[n] = -std::numeric_limits<double>::max();  // of which none counts
+      if (n / 50 == 4 && n % 2 == 1) a.bias[n] = -std::numeric_limits<double>::max();  // none of them counts
     }
     a.forward();
     a.backward();

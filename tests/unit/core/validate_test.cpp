@@ -19,7 +19,7 @@ struct Rule {
   const char* name;
   std::function<Problem()> base;
   std::function<void(Problem&)> break_it;
-  std::vector<const char*> message;  // each of them must be in it; the first is what it starts with
+  std::vector<const char*> message;  // the message starts with the first and contains the others
   Code code = Code::invalid_argument;
 };
 void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
@@ -339,7 +339,10 @@ const Rule kRules[] = {
     {"csr_without_indices", csr, [](Problem& p) { p.page_indices.rank = 0; }, {"page_indices: ", "page_indptr"}},
     {"csr_batch", csr, [](Problem& p) { p.page_indptr = layout(int32, {4}); }, {"page_indptr: ", "B = 2"}},
     {"csr_without_lengths", csr, [](Problem& p) { p.seqused_k.rank = 0; }, {"seqused_k: ", "page_indices"}},
-    {"csr_and_packed", csr, [](Problem& p) { p.cu_seqlens_k = layout(int32, {3}); }, {"page_indices: ", "cu_seqlens_k"}},
+    {"csr_and_packed",
+     csr,
+     [](Problem& p) { p.cu_seqlens_k = layout(int32, {3}); },
+     {"page_indices: ", "cu_seqlens_k"}},
     {"csr_gradient", csr, [](Problem& p) { p = gradient_of(p); }, {"page_indices: ", "backward"}, Code::unsupported},
     {"csr_bias_without_max_k",
      csr,
@@ -349,7 +352,10 @@ const Rule kRules[] = {
      {"max_seqlen_k: ", "page_indices"}},
     {"tree_of_float", dense, [](Problem& p) { p.tree_mask = layout(float32, {2, 16, 1}); }, {"tree_mask: ", "int32"}},
     {"tree_shape", dense, [](Problem& p) { p.tree_mask = layout(int32, {2, 15, 1}); }, {"tree_mask: ", "Sq = 16"}},
-    {"tree_without_words", dense, [](Problem& p) { p.tree_mask = layout(int32, {2, 16, 0}); }, {"tree_mask: ", "W in 1"}},
+    {"tree_without_words",
+     dense,
+     [](Problem& p) { p.tree_mask = layout(int32, {2, 16, 0}); },
+     {"tree_mask: ", "W in 1"}},
     {"tree_gradient",
      dense,
      [](Problem& p) {
@@ -358,7 +364,10 @@ const Rule kRules[] = {
      },
      {"tree_mask: ", "backward"},
      Code::unsupported},
-    {"prefix_groups_alone", paged, [](Problem& p) { p.prefix_groups = layout(int32, {2}); }, {"prefix_lens: ", "absent"}},
+    {"prefix_groups_alone",
+     paged,
+     [](Problem& p) { p.prefix_groups = layout(int32, {2}); },
+     {"prefix_lens: ", "absent"}},
     {"prefix_lens_alone", paged, [](Problem& p) { p.prefix_lens = layout(int32, {1}); }, {"prefix_groups: ", "absent"}},
     {"prefix_lens_shape", prefixed, [](Problem& p) { p.prefix_lens = layout(int32, {2}); }, {"prefix_lens: ", "G = 1"}},
     {"prefix_of_float", prefixed, [](Problem& p) { p.prefix_lens = layout(float32, {1}); }, {"prefix_lens: ", "int32"}},
@@ -369,7 +378,11 @@ const Rule kRules[] = {
      [](Problem& p) { share_prefixes(p); },
      {"prefix_groups: ", "backward"},
      Code::unsupported},
-    {"prefix_and_window", prefixed, [](Problem& p) { p.window_left = 9; }, {"prefix_groups: ", "window"}, Code::unsupported},
+    {"prefix_and_window",
+     prefixed,
+     [](Problem& p) { p.window_left = 9; },
+     {"prefix_groups: ", "window"},
+     Code::unsupported},
     {"prefix_and_alibi",
      prefixed,
      [](Problem& p) { p.alibi_slopes = layout(float32, {4}); },
@@ -385,7 +398,11 @@ const Rule kRules[] = {
      [](Problem& p) { p.batch_invariant = 1; },
      {"prefix_groups: ", "batch_invariant"},
      Code::unsupported},
-    {"prefix_and_dropout", prefixed, [](Problem& p) { p.dropout_p = 0.5; }, {"prefix_groups: ", "dropout_p"}, Code::unsupported},
+    {"prefix_and_dropout",
+     prefixed,
+     [](Problem& p) { p.dropout_p = 0.5; },
+     {"prefix_groups: ", "dropout_p"},
+     Code::unsupported},
     {"prefix_and_top_left",
      prefixed,
      [](Problem& p) { p.alignment = TESSERA_TOP_LEFT; },
@@ -504,7 +521,7 @@ TEST_P(Validate, RefusesAndNames) {
 }
 INSTANTIATE_TEST_SUITE_P(Rules, Validate, testing::ValuesIn(kRules), [](const auto& i) { return i.param.name; });
 
-// ---- what must be accepted --------------------------------------------------------------------------------------------
+// ---- valid problems -------------------------------------------------------------------------------------------------
 
 void expect_accepted(const Problem& problem) {
   Plan plan;

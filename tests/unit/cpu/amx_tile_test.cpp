@@ -125,7 +125,7 @@ TEST_P(AmxTile, KeepsInfinityAndNaN) {
 
 INSTANTIATE_TEST_SUITE_P(Amx, AmxTile, ::testing::Values("emulated", "real"));
 
-// Rows that end where they may: what is read past a row's last column would be another's.
+// Rows without padding: data past a row's last column belong to another row.
 struct Rows {
   std::vector<std::vector<std::uint16_t>> data;
   std::vector<const std::uint16_t*> pointers;

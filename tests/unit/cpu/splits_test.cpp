@@ -14,8 +14,8 @@ class Splits : public testing::Test {
  protected:
   static constexpr std::int64_t kHeads = 2, kD = 64;
 
-  // o and lse of `queries` queries over caches of `capacity` keys, of which `lengths` are in use; each sequence's keys
-  // are the same whatever the capacity.
+  // o and lse of `queries` queries with caches of `capacity` keys, the first `lengths` of which are in use; each
+  // sequence's keys are the same for every capacity.
   static std::vector<float> run(std::int64_t queries, const std::vector<std::int32_t>& lengths, std::int64_t capacity,
                                 bool batch_invariant, bool with_mask) {
     const auto batch = static_cast<std::int64_t>(lengths.size());

@@ -24,7 +24,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// A merge of `parts` parts and, with chunks, the sequences' own. Rows lie `gap` elements apart beyond their columns.
+// A merge of `parts` parts and, with chunks, the sequences' own. Rows have a gap of `gap` elements after their columns.
 struct Drawn {
   CombineConfig config;
   int parts, batch, rows, heads, dim, gap;
@@ -39,7 +39,7 @@ class Merge {
     const int64_t row = of.dim + of.gap, rows = int64_t{of.batch} * of.rows * of.heads;
     draw(o_parts_, of.config.part_dtype, of.parts * rows * row), draw(own_o_, of.config.part_dtype, rows * row);
     o_.assign(static_cast<size_t>(rows * row) * bytes(of.config.dtype), std::byte{0x5a});
-    // LSEs in two floats: a number that all share, and the rest.
+    // LSEs as two floats: a number common to all, and the rest.
     for (Lses* all : {&lse_parts_, &own_lse_})
       all->resize(static_cast<size_t>(all == &own_lse_ ? rows : of.parts * rows));
     lse_.assign(static_cast<size_t>(rows), 7.0f), lse_low_ = lse_, sink_.resize(static_cast<size_t>(of.heads));
@@ -47,7 +47,7 @@ class Merge {
     for (Lses* all : {&lse_parts_, &own_lse_})
       for (size_t n = 0; n < all->rest.size(); ++n) all->set(n, of.shared, normal(random_));
     for (float& x : sink_) x = of.shared + static_cast<float>(normal(random_) + of.sink_above);
-    // Parts that saw nothing, of which o is what was in memory.
+    // Parts that saw no key have uninitialised o.
     for (int64_t n = 0; n < static_cast<int64_t>(lse_parts_.rest.size()); ++n) {
       if (random_() % 3 > 0) continue;
       lse_parts_.rest[static_cast<size_t>(n)] = lse_parts_.high[static_cast<size_t>(n)] = kNone;
@@ -94,7 +94,7 @@ class Merge {
       const int64_t of_all = r / of.heads;
       const bool there = !of.bounds || (of_all >= bounds_[0] && of_all < bounds_[1]);
       std::vector<std::pair<double, int64_t>>
-          parts;  // LSE less what all share, and where o is: own parts past the others
+          parts;  // LSE without the common number, and the place of o: own parts follow the others
       for (int64_t n = 0; there && n < of.parts; ++n)
         parts.emplace_back(lse_parts_.rest[static_cast<size_t>(n * rows + r)], n * rows + r);
       if (of.config.chunks) parts.emplace_back(own_lse_.rest[static_cast<size_t>(r)], -1 - r);
@@ -135,7 +135,7 @@ class Merge {
     std::vector<double> rest;
     std::vector<float> high, low;
     void resize(size_t count) { rest.resize(count), high.resize(count), low.resize(count); }
-    void set(size_t n, float shared, double x) {  // as a part has them, whose sum is a float
+    void set(size_t n, float shared, double x) {  // like a part whose sum is a float
       const TwoFloats lse = two_sum(shared, static_cast<float>(x));
       rest[n] = static_cast<float>(x), high[n] = lse.high, low[n] = lse.low;
     }
@@ -152,7 +152,7 @@ class Merge {
     std::normal_distribution<double> normal;
     for (int64_t n = 0; n < count; ++n) store(to, dtype, n, normal(random_));
   }
-  // [batch, head, row], where heads lie a row apart.
+  // [batch, head, row]; heads are a row apart.
   int64_t lse_index(int64_t r) const {
     const int64_t head = r % drawn_.heads, row = r / drawn_.heads % drawn_.rows, batch = r / drawn_.heads / drawn_.rows;
     return params.lse.batch * batch + params.lse.head * head + params.lse.row * row;

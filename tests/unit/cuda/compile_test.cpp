@@ -20,7 +20,7 @@ namespace tessera::cuda {
 namespace {
 
 // What costs as much as serialised products and is not called so. C7508: registers stay as they were at the launch;
-// C7517: a wait that the source has not, where accumulators in flight are touched.
+// C7517: a wait that the source does not contain, where accumulators in flight are accessed.
 std::string hidden_loss(const std::string& log) {
   for (const char* words : {"'setmaxnreg' ignored", "warpgroup.wait is injected"}) {
     if (log.find(words) != std::string::npos) return words;
@@ -77,9 +77,9 @@ std::vector<ScoreConfig> scores_of(const Sm90Tile& tile) {
   return scores;
 }
 
-// Of a work's bounds, which bias and causal sequences of any length push out of registers outside the loop over the
-// keys. Most spill at most 160. Packed rows with a bias of 16 bits, by three consumers, spill 368 at head size 96 and
-// 200 at 128, and 224 at 64, since a row may be huge (attention/softmax): what to win back.
+// A work tile's bounds, which bias and causal sequences of any length push out of registers outside the loop over the
+// keys. Most kernels spill at most 160 bytes. Packed rows with a 16-bit bias and three consumers spill 368 at head size
+// 96 and 200 at 128, and 224 at 64, since a row may be huge (attention/softmax). This should be improved.
 constexpr int64_t kMostOptionSpillBytes = 368;
 
 class CudaCompileSm90Tile : public testing::TestWithParam<Sm90Tile> {};
@@ -193,7 +193,7 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
     SCOPED_TRACE(config);
     EXPECT_LE(binary.registers, 128);
     // A softcap at head size 128, packed rows at (192, 128) and all options at once at 256 lack registers for far rows
-    // (attention/far_rows): what to win back. Without a spill the stack is one that the compiler took back.
+    // (attention/far_rows). This should be improved. Without spills, the stack is one that the compiler no longer uses.
     const bool all_options = alibi && mask && bias;
     const bool lacks_registers =
         (softcap && head_dim == 128) || (packed && head_dim == 192) || (all_options && head_dim == 256);
@@ -271,7 +271,7 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
       p.mask_block_q = 64, p.mask_block_k = keys;
       p.block_mask = layout(boolean, {1, kHeads, kRows / 64, kRows / keys});
       for (int launch = 0; launch < (backward ? 4 : 2);
-           ++launch) {  // the lists, the products and what goes before and after
+           ++launch) {  // the lists, the products, the preprocess and the postprocess
         Binary binary;
         std::string log, config;
         ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, launch, binary, log, config));

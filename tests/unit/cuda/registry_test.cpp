@@ -52,7 +52,7 @@ tessera_plan taken() {
   return plan;
 }
 
-// The first difference to what is asked, in words.
+// The first requested feature that is not supported, as text.
 TEST(CudaRegistry, ARefusalIsADifference) {
   EXPECT_EQ(refusal(kSome, taken()), "");
   tessera_plan plan = taken();

@@ -46,7 +46,7 @@ void load(const Scores& scores, Place at, int tile, Fragment& s) {
   }
 }
 
-// Ways through the softmax of one tile: s becomes P, o what P V is added to. True if the tile was done again.
+// The softmax of one tile: s becomes P, and o the accumulator of P V. Returns true if the tile was recomputed.
 template <int kThreshold_log2>
 struct Updating {
   template <class Reload>
@@ -116,7 +116,7 @@ Outputs attend(const Scores& scores, ScoreUnit unit, float (*round_p)(float) = u
       for (int n = 0; n < kN; ++n) {
         for (int e = 0; e < 4; ++e) p[at.row(e / 2) * kTile + at.key(n, e)] = round_p(s[0][n][e]);
       }
-      __any_sync(0xffffffff, false);  // P is there
+      __any_sync(0xffffffff, false);  // P is complete
       for (int e = 0; e < 4; ++e) {
         for (int key = 0; key < kTile; ++key) {
           o[0][0][e] += p[at.row(e / 2) * kTile + key] * static_cast<float>(value(tile * kTile + key, at.key(0, e)));
@@ -205,7 +205,7 @@ Scores draw(const Case& c, unsigned seed) {
   for (int i = 0; i < kRows * kKeys; ++i) {
     scores[i] = c.deviation * normal(generator) + c.growth * static_cast<float>(i % kKeys) + c.base;
   }
-  // Where a tile's rows take turns at something, one of each turn, and of each column.
+  // A tile's rows follow different paths: one row of each, and of each column.
   const int at[][3] = {{5, 7, 11}, {12, 4, 2}, {9, 3, 29}};  // row, tile, key
   for (const auto& [row, tile, key] : at) {
     if (c.special != 0) scores[row * kKeys + tile * kTile + key] = c.special;
@@ -315,7 +315,7 @@ TEST(CudaSoftmax, SinksJoinTheSum) {
         const float scale = row.join_sink(p, sink);
         SCOPED_TRACE(std::to_string(most) + ", sink " + std::to_string(sink));
         const TwoFloats lse = row.lse(p, ptx::lg2_approx_ftz(row.sum), true);
-        const double want = sink - max > 600 ? sink - max : std::log(with_sink);  // above the max
+        const double want = sink - max > 600 ? sink - max : std::log(with_sink);  // greater than the maximum
         EXPECT_NEAR((static_cast<double>(lse.high) - max) + lse.low, want, 1e-5 + std::abs(want) * 1e-7);
         EXPECT_NEAR(scale * sum / row.sum, sink - max > 600 ? 0.0 : sum / with_sink, 1e-5);
       }

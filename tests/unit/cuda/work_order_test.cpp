@@ -26,7 +26,7 @@ void for_each_work(const WorkOrder& order, int blocks, const Visit& visit) {
   }
 }
 
-// Which works are not done once, or lie beyond a head's tiles: none.
+// Lists the work tiles that do not occur exactly once, or lie beyond a head's tiles; "" if there are none.
 std::string faults(const WorkOrder& order, int blocks) {
   std::vector<int> done(work_tiles(order)), placed(work_tiles(order));
   std::string text;

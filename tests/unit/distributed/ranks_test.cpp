@@ -74,9 +74,9 @@ std::vector<RankSchedule> schedules_of(const tessera_ranks_plan& plan) {
   return all;
 }
 
-// ---- what is proved of every schedule -------------------------------------------------------------------------------
+// ---- properties of every schedule -----------------------------------------------------------------------------------
 
-// Every row of every sequence is in one chunk, and a rank's chunks lie one after another among its rows.
+// Every row of every sequence is in one chunk, and a rank's chunks are contiguous among its rows.
 void expect_layout(const Problem& problem, const tessera_ranks_plan& plan, std::span<const tessera_chunk> chunks) {
   ASSERT_EQ(static_cast<int64_t>(chunks.size()), plan.num_chunks);
   std::vector<int64_t> next_row(static_cast<size_t>(problem.ranks), 0);
@@ -174,8 +174,8 @@ void expect_no_deadlock(const std::vector<RankSchedule>& all) {
   }
 }
 
-// Follows what travels. A rank computes from rows that it holds when a step begins, and what is computed of a row ends,
-// whole, at the row's owner: each pair adds its area to what its queries and its keys amount to.
+// Follows the data. A rank computes from rows that it holds when a step begins, and the results of a row end, complete,
+// at the row's owner: each pair adds its area to the totals of its queries and its keys.
 class Flow {
  public:
   Flow(const Problem& problem, const std::vector<RankSchedule>& all)
@@ -278,7 +278,7 @@ class Flow {
           continue;
         }
         const bool of_keys = t.travels == TESSERA_TRAVELS_D_KV;
-        // What is sent is what was there when the step began: nothing of this step's pairs.
+        // The data sent are those present when the step began, without this step's pairs.
         const auto& had = of_keys ? before[r].of_keys : before[r].of_queries;
         auto& mine = of_keys ? states_[r].of_keys : states_[r].of_queries;
         auto& theirs = of_keys ? states_[peer].of_keys : states_[peer].of_queries;
@@ -560,7 +560,7 @@ TEST(Ranks, AutoTakesWhatTheModelPredictsToBeTheFastest) {
         EXPECT_STRNE(plan.answers[n].reason, "");
         if (!plan.answers[n].accepted) continue;
         EXPECT_LE(plan.predicted_us, plan.answers[n].predicted_us);
-        // Asked for by name, it is what its answer says.
+        // Requested by name, it matches its answer.
         problem.strategy = plan.answers[n].strategy, problem.head_ranks = plan.answers[n].head_ranks;
         EXPECT_EQ(plan_of(problem).predicted_us, plan.answers[n].predicted_us);
         problem.strategy = TESSERA_STRATEGY_AUTO, problem.head_ranks = 0;

@@ -9,7 +9,7 @@ from torch import Tensor
 def _positions(
     x: Tensor, seqlen_offsets: Union[int, Tensor], cu_seqlens: Optional[Tensor], max_seqlen: Optional[int]
 ) -> Tensor:
-    """The row of cos and sin that each row of x takes: [1 or B, S], or [T] for packed x."""
+    """The row of cos and sin for each row of x: [1 or B, S], or [T] for packed x."""
     device = x.device
     if cu_seqlens is None:
         rows = torch.arange(x.shape[1], device=device)
@@ -23,7 +23,7 @@ def _positions(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [..., H, D] turned by cos, sin [..., rotary_dim / 2], in float32; what is past rotary_dim stays."""
+    """x [..., H, D] rotated by cos, sin [..., rotary_dim / 2], in float32; columns from rotary_dim on are unchanged."""
     rotary_dim = 2 * cos.shape[-1]
     cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
     turned = x[..., :rotary_dim].to(torch.promote_types(x.dtype, torch.float32))
@@ -37,7 +37,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 class _Written(torch.autograd.Function):
-    """An alias of x that holds `turned` and has its gradient. Autograd lets nothing else write to a leaf."""
+    """An alias of x that holds `turned` and has its gradient. Autograd allows no other way to write to a leaf."""
 
     @staticmethod
     def forward(ctx, x, turned):
@@ -59,12 +59,12 @@ def apply_rotary_emb(
     cu_seqlens: Optional[Tensor] = None,
     max_seqlen: Optional[int] = None,
 ):
-    """x turned to its positions.
+    """x rotated for its positions.
 
     x [B, S, H, D], or [T, H, D] with cu_seqlens [B + 1]; cos, sin [S_max, rotary_dim / 2]; seqlen_offsets an int or
-    [B]: the position of each sequence's first row. interleaved: pairs are (0, 1), (2, 3) ..., else (0, rotary_dim / 2)
-    .... inplace: x itself is written and returned; a leaf that requires a gradient, or a view of one, is written and an
-    alias of it returned, whose gradient is that of x before.
+    [B]: the position of each sequence's first row. interleaved: pairs are (0, 1), (2, 3) and so on, otherwise (0,
+    rotary_dim / 2) and so on. inplace: x itself is written and returned; for a leaf that requires a gradient, or a view
+    of one, an alias of it is returned, whose gradient is that of the original x.
     """
     if cos.shape != sin.shape:
         raise ValueError(f"sin: shape {tuple(sin.shape)}, must be that of cos: {tuple(cos.shape)}")

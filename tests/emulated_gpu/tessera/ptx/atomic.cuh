@@ -14,7 +14,7 @@ inline void red_release_add_s32(int* global, int x) {
   *global += x;
   emulated::here().may_yield_block();
 }
-// A thread that asks again for what it knows waits until it has changed.
+// A thread that reads a known value again waits until it has changed.
 inline int ld_acquire_s32(const int* global) {
   emulated::Block::Thread& thread = emulated::here().thread();
   if (thread.acquired == global && thread.acquired_value == *global) {

@@ -14,7 +14,7 @@ inline void st_shared_cluster_s32(uint32 cluster_address, int x) {
   std::memcpy(emulated::here().cluster_shared(cluster_address, sizeof x, sizeof x), &x, sizeof x);
 }
 
-// Of a warp together.
+// Executed by a warp together.
 inline void barrier_cluster_arrive() {
   emulated::Block& block = emulated::here();
   block.sync_warp("barrier.cluster.arrive");

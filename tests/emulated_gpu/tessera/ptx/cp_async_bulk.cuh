@@ -14,7 +14,7 @@ inline emulated::AsyncCopy emulated_box(emulated::AsyncCopy::Kind kind, const Te
   std::memcpy(static_cast<void*>(&copy.map), map, sizeof copy.map);
   return copy;
 }
-// Multiples of 16.
+// Sizes and addresses must be multiples of 16.
 inline emulated::AsyncCopy emulated_bytes(emulated::AsyncCopy::Kind kind, const void* global, int bytes) {
   if (bytes <= 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     emulated::here().fail("a bulk copy of %d bytes at %p", bytes, global);

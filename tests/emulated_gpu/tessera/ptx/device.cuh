@@ -14,7 +14,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
-#define __shared__ thread_local constinit  // a block has a thread of the host
+#define __shared__ thread_local constinit  // each block has its own thread of the host
 #define __align__(bytes)
 
 #include "tessera/types.hpp"
@@ -33,7 +33,7 @@ constexpr long long max(long long a, int b) { return max<long long>(a, b); }
 constexpr long long max(int a, long long b) { return max<long long>(a, b); }
 constexpr long long min(long long a, int b) { return min<long long>(a, b); }
 constexpr long long min(int a, long long b) { return min<long long>(a, b); }
-// Of a number and NaN the number.
+// For a number and a NaN, the result is the number.
 constexpr float max(float a, float b) { return a < b || a != a ? b : a; }
 constexpr float min(float a, float b) { return b < a || a != a ? b : a; }
 
@@ -63,7 +63,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace tessera::emulated {
-// By all lanes of the warp: each gives a value and gets what compute(value of a lane, own lane) makes of all.
+// Called by all lanes of the warp: each passes a value and gets compute(value of a lane, own lane) over all.
 template <class Out, class In, class Compute>
 Out of_warp(const char* what, unsigned mask, const In& mine, const Compute& compute) {
   if (mask != kAllLanes) here().fail("%s of the lanes %08x, not emulated", what, mask);
@@ -85,6 +85,7 @@ inline int atomicAdd(int* to, int x) {
   return before;
 }
 
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

@@ -19,7 +19,7 @@ inline float cvt_f32_f16(unsigned short bits) { return core::float16_to_float(bi
 inline uint32 cvt_rn_f16x2(float low, float high) {
   return core::float_to_float16(low) | uint32{core::float_to_float16(high)} << 16;
 }
-// NaN becomes a NaN, as it does without.
+// NaN becomes a NaN, as in the version without saturation.
 inline uint32 cvt_rn_satfinite_f16x2(float low, float high) {
   constexpr float kLargest = 65504;
   const auto clamp = [](float x) { return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x; };
@@ -42,7 +42,7 @@ inline uint32 max_bf16x2(uint32 a, uint32 b) {
   return cvt_rn_bf16x2(max(at(a, 0), at(b, 0)), max(at(a, 1), at(b, 1)));
 }
 
-// To 10 bits of mantissa, ties away from zero. Infinity and NaN stay.
+// Rounds to 10 bits of mantissa, ties away from zero. Infinity and NaN are unchanged.
 inline uint32 cvt_rna_tf32(float x) {
   const uint32 bits = __float_as_uint(x);
   return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;

@@ -13,7 +13,7 @@ inline void mbarrier_init(uint32 barrier, int arrivals) {
 }
 inline void fence_mbarrier_init() {}
 
-// What is wrong, with the barrier as it is.
+// Fails with the error and the barrier's state.
 inline void emulated_check(uint32 barrier, const emulated::Mbarrier& at, const char* wrong) {
   if (*wrong) emulated::here().fail("mbarrier 0x%x (%s): %s", barrier, at.text().c_str(), wrong);
 }
@@ -39,12 +39,12 @@ inline void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
 inline void mbarrier_wait_parity(uint32 barrier, int parity) {
   const emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
   emulated::Wait wait{.kind = emulated::Wait::Kind::kMbarrier, .number = barrier, .value = parity, .mbarrier = &at};
-  // Two phases may have passed between the end of the one and the thread's turn: on a GPU it might wait for ever.
+  // Two phases may have completed before the thread runs again: a GPU might then wait for ever.
   do {
     emulated::here().wait(wait);
   } while (!wait.over());
 }
-// A thread that asks again for what it knows waits until it has changed.
+// A thread that tests a known state again waits until it has changed.
 inline bool mbarrier_try_wait_parity(uint32 barrier, int parity) {
   const emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
   emulated::Block::Thread& thread = emulated::here().thread();

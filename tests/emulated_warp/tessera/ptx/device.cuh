@@ -29,7 +29,7 @@ T uniform(T x) {
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __fmul_rn(float a, float b) {
-  volatile float product = a * b;  // not fused with what takes it
+  volatile float product = a * b;  // not fused with its use
   return product;
 }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

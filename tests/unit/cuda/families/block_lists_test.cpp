@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kHalf = 64;  // rows
 
-// A drawn problem with a block mask, the same for all of the batch or not, and for all heads or not.
+// A random problem with a block mask, the same for the whole batch or not, and for all heads or not.
 struct Drawn : DrawnBlockMask {
   explicit Drawn(std::mt19937& random) : DrawnBlockMask(random, 500, 700, 300) {}
 

@@ -21,7 +21,7 @@ constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
 
 int tiles_of(int rows, int block) { return (rows + block - 1) / block; }
 
-// A drawn problem. Its arrays live as long as it does.
+// A random problem. Its arrays live as long as it does.
 struct Drawn {
   BwdSm90Params p{};
   std::vector<int> cu_q, cu_k, used;
@@ -66,10 +66,10 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
     const Drawn drawn(random);
     const BwdSm90Params& p = drawn.p;
-    std::map<int, int> added;                             // by a tile of queries, in what [heads_q, q_slots] describes
+    std::map<int, int> added;                             // by tile of queries, within [heads_q, q_slots]
     std::set<std::pair<int, int>> met;                    // (tile, block of keys of its sequence)
-    std::set<std::pair<int, int>> owners;                 // (row of k, KV head): whose block stores them
-    for (int index = 0; index < drawn.blocks; ++index) {  // as they start
+    std::set<std::pair<int, int>> owners;                 // (row of k, KV head) that a block stores
+    for (int index = 0; index < drawn.blocks; ++index) {  // in the order of their start
       const KeyBlock b = key_block<kConfig>(p, index);
       for (int key = b.key0; key < std::min(b.key0 + kN, b.s.k_rows); ++key) {
         const int row = p.cu_seqlens_k ? b.s.k_begin + key : b.batch * p.seqlen_k + key;
@@ -83,7 +83,7 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
           met.insert({slot, b.key0 / kN});
         }
     }
-    // bwd_sm90_before clears what visible_keys says that no block adds to; elsewhere the first block stores.
+    // bwd_sm90_before clears the tiles to which, by visible_keys, no block adds; elsewhere the first block stores.
     for (int batch = 0; batch < p.batch; ++batch) {
       const Sequence s = load_sequence(p, batch);
       for (int head = 0; head < p.heads_q; ++head)
@@ -149,7 +149,7 @@ TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
         ASSERT_EQ(b.steps, p.q_tiles * group);
         running.push_back({b, start_tile<kConfig>(p, b), b.head_kv * group, b.steps});
       }
-      std::vector<int> next;  // those whose turn it is
+      std::vector<int> next;  // the blocks that come next in the order
       for (int i = 0; i < std::ssize(running); ++i) {
         const auto& [b, tile, head, left] = running[i];
         const int turn = turn_of<kConfig>(p, b, tile * kM), slot = head * p.q_slots + b.slot0 + tile;

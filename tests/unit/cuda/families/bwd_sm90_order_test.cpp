@@ -88,7 +88,7 @@ void run_grid(int warps, const Kernel& kernel) {
   EXPECT_EQ(emulated::run_blocks({.x = blocks}, 32 * kBlockListsWarps, 0, kernel), 0);
 }
 
-// Lists and turns as the kernels make them; then the blocks in the order in which they start.
+// Lists and orders as the kernels make them; then the blocks in the order in which they start.
 TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);

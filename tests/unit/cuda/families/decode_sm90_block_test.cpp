@@ -27,7 +27,7 @@ namespace {
 using testing::Call;
 using testing::Inputs;
 
-// ---- the configs of the cases ----------------------------------------------------------------------------------------
+// ---- the configs of the cases ---------------------------------------------------------------------------------------
 
 enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8 };  // wide: tiles of 32 keys
 
@@ -69,7 +69,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p);
 }
 
-// ---- a case ----------------------------------------------------------------------------------------------------------
+// ---- a case ---------------------------------------------------------------------------------------------------------
 
 // Tensors that start at multiples of 16 bytes, as a GPU's do.
 class Copies {
@@ -194,7 +194,7 @@ void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
 class DecodeSm90Block : public ::testing::TestWithParam<const char*> {};
 TEST_P(DecodeSm90Block, AgreesWithTheOracle) { expect_agreement(GetParam(), TESSERA_KERNEL_DECODE_SM90, 1); }
 
-// A chunk beside sequences of few queries: two launches, each of which passes over the other's.
+// A chunk with sequences of few queries: two launches, each of which skips the sequences of the other.
 class MixedSm90Block : public ::testing::TestWithParam<const char*> {};
 TEST_P(MixedSm90Block, AgreesWithTheOracle) { expect_agreement(GetParam(), TESSERA_KERNEL_MIXED_SM90, 2); }
 
@@ -234,7 +234,7 @@ INSTANTIATE_TEST_SUITE_P(
         "cores=17",
         "dtype=bf16 b=2 sq=16 sk=900 hq=4 hkv=1 d=128 dv=128 cores=6",
         "dtype=bf16 b=2 sq=30 sk=500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=18",
-        // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
+        // Trees: words of bits, some of which belong to the last or the first tile; more queries than keys.
         "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
         "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",
         "dtype=f16 b=4 sq=8 sk=600 hq=8 hkv=8 d=64 dv=64 tree=1 causal=1 used=1 cores=7",

@@ -31,7 +31,7 @@ constexpr DecodeSm90Config config_of(bool varlen, bool invariant) {
           .score = {}};
 }
 
-// A drawn problem. Its arrays live as long as it does.
+// A random problem. Its arrays live as long as it does.
 struct Drawn {
   DecodeSm90Params p{};
   std::vector<int> cu_q, cu_k, used;
@@ -71,7 +71,8 @@ struct Part {
   std::uint32_t in_memory;  // of its work tile
 };
 
-// Invariant: a group's sum stands for its parts where one team has them all, and each part for itself elsewhere.
+// batch_invariant: a group's sum replaces its parts if one group of blocks has all of them; otherwise each part
+// remains.
 void expect_groups(const std::vector<Part>& parts) {
   for (std::size_t first = 0; first < parts.size(); first += kDecodeGroupParts) {
     const std::size_t last = std::min(first + kDecodeGroupParts, parts.size()) - 1;

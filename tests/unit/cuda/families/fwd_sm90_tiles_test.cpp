@@ -81,7 +81,7 @@ TEST(CudaTiles, AStaircaseHasNoClusters) {
   }
 }
 
-// A row after one that fits all that it fits is never taken.
+// A row after one that fits everything it fits is never chosen.
 TEST(CudaTiles, EveryRowIsTaken) {
   for (const Sm90Tile& tile : sm90_tiles()) {
     const auto found = find_sm90_tile({tile.head_dim, tile.head_dim_v, tile.area, tile.rows, kMany});
@@ -165,7 +165,7 @@ TEST_F(CudaForcedTile, StandsForTheTable) {
   }
 }
 
-// The environment is the plan's alone to ask: what is launched is what was planned.
+// Only the plan reads the environment: the launch is the planned one.
 TEST_F(CudaForcedTile, StaysThePlansOwn) {
   const tessera_device device = hopper();
   const tessera_problem problem = dense_problem(4, 4096, 128);

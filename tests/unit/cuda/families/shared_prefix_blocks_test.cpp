@@ -68,9 +68,9 @@ bool run(const Launch& launch) {
          try_kernel<kOfChunkParts>(launch, "combine", tessera::combine<kOfChunkParts>);
 }
 
-// Six sequences, 20 rows that are packed and 3 of none: one of no group, a group of three with a chunk, decoding and
-// one without queries, and a group of two, of which one has no more than the prefix. Its capacity is 600 keys each, in
-// pages of 16.
+// Six sequences, with 20 packed rows and 3 rows that belong to none: one sequence in no group; a group of three with a
+// chunk, a decoding sequence and one without queries; and a group of two, one of which has only the prefix. The
+// capacity is 600 keys each, in pages of 16.
 constexpr int64_t kBatch = 6, kRows = 23, kHeads = 4, kHeadsKv = 2, kDim = 64, kKeys = 600, kPage = 16;
 
 struct Call {
@@ -143,7 +143,7 @@ struct Call {
     const tessera_status status = tessera_forward(&made, &b, workspace.data(), workspace.size(), nullptr);
     ASSERT_EQ(status.code, TESSERA_OK) << status.message;
   }
-  // From here on k and v, and q if wanted, start at no multiple of 16 bytes, where fwd_sm80 stands in for fwd_sm90.
+  // From here on k and v, and on request q, start at no multiple of 16 bytes, so that fwd_sm80 replaces fwd_sm90.
   void misalign(bool queries) {
     for (std::vector<uint16_t>* keys : {&k, &v}) keys->insert(keys->begin(), 0xffff);
     skipped = 1;

@@ -31,7 +31,7 @@ enum class Keys { kDense, kPacked, kTable, kCsr };
 
 constexpr std::int64_t kKeys = 48, kPage = 4, kPages = kKeys / kPage, kQueries = 5;
 
-// A drawn batch. Valid as the CPU's checks have it.
+// A random batch that the CPU's checks accept.
 struct Drawn {
   Problem problem;
   std::int64_t batch = 0;
@@ -185,7 +185,7 @@ TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
       }
       EXPECT_EQ(rows[sequences], kCount * total);
       EXPECT_TRUE(std::ranges::is_sorted(rows));
-      if (groups == 1) {  // a sequence a chunk, each of which ends where the next begins
+      if (groups == 1) {  // one sequence per chunk; each ends where the next begins
         std::vector<std::int32_t> one_firsts(kCount + 1, -7), one_lens(kCount, -7);
         chunks.rows = nullptr, chunks.keys = one_firsts.data(), chunks.lens = one_lens.data();
         emulate(plan, drawn, found, chunks);

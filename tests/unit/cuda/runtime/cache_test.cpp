@@ -352,7 +352,7 @@ TEST_F(CudaCache, ListsAndClears) {
   EXPECT_EQ(files(), 1) << "what is not ours stays";
 }
 
-// ---- whose entries are loaded ----
+// ---- trusted owners of entries ----
 
 constexpr uid_t kUser = 12345, kStranger = 23456;
 constexpr gid_t kGroup = 34567, kOtherGroup = 45678;
@@ -376,7 +376,7 @@ class CudaCacheTrust : public CudaCache {
     ASSERT_EQ(lchown(path.c_str(), user, group), 0) << path;
   }
   std::string refusal() const { return Cache(folder).refusal(); }
-  // What `user` gets of a key that lies in the folder: 0 when it is loaded, 1 when it is compiled.
+  // For `user` and a key that is in the folder, returns 0 if the entry is loaded, 1 if the kernel is compiled.
   int got_by(uid_t user, int number) {
     const pid_t child = fork();
     if (child == 0) {
@@ -444,7 +444,7 @@ TEST_F(CudaCacheTrust, FoldersOnTheWayAreLookedAt) {
     EXPECT_EQ(get_anew(1), 0);
   };
   mode(way, 0777), refused("may be written by everybody (mode 0777)");
-  mode(way, 01777), taken();  // as /tmp
+  mode(way, 01777), taken();  // like /tmp
   give(way, 0, kGroup), mode(way, 0770), refused("may be written by group 34567 (mode 0770)");
   mode(way, 0750), taken();
   give(way, 0, 0), mode(way, 0775), taken();  // the user's own group

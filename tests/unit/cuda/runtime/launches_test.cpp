@@ -130,7 +130,7 @@ TEST(CudaLaunchList, KeepsWhatIsLaunchedAndNothingWithoutBlocks) {
   list.add("combine", config, spec_of_combine, Grid{0}, argument);
   list.add("combine", config, spec_of_combine, Grid{2, 0}, argument);
   list.add("combine", config, spec_of_combine, Grid{5}, argument);
-  config = {}, argument = 0;  // it has copies
+  config = {}, argument = 0;  // the list has copies
   ASSERT_EQ(list.size(), 1);
   EXPECT_EQ(list[0].grid.x, 5u);
   EXPECT_EQ(std::memcmp(list[0].params, std::array{10}.data(), sizeof(int)), 0);

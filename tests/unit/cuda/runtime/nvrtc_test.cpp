@@ -122,7 +122,7 @@ TEST(CudaPtxasLog, IsRead) {
   EXPECT_FALSE(read_ptxas_log(log, "absent", binary));
 }
 
-// All of ptxas' reasons (C7510 to C7520): the flag hangs on the words that they share.
+// All of ptxas's reasons (C7510 to C7520): the flag depends on the words that they share.
 TEST(CudaPtxasLog, EveryReasonToSerializeIsSeen) {
   for (const char* reason :
        {"the presence of Extern calls", "wgmma pipeline crossing function boundary at a function call",
@@ -144,7 +144,8 @@ TEST(CudaPtxasLog, EveryReasonToSerializeIsSeen) {
   }
 }
 
-// Runs first of those that need it, so that the found one is not yet kept: it says what is wrong and where it looked.
+// Runs before the other tests that need NVRTC, so that none is cached yet: the error says what is wrong and where it
+// searched.
 TEST(CudaCompilerSearch, SaysWhatWasWrong) {
   const char* given = std::getenv("TESSERA_NVRTC");
   const std::string before = given ? given : "";

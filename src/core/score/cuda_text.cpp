@@ -1,0 +1,427 @@
+#include "core/score/cuda_text.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/score/facts.hpp"
+#include "core/score/operations.hpp"
+
+namespace tessera::core::score {
+namespace {
+
+constexpr const char* kCudaTypes[] = {"float", "int", "bool"};
+constexpr InputSet kOfRow = input_bit(Op::kI) | input_bit(Op::kQPos), kOfColumn = input_bit(Op::kJ),
+                   kOfPair = input_bit(Op::kS) | input_bit(Op::kG);
+
+std::string number(int x) { return std::to_string(x); }
+
+// A literal of the value as float32, exact and without a locale; in parentheses where it has a sign.
+std::string float_literal(double constant) {
+  const float x = static_cast<float>(constant);
+  if (std::isnan(x)) return "not_a_number()";
+  if (std::isinf(x)) return x < 0 ? "(-infinity())" : "infinity()";
+  char text[40];
+  const std::to_chars_result end = std::to_chars(text, text + sizeof text, x);
+  std::string literal(text, end.ptr);
+  if (literal.find_first_of(".e") == std::string::npos) literal += ".0";
+  literal += "f";
+  return std::signbit(x) ? "(" + literal + ")" : literal;
+}
+
+std::string literal(const Value& value) {
+  if (value.type == Type::kFloat) return float_literal(value.constant);
+  if (value.type == Type::kBool) return value.constant != 0 ? "true" : "false";
+  if (value.constant == INT32_MIN) return "(-2147483647 - 1)";
+  const std::string text = number(static_cast<int>(value.constant));
+  return value.constant < 0 ? "(" + text + ")" : text;
+}
+
+// A condition and whether a side is taken where it is true.
+struct Condition {
+  int place;
+  bool when;
+  auto operator<=>(const Condition&) const = default;
+};
+
+// The condition under which operand `n` of a value is taken, if it is not taken always.
+std::optional<Condition> condition_of(const Value& value, int n) {
+  switch (value.op) {
+    case Op::kWhere:
+    case Op::kWhereInt:
+    case Op::kWhereBool:
+      if (n > 0) return Condition{value.operands[0], n == 1};
+      break;
+    case Op::kAnd:
+    case Op::kOr:
+      if (n == 1) return Condition{value.operands[0], value.op == Op::kAnd};
+      break;
+    default:
+      break;
+  }
+  return std::nullopt;
+}
+
+// The text of one program's values.
+class Values {
+ public:
+  enum Part { kRow, kColumn, kPair };
+
+  Values(const Program& program, std::span<const int32_t> dtypes, std::vector<int> roots)
+      : program_(program),
+        dtypes_(dtypes),
+        roots_(std::move(roots)),
+        inputs_(program.values.size()),
+        taken_(program.values.size()),
+        hoisted_(program.values.size()) {
+    find_inputs();
+    find_conditions();
+    find_hoisted();
+  }
+
+  // "struct Row { ... };" and the function that makes one.
+  std::string hoisted_text(Part part, const std::string& type, const std::string& function) const {
+    std::string members, values;
+    std::vector<int> made;
+    for (int place = 0; place < size(); ++place) {
+      if (hoisted_[index(place)] != part) continue;
+      made.push_back(place);
+      members += std::string("    ") + kCudaTypes[static_cast<int>(at(place).type)] + " " + name(place) + ";\n";
+      values += (values.empty() ? "" : ", ") + name(place);
+    }
+    return "  struct " + type + " {\n" + members + "  };\n  TESSERA_DEVICE static " + type + " " + function +
+           "([[maybe_unused]] const ScoreProgramParams& p, [[maybe_unused]] const ProgramPlace& at) {\n" +
+           statements(made, part) + "    return {" + values + "};\n  }\n";
+  }
+
+  // Statements that make `results`, in a function that has the pair's row and column.
+  std::string pair_text(const std::vector<int>& results) const { return statements(results, kPair); }
+
+  // What a value is called in the function of the pair.
+  std::string result(int place) const { return operand(place, kPair); }
+
+  std::string check_text(int score, int mask) const {
+    std::vector<int> all;
+    for (const int root : {mask, score}) {
+      if (root >= 0) all.push_back(root);
+    }
+    const std::vector<bool> needed = needed_by(all, kRow, false);
+    std::vector<std::string> when(program_.values.size());  // a value is taken: a disjunction; "": never, so far
+    const auto take = [&when](int place, const std::string& condition) {
+      std::string& known = when[static_cast<size_t>(place)];
+      if (known == "true" || condition == "true") {
+        known = "true";
+      } else {
+        known += (known.empty() ? "" : " || ") + condition;
+      }
+    };
+    if (mask >= 0) take(mask, "true");
+    if (score >= 0) take(score, mask < 0 ? "true" : "(" + name_or_input(mask) + ")");
+    std::string takes, outside;
+    for (int place = size() - 1; place >= 0; --place) {
+      if (!needed[index(place)] || !loads_below(place)) continue;
+      const Value& value = at(place);
+      std::string taken = when[index(place)];
+      if (taken != "true") {
+        takes += "    const bool taken" + number(place) + " = " + taken + ";\n";
+        taken = "taken" + number(place);
+      }
+      if (value.op == Op::kLoad) {
+        outside += "    outside |= " + (taken == "true" ? "" : taken + " && ") + "!holds(" + tensor(value) +
+                   indices(place, false) + ");\n";
+      }
+      for (int n = 0; n < operand_count(value); ++n) {
+        const std::optional<Condition> side = condition_of(value, n);
+        const std::string condition =
+            side ? std::string(side->when ? "" : "!") + name_or_input(side->place) : std::string();
+        take(value.operands[n], !side ? taken : taken == "true" ? condition : "(" + taken + " && " + condition + ")");
+      }
+    }
+    if (outside.empty()) return "";
+    std::string text;
+    for (int place = 0; place < size(); ++place) {
+      if (needed[index(place)] && is_computed(place)) text += statement(place, kPair, false);
+    }
+    return text + takes + "    bool outside = false;\n" + outside +
+           "    if (outside && p.read_outside) *p.read_outside = 1;\n";
+  }
+
+  // ", index, index" of a load.
+  std::string indices(const std::vector<int>& places) const {
+    std::string text;
+    for (const int place : places) text += ", " + result(place);
+    return text;
+  }
+
+ private:
+  static size_t index(int place) { return static_cast<size_t>(place); }
+  const Value& at(int place) const { return program_.values[index(place)]; }
+  int size() const { return static_cast<int>(program_.values.size()); }
+  bool is_computed(int place) const { return at(place).op > Op::kScalar; }
+  static std::string name(int place) { return "v" + number(place); }
+
+  // Uniform values, which depend on neither, belong to both.
+  bool belongs_to(int place, Part part) const {
+    const InputSet other = part == kRow ? kOfColumn : part == kColumn ? kOfRow : 0;
+    return part == kPair || (inputs_[index(place)] & (other | kOfPair)) == 0;
+  }
+
+  void find_inputs() {
+    for (int place = 0; place < size(); ++place) {
+      const Value& value = at(place);
+      if (value.op <= Op::kG) inputs_[index(place)] = input_bit(value.op);
+      for (int n = 0; n < operand_count(value); ++n) inputs_[index(place)] |= inputs_[index(value.operands[n])];
+    }
+  }
+
+  // Of each value the conditions that all of its uses share; none of a value that nothing uses.
+  void find_conditions() {
+    const auto take = [this](int place, const std::set<Condition>& conditions) {
+      std::optional<std::set<Condition>>& known = taken_[index(place)];
+      if (!known) {
+        known = conditions;
+      } else {
+        std::erase_if(*known, [&](const Condition& condition) { return !conditions.contains(condition); });
+      }
+    };
+    for (const int root : roots_) take(root, {});
+    for (int place = size() - 1; place >= 0; --place) {
+      if (!taken_[index(place)]) continue;
+      const Value& value = at(place);
+      for (int n = 0; n < operand_count(value); ++n) {
+        std::set<Condition> conditions = *taken_[index(place)];
+        if (const std::optional<Condition> side = condition_of(value, n)) conditions.insert(*side);
+        take(value.operands[n], conditions);
+      }
+    }
+  }
+
+  Part part_of(int place) const {
+    return belongs_to(place, kRow) ? kRow : belongs_to(place, kColumn) ? kColumn : kPair;
+  }
+
+  // The last values of a row, or of a column, that the values of pairs use.
+  void find_hoisted() {
+    std::fill(hoisted_.begin(), hoisted_.end(), kPair);
+    const auto use = [this](int place) {
+      if (is_computed(place)) hoisted_[index(place)] = part_of(place);
+    };
+    for (const int root : roots_) use(root);
+    for (int place = 0; place < size(); ++place) {
+      if (!taken_[index(place)] || part_of(place) != kPair) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) use(at(place).operands[n]);
+    }
+  }
+
+  // The conditions of a load that are known before it, in this part.
+  std::vector<Condition> known_conditions(int load, Part part) const {
+    std::vector<Condition> known;
+    for (const Condition& condition : *taken_[index(load)]) {
+      if (condition.place < load && belongs_to(condition.place, part)) known.push_back(condition);
+    }
+    return known;
+  }
+
+  // Whether a value is read from the row or the column.
+  bool is_read(int place, Part part) const { return part == kPair && hoisted_[index(place)] != kPair; }
+
+  // All values that `results` are made of, in a part. hoists: those of rows and columns are there already.
+  std::vector<bool> needed_by(const std::vector<int>& results, Part part, bool hoists) const {
+    std::vector<bool> needed(program_.values.size());
+    for (const int place : results) needed[index(place)] = true;
+    for (int place = size() - 1; place >= 0; --place) {
+      if (!needed[index(place)] || (hoists && is_read(place, part))) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) needed[index(at(place).operands[n])] = true;
+      if (at(place).op != Op::kLoad) continue;
+      for (const Condition& condition : known_conditions(place, hoists ? part : kPair)) {
+        needed[index(condition.place)] = true;
+      }
+    }
+    return needed;
+  }
+
+  bool loads_below(int place) const {
+    const std::vector<bool> needed = needed_by({place}, kPair, false);
+    for (int n = 0; n <= place; ++n) {
+      if (needed[index(n)] && at(n).op == Op::kLoad) return true;
+    }
+    return false;
+  }
+
+  std::string statements(const std::vector<int>& results, Part part) const {
+    const std::vector<bool> needed = needed_by(results, part, true);
+    std::string text;
+    for (int place = 0; place < size(); ++place) {
+      if (needed[index(place)] && is_computed(place) && !is_read(place, part)) text += statement(place, part, true);
+    }
+    return text;
+  }
+
+  std::string statement(int place, Part part, bool hoists) const {
+    return std::string("    const ") + kCudaTypes[static_cast<int>(at(place).type)] + " " + name(place) + " = " +
+           expression(place, part, hoists) + ";\n";
+  }
+
+  // A value that is not computed, or the name of its variable.
+  std::string name_or_input(int place) const {
+    const Value& value = at(place);
+    switch (value.op) {
+      case Op::kConstant:
+        return literal(value);
+      case Op::kScalar: {
+        const std::string scalar = "p.scalars[" + number(value.name) + "]";
+        if (value.type == Type::kFloat) return scalar + ".real";
+        return value.type == Type::kInt ? scalar + ".integer" : "(" + scalar + ".integer != 0)";
+      }
+      default:
+        return is_computed(place) ? name(place) : operation(value.op).cuda;
+    }
+  }
+
+  std::string operand(int place, Part part) const {
+    if (!is_read(place, part)) return name_or_input(place);
+    return (hoisted_[index(place)] == kRow ? "row." : "column.") + name(place);
+  }
+
+  std::string tensor(const Value& load) const { return "p.tensors[" + number(load.name) + "]"; }
+  std::string indices(int load, bool hoists, Part part = kPair) const {
+    std::string text;
+    for (int n = 0; n < operand_count(at(load)); ++n) {
+      const int place = at(load).operands[n];
+      text += ", " + (hoists ? operand(place, part) : name_or_input(place));
+    }
+    return text;
+  }
+
+  std::string expression(int place, Part part, bool hoists) const {
+    const Value& value = at(place);
+    const auto named = [&](int operand_place) {
+      return hoists ? operand(operand_place, part) : name_or_input(operand_place);
+    };
+    if (value.op == Op::kLoad) {
+      std::string taken;
+      for (const Condition& condition : known_conditions(place, part)) {
+        taken += (taken.empty() ? "" : " && ") + std::string(condition.when ? "" : "!") + named(condition.place);
+      }
+      return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}>(" + tensor(value) + ", " +
+             (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
+    }
+    const std::string pattern = operation(value.op).cuda;
+    std::string text;
+    for (size_t n = 0; n < pattern.size(); ++n) {
+      if (pattern[n] == '%' && n + 1 < pattern.size() && pattern[n + 1] >= '0' && pattern[n + 1] <= '2') {
+        text += named(value.operands[pattern[++n] - '0']);
+      } else {
+        text += pattern[n];
+      }
+    }
+    return text;
+  }
+
+  const Program& program_;
+  std::span<const int32_t> dtypes_;
+  std::vector<int> roots_;
+  std::vector<InputSet> inputs_;
+  std::vector<std::optional<std::set<Condition>>> taken_;  // what all uses of a value have in common; empty: not used
+  std::vector<Part> hoisted_;  // kRow, kColumn: a member of that struct, which values of pairs use
+};
+
+std::vector<int> roots_of(const Program& program) {
+  std::vector<int> roots;
+  for (const int root : {program.score, program.mask}) {
+    if (root >= 0) roots.push_back(root);
+  }
+  return roots;
+}
+
+std::vector<int> roots_of(const Gradient& gradient) {
+  std::vector<int> roots;
+  if (gradient.d_s >= 0) roots.push_back(gradient.d_s);
+  for (const LoadGradient& load : gradient.loads) {
+    roots.insert(roots.end(), load.indices.begin(), load.indices.end());
+    roots.push_back(load.adjoint);
+  }
+  return roots;
+}
+
+std::string facts_text(const Facts& facts) {
+  std::string text;
+  const auto add = [&text](const char* type, const char* name, const std::string& value) {
+    text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
+  };
+  const auto truth = [&add](const char* name, bool value) { add("bool", name, value ? "true" : "false"); };
+  truth("kChangesScore", facts.changes_score);
+  truth("kHasMask", facts.has_mask);
+  truth("kScoreNeedsS", facts.score_needs_s);
+  truth("kMaskNeedsS", facts.mask_needs_s);
+  truth("kReadsTensors", facts.reads_tensors);
+  truth("kMayHide", facts.may_hide);
+  truth("kPassesGradient", facts.passes_gradient);
+  truth("kGradientNeedsS", facts.gradient_needs_s);
+  add("int", "kGradientLoads", number(facts.gradient_loads));
+  return text;
+}
+
+constexpr const char* kParams = "[[maybe_unused]] const ScoreProgramParams& p";
+constexpr const char* kPlace = "[[maybe_unused]] const ProgramPlace& at";
+std::string function(const char* result, const char* name, const char* row, const char* column, const char* more,
+                     const std::string& body) {
+  return std::string("  TESSERA_DEVICE static ") + result + " " + name + "(" + kParams + ", [[maybe_unused]] const " +
+         row + "& row, [[maybe_unused]] const " + column + "& column, " + kPlace + more + ") {\n" + body + "  }\n";
+}
+
+}  // namespace
+
+std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, const char* name) {
+  const Program& program = checked.program;
+  const Gradient& gradient = checked.gradient;
+  const Values values(program, dtypes, roots_of(program)), slopes(gradient.program, dtypes, roots_of(gradient));
+  char version[80];
+  std::snprintf(version, sizeof version, "// Program %016" PRIx64 " by version %d of core/score/cuda_text.\n",
+                checked.hash, kCudaTextVersion);
+  std::string text = std::string(version) +
+                     "#include \"tessera/attention/score/program.cuh\"\n\nnamespace tessera::program {\n\nstruct " +
+                     name + " {\n" + facts_text(facts_of(checked)) + "\n";
+  text += values.hoisted_text(Values::kRow, "Row", "row") + values.hoisted_text(Values::kColumn, "Column", "column");
+
+  const auto value_of = [&](int root, const char* otherwise) {
+    if (root < 0) return std::string("    return ") + otherwise + ";\n";
+    return values.pair_text({root}) + "    return " + values.result(root) + ";\n";
+  };
+  constexpr const char* kScore = ", [[maybe_unused]] float s";
+  text += function("float", "score", "Row", "Column", kScore, value_of(program.score, "s"));
+  text += function("bool", "visible", "Row", "Column", kScore, value_of(program.mask, "true"));
+  text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + kScore + ") {\n" +
+          values.check_text(program.score, program.mask) + "  }\n\n";
+
+  text += slopes.hoisted_text(Values::kRow, "GradientRow", "gradient_row") +
+          slopes.hoisted_text(Values::kColumn, "GradientColumn", "gradient_column");
+  std::string body = slopes.pair_text(roots_of(gradient));
+  for (size_t n = 0; n < gradient.loads.size(); ++n) {
+    const LoadGradient& load = gradient.loads[n];
+    const std::string index = slopes.indices(load.indices);
+    body += "    sink.template add<" + std::to_string(n) + ", " + number(load.tensor) + ">(holds(p.tensors[" +
+            number(load.tensor) + "]" + index + "), " + slopes.result(load.adjoint) + index + ");\n";
+  }
+  body += "    return " + (gradient.d_s < 0 ? std::string("0.0f") : slopes.result(gradient.d_s)) + ";\n";
+  text += "  template <class Sink>\n" +
+          function("float", "gradient", "GradientRow", "GradientColumn",
+                   ", [[maybe_unused]] float g, [[maybe_unused]] float s, [[maybe_unused]] Sink& sink", body);
+  return text + "};\n\n}  // namespace tessera::program\n";
+}
+
+uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes) {
+  uint64_t hash = checked.hash;  // FNV-1a, a number at a time
+  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3u; };
+  mix(kCudaTextVersion);
+  for (const int32_t dtype : dtypes) mix(static_cast<uint32_t>(dtype));
+  return hash;
+}
+
+}  // namespace tessera::core::score

@@ -1,0 +1,86 @@
+#include "core/score/facts.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "core/score/evaluate.hpp"
+
+namespace tessera::core::score {
+namespace {
+
+// Whether the new score may be -inf or NaN where the score so far is finite. Bounds of floats are as wide as float32 at
+// most: a score that is near its end overflows in sums, which is no reason to expect hidden keys.
+bool may_hide(const Program& program) {
+  if (program.score < 0) return false;
+  constexpr double kLargest = 1e30;
+  const Interval counts{0, INT32_MAX};
+  Bounds bounds;
+  bounds.s = {-kLargest, kLargest};
+  bounds.b = bounds.h = bounds.h_kv = bounds.i = bounds.j = bounds.len_q = bounds.len_k = counts;
+  bounds.q_pos = {INT32_MIN, INT32_MAX};
+  bounds.element = [&program](int tensor, const Interval*) {
+    switch (program.tensors[static_cast<size_t>(tensor)].type) {
+      case Type::kFloat:
+        return Interval::everything();
+      case Type::kInt:
+        return Interval{INT32_MIN, INT32_MAX};
+      default:
+        return Interval{0, 1};
+    }
+  };
+  bounds.scalar = [&program](int scalar) {
+    return program.scalars[static_cast<size_t>(scalar)].type == Type::kFloat ? Interval::everything()
+                                                                             : Interval{INT32_MIN, INT32_MAX};
+  };
+  const Interval score = bound(program, program.score, bounds);
+  return score.nan || std::isinf(score.low) || std::isinf(score.high);
+}
+
+bool reads_tensor(const Program& program) {
+  for (const Value& value : program.values) {
+    if (value.op == Op::kLoad) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+InputSet inputs_of(const Program& program, int place) {
+  if (place < 0) return 0;
+  std::vector<bool> needed(static_cast<size_t>(place) + 1);
+  needed[static_cast<size_t>(place)] = true;
+  InputSet inputs = 0;
+  for (int at = place; at >= 0; --at) {
+    if (!needed[static_cast<size_t>(at)]) continue;
+    const Value& value = program.values[static_cast<size_t>(at)];
+    if (value.op <= Op::kG) inputs |= input_bit(value.op);
+    for (int n = 0; n < operand_count(value); ++n) needed[static_cast<size_t>(value.operands[n])] = true;
+  }
+  return inputs;
+}
+
+Facts facts_of(const Checked& checked) {
+  const Program& program = checked.program;
+  const Gradient& gradient = checked.gradient;
+  Facts facts{};
+  facts.changes_score = program.score >= 0;
+  facts.has_mask = program.mask >= 0;
+  facts.score_inputs = facts.changes_score ? inputs_of(program, program.score) : input_bit(Op::kS);
+  facts.mask_inputs = inputs_of(program, program.mask);
+  facts.gradient_inputs = inputs_of(gradient.program, gradient.d_s);
+  for (const LoadGradient& load : gradient.loads) {
+    facts.gradient_inputs |= inputs_of(gradient.program, load.adjoint);
+    for (const int index : load.indices) facts.gradient_inputs |= inputs_of(gradient.program, index);
+  }
+  facts.gradient_inputs &= ~input_bit(Op::kG);
+  facts.score_needs_s = (facts.score_inputs & input_bit(Op::kS)) != 0;
+  facts.mask_needs_s = (facts.mask_inputs & input_bit(Op::kS)) != 0;
+  facts.gradient_needs_s = (facts.gradient_inputs & input_bit(Op::kS)) != 0;
+  facts.reads_tensors = reads_tensor(program);
+  facts.may_hide = may_hide(program);
+  facts.passes_gradient = gradient.d_s >= 0 && gradient.program.values[static_cast<size_t>(gradient.d_s)].op == Op::kG;
+  facts.gradient_loads = static_cast<int>(gradient.loads.size());
+  return facts;
+}
+
+}  // namespace tessera::core::score

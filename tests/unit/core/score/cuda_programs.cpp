@@ -1,0 +1,55 @@
+#include "core/score/cuda_programs.hpp"
+
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string_view>
+
+#include "core/score/definitions.hpp"
+#include "core/score/drawn.hpp"
+#include "core/score/parse.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::testing {
+namespace {
+
+using core::score::Type;
+
+// Every element type that a kernel reads.
+int32_t dtype_of(const core::score::Name& name) {
+  static const std::map<std::string_view, int32_t> kSpecial = {
+      {"key_bias", TESSERA_BFLOAT16}, {"query_bias", TESSERA_FLOAT16}, {"embedding", TESSERA_FLOAT16},
+      {"id", TESSERA_INT8},           {"doc", TESSERA_INT64},          {"span", TESSERA_INT16},
+      {"used", TESSERA_UINT8}};
+  if (const auto found = kSpecial.find(name.text); found != kSpecial.end()) return found->second;
+  return name.type == Type::kFloat ? TESSERA_FLOAT32 : name.type == Type::kInt ? TESSERA_INT32 : TESSERA_BOOL;
+}
+
+}  // namespace
+
+std::vector<CudaProgram> cuda_programs(int drawn) {
+  const std::vector<core::score::Name> names = World(1).names();
+  std::vector<CudaProgram> all;
+  // Whether the texts are a program: a drawn one may be too long, or divide by a constant 0.
+  const auto add = [&](const std::string& what, const std::string& score, const std::string& mask) {
+    core::score::Program program;
+    if (core::score::parse(score, mask, names, program).code != TESSERA_OK) return false;
+    CudaProgram made{what, nullptr, {}};
+    if (check(program, made.checked).code != TESSERA_OK) return false;
+    for (const core::score::Name& tensor : made.checked->program.tensors) made.dtypes.push_back(dtype_of(tensor));
+    all.push_back(std::move(made));
+    return true;
+  };
+  for (const Definition& definition : definitions()) {
+    if (!add(definition.name, definition.score, definition.mask)) throw std::runtime_error(definition.name);
+  }
+  std::mt19937_64 random(47);
+  for (int n = 0; drawn > 0; ++n) {
+    const std::string score = expression(Type::kFloat, 1 + n % 4, random);
+    const std::string mask = expression(Type::kBool, 1 + n % 3, random);
+    drawn -= add(score + "\n" + mask, score, mask);
+  }
+  return all;
+}
+
+}  // namespace tessera::testing

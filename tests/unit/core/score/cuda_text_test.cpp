@@ -1,0 +1,362 @@
+// The CUDA text of score programs, compiled for the host, against the evaluation in float64: new score, mask, gradients, and
+// which loads are taken.
+#include "core/score/cuda_text.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+
+#include "core/convert.hpp"
+#include "core/score/bound.hpp"
+#include "core/score/cuda_programs.hpp"
+#include "core/score/cuda_text_table.hpp"
+#include "core/score/definitions.hpp"
+#include "cuda/score_program.hpp"
+
+namespace tessera::core::score {
+namespace {
+
+using tessera::testing::CudaProgram;
+using testing::CudaTextEntry;
+using testing::Received;
+using testing::World;
+
+constexpr double kEpsilon = 0x1p-24;  // half of the distance between 1 and the next float32
+
+double ulp(double x) {
+  const float at = static_cast<float>(std::fabs(x));
+  if (!std::isfinite(at)) return 0;
+  return static_cast<double>(std::nextafter(at, std::numeric_limits<float>::infinity())) - at;
+}
+
+// How far an operation of floats may be from the exact value for its operands: what is one correctly rounded operation half an
+// ulp, what only chooses or changes a sign nothing, functions 4 ulp.
+double ulps_of(Op op) {
+  switch (op) {
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kDiv:
+    case Op::kIntToFloat:
+      return 0.5;
+    case Op::kExp:
+    case Op::kExp2:
+    case Op::kLog:
+    case Op::kSqrt:
+    case Op::kRsqrt:
+    case Op::kTanh:
+    case Op::kSigmoid:
+    case Op::kSin:
+    case Op::kCos:
+      return 4;
+    default:
+      return 0;
+  }
+}
+
+// A value in float64, by how much one in float32 may differ, and whether it may differ by any amount: what a comparison of
+// nearly equal floats decides, a floor beside an integer, a float32 that may overflow.
+struct Approximate {
+  double x = 0, error = 0;
+  bool unsure = false;
+};
+
+// Evaluates as Evaluator does, with running errors.
+class ErrorEvaluator {
+ public:
+  ErrorEvaluator(const Program& program, const Bindings& bindings, const Inputs& inputs)
+      : program_(program),
+        bindings_(bindings),
+        inputs_(inputs),
+        values_(program.values.size()),
+        made_(program.values.size()) {}
+
+  const Approximate& value(int place) {
+    const size_t at = static_cast<size_t>(place);
+    if (!made_[at]) values_[at] = make(program_.values[at]), made_[at] = true;
+    return values_[at];
+  }
+  bool read_outside() const { return read_outside_; }
+  bool unsure_loads() const { return unsure_loads_; }
+
+ private:
+  double input(Op op) const {
+    const double all[] = {inputs_.s,
+                          static_cast<double>(inputs_.b),
+                          static_cast<double>(inputs_.h),
+                          static_cast<double>(inputs_.h_kv),
+                          static_cast<double>(inputs_.i),
+                          static_cast<double>(inputs_.j),
+                          static_cast<double>(inputs_.q_pos),
+                          static_cast<double>(inputs_.len_q),
+                          static_cast<double>(inputs_.len_k),
+                          inputs_.g};
+    return all[static_cast<size_t>(op)];
+  }
+
+  Approximate make(const Value& v) {
+    if (v.op <= Op::kG) return {input(v.op)};
+    if (v.op == Op::kConstant) return {v.type == Type::kFloat ? static_cast<float>(v.constant) : v.constant};
+    if (v.op == Op::kScalar) return {bindings_.scalar(v.name)};
+    if (v.op == Op::kLoad) return load(v);
+    const Approximate first = value(v.operands[0]);
+    const bool chooses = v.op == Op::kWhere || v.op == Op::kWhereInt || v.op == Op::kWhereBool;
+    if (chooses || v.op == Op::kAnd || v.op == Op::kOr) {
+      if (first.unsure) {
+        unsure_loads_ = true;
+        return {0, 0, true};
+      }
+      if (chooses) return value(v.operands[first.x != 0 ? 1 : 2]);
+      if ((v.op == Op::kAnd) == (first.x == 0)) return first;
+    }
+    Approximate x[3] = {first};
+    const int count = operation(v.op).operands;
+    bool unsure = first.unsure;
+    for (int n = 1; n < count; ++n) {
+      x[n] = value(v.operands[n]);
+      unsure = unsure || x[n].unsure;
+    }
+    if (unsure) return {0, 0, true};
+    return of_operands(v, x, count);
+  }
+
+  Approximate load(const Value& v) {
+    int64_t index[kMaxOperands] = {};
+    for (int n = 0; n < operand_count(v); ++n) {
+      const Approximate& at = value(v.operands[n]);
+      if (at.unsure) {
+        unsure_loads_ = true;
+        return {0, 0, true};
+      }
+      index[n] = static_cast<int64_t>(at.x);
+    }
+    bool read = true;
+    const double x = bindings_.element(v.name, index, read);
+    read_outside_ = read_outside_ || !read;
+    return {read ? x : 0};
+  }
+
+  // The function at the corners of what its operands may be: exact to first order, and a jump between them is unsure.
+  Approximate of_operands(const Value& v, const Approximate* x, int count) {
+    const Operation& row = operation(v.op);
+    double exact[3] = {x[0].x, x[1].x, x[2].x};
+    Approximate result{row.evaluate(exact)};
+    const bool is_wave = v.op == Op::kSin || v.op == Op::kCos;
+    if (is_wave && x[0].error > 0.1) return {0, 0, true};
+    for (int corner = 0; corner < 1 << count; ++corner) {
+      double at[3] = {};
+      for (int n = 0; n < count; ++n) at[n] = exact[n] + (corner >> n & 1 ? x[n].error : -x[n].error);
+      const double y = row.evaluate(at);
+      if (y == result.x || (std::isnan(y) && std::isnan(result.x))) continue;
+      if (row.result != Type::kFloat || v.op == Op::kFloor || v.op == Op::kSign || !std::isfinite(y - result.x)) {
+        return {0, 0, true};
+      }
+      result.error = std::max(result.error, std::fabs(y - result.x));
+    }
+    if (row.result != Type::kFloat || !std::isfinite(result.x)) return result;
+    result.error += (ulps_of(v.op) + 0x1p-10) * ulp(result.x);
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    if (std::fabs(result.x) - result.error > kLargest * (1 + kEpsilon)) {
+      return {std::copysign(std::numeric_limits<double>::infinity(), result.x)};
+    }
+    result.unsure = std::fabs(result.x) + result.error > kLargest;
+    return result;
+  }
+
+  const Program& program_;
+  const Bindings& bindings_;
+  const Inputs inputs_;
+  std::vector<Approximate> values_;
+  std::vector<bool> made_;
+  bool read_outside_ = false, unsure_loads_ = false;
+};
+
+bool agrees(float got, const Approximate& expected) {
+  if (expected.unsure) return true;
+  if (std::isnan(expected.x) || std::isnan(got)) return std::isnan(expected.x) && std::isnan(got);
+  return got == expected.x || std::fabs(got - expected.x) <= expected.error + 0x1p-149;
+}
+
+// The world's tensors in the element types of a program, which the world's own elements are rounded to.
+struct Storage {
+  Bound bound;
+  std::map<std::string, std::vector<char>> bytes;
+
+  Storage(const CudaProgram& program, World& world) {
+    bound.checked = program.checked;
+    const Program& names = program.checked->program;
+    for (size_t n = 0; n < names.tensors.size(); ++n) {
+      testing::Tensor& tensor = world.tensors.at(names.tensors[n].text);
+      const int32_t dtype = program.dtypes[n];
+      const size_t size = tessera_dtype_bytes(static_cast<tessera_dtype>(dtype));
+      std::vector<char>& to = bytes[names.tensors[n].text];
+      to.resize(size * tensor.data.size());
+      BoundTensor& of = bound.tensors[n];
+      of.data = to.data(), of.dtype = dtype, of.rank = static_cast<int32_t>(tensor.shape.size());
+      int64_t stride = static_cast<int64_t>(size);
+      for (size_t axis = tensor.shape.size(); axis-- > 0; stride *= tensor.shape[axis]) {
+        of.shape[axis] = tensor.shape[axis], of.stride_bytes[axis] = stride;
+      }
+      for_each_element(of, [&](const int64_t* index, int64_t at) {
+        double& element = tensor.data[static_cast<size_t>(at)];
+        if (names.tensors[n].type == Type::kFloat) {
+          store(dtype, to.data(), at, element);
+        } else {
+          const int64_t integer = static_cast<int64_t>(element);  // its low bytes are the narrower types'
+          std::memcpy(to.data() + at * static_cast<int64_t>(size), &integer, size);
+        }
+        element = load_element(of, index);
+      });
+    }
+    bound.num_tensors = static_cast<int>(names.tensors.size());
+    for (size_t n = 0; n < names.scalars.size(); ++n) bound.scalars[n] = world.scalars.at(names.scalars[n].text);
+  }
+};
+
+class ScoreCudaText : public ::testing::TestWithParam<size_t> {
+ protected:
+  static const std::vector<CudaProgram>& programs() {
+    static const std::vector<CudaProgram> all = testing::cuda_programs(testing::kDrawnForHost);
+    return all;
+  }
+  const CudaProgram& program = programs()[GetParam()];
+  const CudaTextEntry& text = testing::kCudaTexts[GetParam()];
+};
+
+TEST_P(ScoreCudaText, IsTheProgram) {
+  World world(GetParam() + 1);
+  const Storage storage(program, world);
+  int read_outside = 0;
+  const ScoreProgramParams params = cuda::program_params(storage.bound, &read_outside);
+  const Program& score = program.checked->program;
+  const Gradient& gradient = program.checked->gradient;
+  const Bindings bindings = bindings_of(storage.bound);
+  std::mt19937_64 random(GetParam());
+  std::normal_distribution<float> normal(0, 2);
+  const auto below = [&](int64_t end) { return static_cast<int64_t>(random() % static_cast<uint64_t>(end)); };
+  constexpr int kPairs = 400;
+  int sure = 0;
+  for (int n = 0; n < kPairs; ++n) {
+    Inputs pair = world.pair(below(world.batch), below(world.heads), below(world.len_q), below(world.len_k),
+                             n == 0 ? 0.0f : normal(random));
+    pair.g = normal(random);
+    const ProgramPlace at{static_cast<int>(pair.b),     static_cast<int>(pair.h),    static_cast<int>(pair.h_kv),
+                          static_cast<int>(pair.i),     static_cast<int>(pair.j),    static_cast<int>(pair.q_pos),
+                          static_cast<int>(pair.len_q), static_cast<int>(pair.len_k)};
+    const float s = static_cast<float>(pair.s), g = static_cast<float>(pair.g);
+
+    ErrorEvaluator expected(score, bindings, pair);
+    const Approximate visible = score.mask < 0 ? Approximate{1} : expected.value(score.mask);
+    if (!visible.unsure) {
+      ASSERT_EQ(text.visible(params, at, s), visible.x != 0) << program.what;
+      ++sure;
+    }
+    ErrorEvaluator of_score(score, bindings, pair);
+    const Approximate changed = score.score < 0 ? Approximate{pair.s} : of_score.value(score.score);
+    const float got = text.score(params, at, s);
+    ASSERT_TRUE(agrees(got, changed)) << program.what << ": " << got << ", expected " << changed.x << " +- "
+                                      << changed.error;
+    sure += !changed.unsure;
+
+    // The mask, and the score of what it shows.
+    if (visible.x != 0 && score.score >= 0) expected.value(score.score);
+    if (!visible.unsure && !expected.unsure_loads()) {
+      read_outside = 0;
+      text.check(params, at, s);
+      ASSERT_EQ(read_outside != 0, expected.read_outside()) << program.what;
+    }
+
+    ErrorEvaluator reverse(gradient.program, bindings, pair);
+    testing::Sink sink;
+    const float d_s = text.gradient(params, at, g, s, sink);
+    const Approximate expected_d_s = gradient.d_s < 0 ? Approximate{} : reverse.value(gradient.d_s);
+    ASSERT_TRUE(agrees(d_s, expected_d_s))
+        << program.what << ": d_s " << d_s << ", expected " << expected_d_s.x << " +- " << expected_d_s.error;
+    ASSERT_EQ(sink.all.size(), gradient.loads.size());
+    for (size_t load = 0; load < sink.all.size(); ++load) {
+      const LoadGradient& of = gradient.loads[load];
+      const Received& received = sink.all[load];
+      ASSERT_EQ(received.tensor, of.tensor);
+      ASSERT_EQ(received.index.size(), of.indices.size());
+      const Approximate& adjoint = reverse.value(of.adjoint);
+      ASSERT_TRUE(agrees(received.adjoint, adjoint))
+          << program.what << ": load " << load << " receives " << received.adjoint << ", expected " << adjoint.x
+          << " +- " << adjoint.error;
+      int64_t index[kMaxRank] = {};
+      bool known = !adjoint.unsure && adjoint.x != 0;  // a load that is not taken has no index to speak of
+      for (size_t axis = 0; axis < of.indices.size(); ++axis) {
+        const Approximate& place = reverse.value(of.indices[axis]);
+        known = known && !place.unsure;
+        index[axis] = static_cast<int64_t>(place.x);
+        if (known) {
+          ASSERT_EQ(received.index[axis], index[axis]) << program.what;
+        }
+      }
+      if (known) {
+        ASSERT_EQ(received.inside, storage.bound.tensors[static_cast<size_t>(of.tensor)].holds(index)) << program.what;
+      }
+    }
+  }
+  if (GetParam() < testing::definitions().size()) {
+    EXPECT_GT(sure, kPairs * 7 / 4) << program.what << ": " << sure;
+  }
+}
+
+TEST_P(ScoreCudaText, HasNoNameOfItsUser) {
+  const std::string source = cuda_text(*program.checked, program.dtypes);
+  EXPECT_EQ(source, cuda_text(*program.checked, program.dtypes));
+  for (const Name& tensor : program.checked->program.tensors) {
+    if (tensor.text == "place") continue;  // a parameter's type has it in its name
+    EXPECT_EQ(source.find(" " + tensor.text), std::string::npos) << source;
+    EXPECT_EQ(source.find(tensor.text + "["), std::string::npos) << source;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Score, ScoreCudaText,
+                         ::testing::Range(size_t{0}, testing::definitions().size() + testing::kDrawnForHost));
+
+// Sine and cosine at angles of all sizes, also beside multiples of pi / 2.
+TEST(ScoreCudaFunctions, WavesAreWithinFourUlp) {
+  std::mt19937 random(1);
+  const auto expect = [](float x) {
+    const double sine = std::sin(static_cast<double>(x)), cosine = std::cos(static_cast<double>(x));
+    ASSERT_LE(std::fabs(program::sin_(x) - sine), 4 * ulp(sine)) << x;
+    ASSERT_LE(std::fabs(program::cos_(x) - cosine), 4 * ulp(cosine)) << x;
+  };
+  for (int n = 0; n < 400000; ++n) {
+    const float x = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    if (std::isfinite(x)) expect(x);
+  }
+  for (int n = 1; n < 100000; ++n) {
+    const float x = static_cast<float>(n * 1.5707963267948966);
+    expect(x), expect(-x), expect(std::nextafter(x, 0.0f)), expect(x * 4096);
+  }
+  for (const float x : {0.0f, -0.0f, 105614.99f, 105615.0f, -105615.0f, 16367173.0f * 0x1p+72f}) expect(x);
+  EXPECT_TRUE(std::isnan(program::sin_(INFINITY)) && std::isnan(program::cos_(-INFINITY)));
+}
+
+TEST(ScoreCudaFunctions, SigmoidIsWithinFourUlp) {
+  for (float x = -104; x < 90; x += 0x1p-8f) {
+    const double expected = 1 / (1 + std::exp(-static_cast<double>(x)));
+    ASSERT_LE(std::fabs(program::sigmoid_(x) - expected), 4 * ulp(expected)) << x;
+  }
+}
+
+TEST(ScoreCudaText, IsHashedWithWhatItFollowsFrom) {
+  const std::vector<CudaProgram> all = testing::cuda_programs(0);
+  const auto find = [&](const char* what) {
+    return *std::find_if(all.begin(), all.end(), [&](const CudaProgram& program) { return program.what == what; });
+  };
+  const CudaProgram dense = find("dense bias"), softcap = find("softcap");
+  const int32_t half[] = {TESSERA_FLOAT16};
+  EXPECT_NE(cuda_text_hash(*dense.checked, dense.dtypes), cuda_text_hash(*dense.checked, half));
+  EXPECT_NE(cuda_text_hash(*dense.checked, dense.dtypes), cuda_text_hash(*softcap.checked, softcap.dtypes));
+}
+
+}  // namespace
+}  // namespace tessera::core::score
