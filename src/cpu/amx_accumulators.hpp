@@ -23,12 +23,12 @@ class Accumulators {
     upper_ = lower_ = nullptr;
   }
 
-  // C (=|+=) A B over `steps` steps of k, kSteps where that is not 0; `add`: to what C holds. A: two tiles a step, B: [16
-  // pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM]; of A and C the lower halves only where kLower. kStream: A comes from the
-  // second cache and is read once by this tile of queries; kept in the first one, it would push out S and O, and a tile store that
-  // misses there takes as long as two products. `beside` runs after every product, or every two: a long piece of other work
-  // between two products fills the scheduler, and the next products come too late to run beside it; a short one costs
-  // instructions of its own. kQuiet: not in the first step.
+  // C (=|+=) A B over `steps` steps of k, kSteps where that is not 0; `add`: to what C holds. A: two tiles a step, B:
+  // [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM]; of A and C the lower halves only where kLower. kStream: A
+  // comes from the second cache and is read once by this tile of queries; kept in the first one, it would push out S
+  // and O, and a tile store that misses there takes as long as two products. `beside` runs after every product, or
+  // every two: a long piece of other work between two products fills the scheduler, and the next products come too late
+  // to run beside it; a short one costs instructions of its own. kQuiet: not in the first step.
   template <bool kLower, bool kStream, Pieces kPieces, int kSteps = 0, bool kQuiet = false, class Beside>
   TESSERA_INLINE void multiply(char* c, bool add, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes,
                                const char* b, int64_t steps, Beside&& beside) {

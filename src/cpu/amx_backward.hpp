@@ -6,9 +6,9 @@
 //   dK   [keys][d]        += dS^T Q      A: dS^T, pairs of queries    B: Q, pairs of queries
 //   dQ^T [d][queries]     += K^T dS^T    A: K transposed              B: dS, pairs of keys
 //
-// S, dP, P and dS have lanes = queries, 32 keys x 32 queries at a time; both forms of dS leave the registers that it was
-// computed in. A super-block of keys keeps dK and dV; four tiles of 32 queries visit it together, so that a product over
-// queries has four steps and one over the keys of a job as many, for each time that its accumulators are loaded.
+// S, dP, P and dS have lanes = queries, 32 keys x 32 queries at a time; both forms of dS leave the registers that it
+// was computed in. A super-block of keys keeps dK and dV; four tiles of 32 queries visit it together, so that a product
+// over queries has four steps and one over the keys of a job as many, for each time that its accumulators are loaded.
 #pragma once
 
 #include "cpu/amx_backward_rows.hpp"
@@ -16,7 +16,8 @@
 namespace tessera::cpu {
 namespace {
 
-// Of a pair, what the rows that were packed as zeros give: dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane sees.
+// Of a pair, what the rows that were packed as zeros give: dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane
+// sees.
 TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StagePair& at) {
   const Params& p = f.p;
   const Tile& tile = f.tiles[at.tile];
@@ -64,8 +65,8 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
   // 1. P and dS of every pair that sees something: the products of the next pair beside the vectors of this one.
   StagePair pairs[kJobStages * kAmxBackwardTiles];
   int64_t count = 0;
-  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks by position leave every row one range. What
-  // a block mask hides within one has weights of 0.
+  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks by position leave every row
+  // one range. What a block mask hides within one has weights of 0.
   bool listed[kJobStages][kAmxBackwardTiles] = {};
   int64_t tile_begin[kJobStages], tile_end[kJobStages], stage_begin[kAmxBackwardTiles], stage_end[kAmxBackwardTiles];
   for (int64_t t = 0; t < f.tile_count; ++t) stage_begin[t] = stage_end[t] = 0;
@@ -99,8 +100,8 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     gradients(f, {&pairs[i], next, f.ring(i % 2), f.ring((i + 1) % 2)});
   }
 
-  // 2. dV += P^T dO and dK += dS^T Q, over the queries. Columns outside, stages inside: the job's P^T or dS^T and 32 columns of dO or
-  // Q stay in the first cache.
+  // 2. dV += P^T dO and dK += dS^T Q, over the queries. Columns outside, stages inside: the job's P^T or dS^T and 32
+  // columns of dO or Q stay in the first cache.
   const auto none = [] {};
   const auto accumulate_rows = [&](float* out, const auto& a_of, const char* b, int64_t groups) {
     for (int64_t g = 0; g < groups; ++g) {

@@ -1,5 +1,5 @@
-// The rows that AMX's backward pass reads and writes: Q, dO, K and V into the operands of its products, dQ, dK and dV out of their sums;
-// and what is asked for ahead.
+// The rows that AMX's backward pass reads and writes: Q, dO, K and V into the operands of its products, dQ, dK and dV
+// out of their sums; and what is asked for ahead.
 #pragma once
 
 #include "cpu/amx_gradients.hpp"
@@ -53,15 +53,15 @@ TESSERA_INLINE void write_line_row(char* out, const float* in, int64_t cols) {
   }
 }
 
-// Rows in items: a whole tile's dQ is summed where its rows' accumulators are, [head_dim][kBlockM] as the products have it, if more than one
-// super-block adds to it.
+// Rows in items: a whole tile's dQ is summed where its rows' accumulators are, [head_dim][kBlockM] as the products have
+// it, if more than one super-block adds to it.
 TESSERA_INLINE bool summed_in_place(const AmxBackward& f, const Tile& tile) {
   return f.p.rows_in_items && !(begins_here(f, tile) && ends_here(f, tile)) && tile.count == kBlockM &&
          f.p.acc_dq_ld == f.q_steps * kTileSteps_elems;
 }
 
-// The tile's dQ, added to its rows' accumulators. Rows in items: the first super-block that the tile sees begins them, the last one
-// ends them as d_q's rows.
+// The tile's dQ, added to its rows' accumulators. Rows in items: the first super-block that the tile sees begins them,
+// the last one ends them as d_q's rows.
 TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t dq_ld) {
   const Tile& tile = f.tiles[t];
   const int64_t padded = f.q_steps * kTileSteps_elems;
@@ -101,7 +101,8 @@ TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor
   }
 }
 
-// Rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. Where there are as many keys as queries, none.
+// Rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. Where there are as many keys as
+// queries, none.
 TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t head) {
   const Sequence& sequence = p.sequences[batch];
   if (sequence.sq <= sequence.sk) return;
@@ -116,7 +117,8 @@ TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t h
   }
 }
 
-// The rows of Q, dO and, where the tile's first keys are in the super-block, O of `count` queries from `row`, to be read soon.
+// The rows of Q, dO and, where the tile's first keys are in the super-block, O of `count` queries from `row`, to be
+// read soon.
 TESSERA_INLINE void list_queries_ahead(AmxBackward& f, const Sequence& sequence, int64_t batch, int64_t head,
                                        int64_t row) {
   const Params& p = f.p;
@@ -131,7 +133,8 @@ TESSERA_INLINE void list_queries_ahead(AmxBackward& f, const Sequence& sequence,
   if (p.rows_in_items && KeyBand(p, sequence).of(row).low >= f.key_begin) add(p.o, p.head_dim_v);
 }
 
-// While the tiles from query `row` on meet the super-block: the next tiles' rows, those of dQ, and their share of those of dK and dV.
+// While the tiles from query `row` on meet the super-block: the next tiles' rows, those of dQ, and their share of those
+// of dK and dV.
 TESSERA_INLINE void list_ahead(AmxBackward& f, const Sequence& sequence, int64_t batch, int64_t head, int64_t row,
                                int64_t split) {
   const Params& p = f.p;

@@ -1,18 +1,20 @@
-// Decoding by AMX, for bfloat16: an item as in decode.hpp, with up to 16 query rows a KV head as one side of a tile. K and V are
-// both taken from memory as they lie.
+// Decoding by AMX, for bfloat16: an item as in decode.hpp, with up to 16 query rows a KV head as one side of a tile. K
+// and V are both taken from memory as they lie.
 //
 //   S^T [keys][rows] = K Q^T     A: K, 16 keys x 32 of d     B: Q, pairs of d, packed once
 //   P [rows][keys]               S transposed: a softmax of lanes = keys, for as many rows as there are
 //   O [rows][head_dim_v] += P V  A: P, rows x 16 keys        B: V, 16 keys x 32 columns
 //
-// A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in the high
-// half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products. A product
-// takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even columns and below for the
-// odd ones; more are two A's, of which each meets all of V. Beside the products of the next head's S runs the softmax of the present one.
-// Each tile of K and V is asked for a few tiles before its use, into the first cache: its lines pass the core's miss buffers once.
+// A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in
+// the high half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the
+// products. A product takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even
+// columns and below for the odd ones; more are two A's, of which each meets all of V. Beside the products of the next
+// head's S runs the softmax of the present one. Each tile of K and V is asked for a few tiles before its use, into the
+// first cache: its lines pass the core's miss buffers once.
 //
-// A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and rows that do not see it. So a block that a mask
-// cuts is looked over first, and a part whose O is not finite in the end is done again with every block looked over.
+// A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and rows that do not see it. So a block
+// that a mask cuts is looked over first, and a part whose O is not finite in the end is done again with every block
+// looked over.
 #pragma once
 
 #include "cpu/amx_scores.hpp"
@@ -23,8 +25,9 @@ namespace {
 
 static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys == 2 * kTileSide);
 
-// What a lane's weights of a block, of two keys, may add up to before the block's maximum replaces the stale one (StaleMax in
-// forward.hpp). Rows decide by themselves here, not 32 together: so low a bound is passed in 1.4 % of the blocks of normal numbers.
+// What a lane's weights of a block, of two keys, may add up to before the block's maximum replaces the stale one
+// (StaleMax in forward.hpp). Rows decide by themselves here, not 32 together: so low a bound is passed in 1.4 % of the
+// blocks of normal numbers.
 constexpr float kMostLaneSum = 4.0f;
 static_assert(kAmxDecodeKeys == 2 * kLanes);
 
@@ -120,7 +123,8 @@ struct AmxDecode {
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
 
-  // A block's rows of one head's K or V as tiles: where the first and the last 16 begin, and how far rows and steps of 32 columns are apart.
+  // A block's rows of one head's K or V as tiles: where the first and the last 16 begin, and how far rows and steps of
+  // 32 columns are apart.
   struct HeadRows {
     const char *first, *last;
     int64_t stride, step_bytes;
@@ -185,7 +189,8 @@ struct AmxDecode {
     store(out + 3 * p.block_n, (VecF)_mm512_unpackhi_pd(high01, high23));
   }
 
-  // P of one row, against its stale max: no maximum is looked for. False: a score out of range, or a sum beyond the bound.
+  // P of one row, against its stale max: no maximum is looked for. False: a score out of range, or a sum beyond the
+  // bound.
   TESSERA_INLINE bool stale_max_row(DecodeRow& row, int64_t r, int64_t count) const {
     const float* s = scratch.rows_s + r * p.block_n;
     uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
@@ -302,8 +307,8 @@ struct AmxDecode {
   }
 
  private:
-  // Rows first ... first + 15 of `cols` columns, `offset` bytes from where they begin: tiles of 32 columns, zeros past the
-  // last row and column.
+  // Rows first ... first + 15 of `cols` columns, `offset` bytes from where they begin: tiles of 32 columns, zeros past
+  // the last row and column.
   TESSERA_OWN_FUNCTION static void copy_rows(char* tiles, const char* const* rows_of_block, int64_t offset,
                                              int64_t first, int64_t count, int64_t cols) {
     const char* pointers[kTileSide];
@@ -342,7 +347,8 @@ TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
   return !any(sum != VecF{});
 }
 
-// All blocks of a part, whose rows are as init_decode_rows leaves them. `look`: every block's V is looked over for NaN and infinities.
+// All blocks of a part, whose rows are as init_decode_rows leaves them. `look`: every block's V is looked over for NaN
+// and infinities.
 TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool look) {
   const Params& p = d.p;
   const DecodePart& part = d.part;

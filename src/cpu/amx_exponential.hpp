@@ -1,4 +1,5 @@
-// Powers of two and their rounding to bfloat16 beside AMX's products: float32 vectors, and pairs of bfloat16 by 16-bit integers.
+// Powers of two and their rounding to bfloat16 beside AMX's products: float32 vectors, and pairs of bfloat16 by 16-bit
+// integers.
 #pragma once
 
 #include "cpu/amx_tile.hpp"
@@ -15,10 +16,11 @@ TESSERA_INLINE void compute_here(V& v) {
   asm volatile("" : "+v"(v));
 }
 
-// 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
-// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, far below P's rounding to
-// bfloat16) or 5 (1.9e-7), exact at integers. Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity
-// or NaN. Of its operations seven or eight want the ports of multiply-adds, of which beside AMX's products there is one.
+// 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as
+// a mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, far below P's rounding
+// to bfloat16) or 5 (1.9e-7), exact at integers. Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an
+// infinity or NaN. Of its operations seven or eight want the ports of multiply-adds, of which beside AMX's products
+// there is one.
 template <int kDegree>
 class FixedPointExp2 {
   static_assert(kDegree == 4 || kDegree == 5);
@@ -60,8 +62,8 @@ struct Rounded {
   TESSERA_INLINE explicit Rounded(__m512i v) : bits(_mm512_add_epi32(v, _mm512_set1_epi32(0x8000))) {}
 };
 
-// The upper halves of two vectors' words, or the lower ones, as the low and the high half of a word, by a masked shuffle of bytes. Its
-// constants are loaded, or gcc would make them anew beside every product.
+// The upper halves of two vectors' words, or the lower ones, as the low and the high half of a word, by a masked
+// shuffle of bytes. Its constants are loaded, or gcc would make them anew beside every product.
 template <bool kUpper>
 class JoinHalves {
  public:
@@ -100,11 +102,11 @@ class JoinRounded {
   JoinHalves<true> upper_halves_;
 };
 
-// 2^x of two vectors as pairs of bfloat16, by 16-bit integers, 32 numbers an instruction: where the row sums may be those of
-// rounded weights. A multiply-add leaves x in the mantissa of a float32 between 512 and 1024, in units of 2^-16: its upper half is
-// the exponent, its lower one the fraction f, and 2^f - 1 = f (c0 + f (c1 + f c2)) within 1.9e-4, exact at f = 0. So a weight has
-// one rounding's error (1.67e-3 relative RMS; that of the exact weight 1.66e-3). Scores below -119 are zeros, or, below -247, and from
-// 9 on, out of range.
+// 2^x of two vectors as pairs of bfloat16, by 16-bit integers, 32 numbers an instruction: where the row sums may be
+// those of rounded weights. A multiply-add leaves x in the mantissa of a float32 between 512 and 1024, in units of
+// 2^-16: its upper half is the exponent, its lower one the fraction f, and 2^f - 1 = f (c0 + f (c1 + f c2)) within
+// 1.9e-4, exact at f = 0. So a weight has one rounding's error (1.67e-3 relative RMS; that of the exact weight
+// 1.66e-3). Scores below -119 are zeros, or, below -247, and from 9 on, out of range.
 class PairExp2 {
  public:
   // Of the argument: kOne x + kZero; kLeast: one whose weight is 0.

@@ -38,8 +38,8 @@ struct Beside {
   int64_t group_begin, group_end;
 };
 
-// kSteps, kStages: of a full stage, with q_steps = v_tiles / 2 = kSteps, a next stage, and jobs of kStages stages, whose groups
-// of the output are equally many a stage. Everything is then known when it is compiled.
+// kSteps, kStages: of a full stage, with q_steps = v_tiles / 2 = kSteps, a next stage, and jobs of kStages stages,
+// whose groups of the output are equally many a stage. Everything is then known when it is compiled.
 template <Scores kScores, bool kPairs, int kSteps = 0, int kStages = 0>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                        int64_t key, const Beside& work, const StageOptions* options) {
@@ -123,9 +123,9 @@ TESSERA_INLINE uint32_t exact_lanes(const Params& p, VecF stale_max) {
   return lane_bits(abs(stale_max) < p.huge_score);
 }
 
-// The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
-// it does not suit is found at the job's end; so a row that sees nothing there gets the tile's maximum. `keys`: of the stage;
-// `options`: that S does not have in it yet.
+// The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and
+// what it does not suit is found at the job's end; so a row that sees nothing there gets the tile's maximum. `keys`: of
+// the stage; `options`: that S does not have in it yet.
 TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys,
                                          bool options) {
   VecF scale = splat(f.p.scale);
@@ -171,8 +171,8 @@ TESSERA_INLINE bool has_steep_slopes(const Params& p, const Tile& tile) {
   return any(steep);
 }
 
-// ALiBi: a tile's scores rise from key to key up to its diagonal, and would pass the first keys' maximum again and again. So
-// its stale max is taken from where the diagonal meets it.
+// ALiBi: a tile's scores rise from key to key up to its diagonal, and would pass the first keys' maximum again and
+// again. So its stale max is taken from where the diagonal meets it.
 TESSERA_OWN_FUNCTION void take_stale_max_at_diagonals(AmxForward& f, int64_t tile_count, int64_t first_key,
                                                       int64_t key_end) {
   for (int64_t t = 0; t < tile_count; ++t) {
@@ -212,8 +212,8 @@ TESSERA_COLD_FUNCTION bool masked_by_bias(const AmxForward& f, const Tile& tile,
   return (seeing & rows) == 0;
 }
 
-// Adds the job's sums to the tile's. False: they cannot be trusted. A row whose stale max, of keys that it does not see,
-// is far above its scores would come near the denormals, which AMX takes for zeros.
+// Adds the job's sums to the tile's. False: they cannot be trusted. A row whose stale max, of keys that it does not
+// see, is far above its scores would come near the denormals, which AMX takes for zeros.
 TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job, const JobSums& sums) {
   constexpr float kLeastSum = 0x1p-40f;
   // Bits of weights are in the weights' order, and what is out of range, its sign set, comes above all.

@@ -28,7 +28,8 @@ struct AmxForward {
   NonfiniteKeys nonfinite{};  // of its values, where something may be masked
   Accumulators accumulators{};
 
-  // The super-block's keys `from` ... , whose first is key_begin, `from` a multiple of 32. `look`: for values that are not finite.
+  // The super-block's keys `from` ... , whose first is key_begin, `from` a multiple of 32. `look`: for values that are
+  // not finite.
   TESSERA_INLINE void pack_super_block(int64_t from, bool look) {
     if (packed_ahead(sequence)) {
       const AmxPackedKeys packed = packed_keys(p, sequence, head_kv, key_begin);
@@ -51,7 +52,8 @@ struct AmxForward {
   }
   TESSERA_INLINE int64_t output_groups() const { return (v_tiles + 1) / 2; }
 
-  // S of one stage of the job: C [32][kBlockM], with the bias that has been taken, if any. kSteps: q_steps, where it is known.
+  // S of one stage of the job: C [32][kBlockM], with the bias that has been taken, if any. kSteps: q_steps, where it is
+  // known.
   template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside, bool with_bias = false) {
     const int64_t steps = kSteps > 0 ? kSteps : q_steps;

@@ -1,4 +1,5 @@
-// What AMX's backward pass makes of S and dP: P and dS of 32 keys x 32 queries, in pieces beside the products of the next pair.
+// What AMX's backward pass makes of S and dP: P and dS of 32 keys x 32 queries, in pieces beside the products of the
+// next pair.
 #pragma once
 
 #include "cpu/amx_forward.hpp"
@@ -48,8 +49,8 @@ struct StagePair {
   int64_t stage, in_job, tile;
 };
 
-// S and dP of the pair into the ring; dP stays pending. kSteps: of both, where they are known. `beside` runs after every product or every
-// two, with kSteps not in the first step, which stores what is pending.
+// S and dP of the pair into the ring; dP stays pending. kSteps: of both, where they are known. `beside` runs after
+// every product or every two, with kSteps not in the first step, which stores what is pending.
 template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
 TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* ring, Beside&& beside) {
   const int64_t q = kSteps > 0 ? kSteps : f.q_steps, v = kSteps > 0 ? kSteps : f.v_steps;
@@ -61,8 +62,8 @@ TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* r
       v * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * v * kSteps_bytes, v, beside);
 }
 
-// P and dS of a pair in one pass, in the three forms that the products take, some units at a time. dS of the bias, unscaled, goes to
-// `d_bias` [32][kBlockM], where there is one.
+// P and dS of a pair in one pass, in the three forms that the products take, some units at a time. dS of the bias,
+// unscaled, goes to `d_bias` [32][kBlockM], where there is one.
 template <Scores kScores>
 class FusedGradients {
   using Exponential = StageExponential<kScores, 4, true>;
@@ -166,14 +167,16 @@ class FusedGradients {
   bool half_ = false;
 };
 
-// A pair's S and dP lie in `ring`, dP perhaps still pending; the products of the next pair go to next_ring. NULL: there is none.
+// A pair's S and dP lie in `ring`, dP perhaps still pending; the products of the next pair go to next_ring. NULL: there
+// is none.
 struct PairTurn {
   const StagePair *at, *next;
   float *ring, *next_ring;
 };
 
-// A pair's gradients beside the products of the next one, which store what is pending with the first four: the gradients
-// begin after those. kSteps: q_steps and v_steps of a pair that has a next one; every step is then known when it is compiled.
+// A pair's gradients beside the products of the next one, which store what is pending with the first four: the
+// gradients begin after those. kSteps: q_steps and v_steps of a pair that has a next one; every step is then known when
+// it is compiled.
 template <Scores kScores, int kSteps = 0>
 TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, int64_t key,
                                           const StageOptions* options, float* d_bias) {
@@ -201,8 +204,8 @@ TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, 
   return gradients.finish();
 }
 
-// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. A NaN may have any bits, which
-// adding half a unit, as JoinRounded does, might carry into the sign.
+// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. A NaN may have
+// any bits, which adding half a unit, as JoinRounded does, might carry into the sign.
 TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
                                 const VecF (&ds)[2][2]) {
   char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
@@ -289,7 +292,8 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
   const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
   bool done = false;
   if (!f.options || (!collects_gradients(f.p) && !stage_has_options(f.p, tile, key, keys))) {
-    // Head sizes of 33 to 64 have a function of their own; at 128 it was 1.04 of the other at 512 keys and 0.94 from 2048 on.
+    // Head sizes of 33 to 64 have a function of their own; at 128 it was 1.04 of the other at 512 keys and 0.94 from
+    // 2048 on.
     const auto of = [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       const bool known = turn.next && f.q_steps == 2 && f.v_steps == 2;
       return known ? fused_gradients<kScores, 2>(f, turn, key, nullptr, nullptr)

@@ -8,8 +8,9 @@ namespace {
 
 constexpr int64_t kJobKeys = kAmxJobKeys;  // at most
 constexpr int64_t kJobStages = kJobKeys / kStageKeys;
-// Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should have
-// one beside its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D = 128 743 and 818.
+// Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should
+// have one beside its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D = 128 743 and
+// 818.
 TESSERA_INLINE int64_t stages_of_a_job(const Params& p) { return p.head_dim_v <= 64 ? kJobStages / 2 : kJobStages; }
 
 // Keys of one query tile: `stages` stages from stage `first` of the super-block.
@@ -17,8 +18,8 @@ struct Job {
   int32_t tile, first, stages;
 };
 
-// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile, without the stages that a block mask hides from all of
-// a tile's rows. These leave no more jobs than there are without a mask.
+// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile, without the stages that a block mask
+// hides from all of a tile's rows. These leave no more jobs than there are without a mask.
 TESSERA_INLINE int64_t list_jobs(const Params& p, Job* jobs, const Tile* tiles, int64_t tile_count, int64_t key,
                                  int64_t count) {
   const int64_t job_stages = stages_of_a_job(p);

@@ -56,9 +56,9 @@ TESSERA_INLINE VecU join_high(VecU low, VecU high) {  // of their upper halves
   return (VecU)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)low, 16), (__m512i)high);
 }
 
-// Lines of 16 rows that are transposed after the present ones, asked for before these: shuffles that wait for their rows fill the
-// core's scheduler, and few lines would be on their way. Asked for further ahead, they leave the first cache's sets again where rows
-// are a power of two apart.
+// Lines of 16 rows that are transposed after the present ones, asked for before these: shuffles that wait for their
+// rows fill the core's scheduler, and few lines would be on their way. Asked for further ahead, they leave the first
+// cache's sets again where rows are a power of two apart.
 struct NextLines {
   const char* const* rows = nullptr;
   int64_t count = 0, column = 0;
@@ -91,9 +91,9 @@ TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const cha
   }
 }
 
-// tiles[cols / 32][16 rows][32], zeros past the last row and column. A row's lines are read together, as they lie. Lines of the tiles
-// are asked for a few rows before they are stored, at the end those of the tiles after these: stores leave one after the other, and
-// each would wait for its line.
+// tiles[cols / 32][16 rows][32], zeros past the last row and column. A row's lines are read together, as they lie.
+// Lines of the tiles are asked for a few rows before they are stored, at the end those of the tiles after these: stores
+// leave one after the other, and each would wait for its line.
 TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
   constexpr int64_t kAhead = 4;
   const bool whole = count >= kTileSide && cols % kTileSteps_elems == 0;
@@ -108,8 +108,8 @@ TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t coun
   }
 }
 
-// Of 32 rows, for every 32 columns two tiles, `group_bytes` apart: [2][16 columns][16 pairs], pair j = rows j and j + 16;
-// zeros past the last row and column. `next`: what is read after these rows.
+// Of 32 rows, for every 32 columns two tiles, `group_bytes` apart: [2][16 columns][16 pairs], pair j = rows j and j +
+// 16; zeros past the last row and column. `next`: what is read after these rows.
 TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t group_bytes, const char* const* rows, int64_t count,
                                                int64_t cols, const NextLines& next = {}) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
@@ -164,10 +164,11 @@ TESSERA_OWN_FUNCTION void pack_row_pairs(char* out, int64_t group_bytes, const c
 
 // ---- NaN and infinities ----
 //
-// Where something is masked for a row of the tile, its weight is 0, and a product of full tiles would take 0 x NaN. So an
-// operand that the products sum over (V and K along keys, Q and dO along queries) is looked over before it is packed, if
-// there is something that may be masked: at an AND and a maximum for 64 bytes. Rows that hold NaN or an infinity are
-// packed as zeros, and what they give is added after the product to the rows that see them. All else keeps its bits.
+// Where something is masked for a row of the tile, its weight is 0, and a product of full tiles would take 0 x NaN. So
+// an operand that the products sum over (V and K along keys, Q and dO along queries) is looked over before it is
+// packed, if there is something that may be masked: at an AND and a maximum for 64 bytes. Rows that hold NaN or an
+// infinity are packed as zeros, and what they give is added after the product to the rows that see them. All else keeps
+// its bits.
 
 // Bit r: row r of at most 32 holds NaN or an infinity.
 TESSERA_INLINE uint32_t nonfinite_rows(const char* const* rows, int64_t count, int64_t cols) {
@@ -218,8 +219,8 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours. `nonfinite`:
-// to which keys with NaN and infinities are added, which are packed as zeros; NULL: none is looked for.
+// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours.
+// `nonfinite`: to which keys with NaN and infinities are added, which are packed as zeros; NULL: none is looked for.
 inline void pack_key_columns(char* tiles, NonfiniteKeys* nonfinite, const Params& p, const RowTensor& tensor,
                              const Sequence& sequence, int64_t batch, int64_t head_kv, const KeyRows& keys,
                              int64_t cols) {

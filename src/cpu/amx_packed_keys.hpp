@@ -1,5 +1,5 @@
-// Keys and values of the forward pass that are packed ahead of the items, once for all that read them: who packs a super-block,
-// where it lies, and how an item asks for the next one while it works on the present one.
+// Keys and values of the forward pass that are packed ahead of the items, once for all that read them: who packs a
+// super-block, where it lies, and how an item asks for the next one while it works on the present one.
 #pragma once
 
 #include "cpu/amx_pack.hpp"
@@ -20,8 +20,8 @@ TESSERA_INLINE AmxPackedKeys packed_keys(const Params& p, const Sequence& sequen
   return carve_amx_packed_keys(p.packed_keys + block * bytes, p.block_n, p.head_dim, p.head_dim_v);
 }
 
-// Packs one super-block of one KV head. An item may see more keys than another, so values are looked over wherever a key may be
-// hidden from any query.
+// Packs one super-block of one KV head. An item may see more keys than another, so values are looked over wherever a
+// key may be hidden from any query.
 inline void amx_pack_keys_item(const Params& p, int64_t item) {
   const int64_t head_kv = item % p.heads_kv, index = item / p.heads_kv;
   const int64_t batch = find_sequence(p, &Sequence::packed_begin, index);

@@ -6,8 +6,8 @@
 namespace tessera::cpu {
 namespace {
 
-// Rows that are asked for ahead, some of them beside each pair: all at once they would fill the first cache's miss buffers. What is
-// to be written is asked for as such, or its lines would be asked for twice.
+// Rows that are asked for ahead, some of them beside each pair: all at once they would fill the first cache's miss
+// buffers. What is to be written is asked for as such, or its lines would be asked for twice.
 class RowsAhead {
  public:
   TESSERA_INLINE void clear() { count_ = 0; }

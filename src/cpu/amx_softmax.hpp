@@ -1,5 +1,5 @@
-// The forward pass's softmax beside AMX's products: a stage of 32 keys x 32 queries, from S to pairs of P, in pieces small
-// enough to stand between two products.
+// The forward pass's softmax beside AMX's products: a stage of 32 keys x 32 queries, from S to pairs of P, in pieces
+// small enough to stand between two products.
 #pragma once
 
 #include "cpu/amx_scores.hpp"
@@ -30,9 +30,9 @@ struct PairsOf<true> {
   typedef KeptPairs Type;
 };
 
-// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What dropout
-// drops is 0, what it keeps is not scaled: O is, at the end. kPairs: by
-// PairExp2, and sums are of weights as P has them, rounded.
+// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What
+// dropout drops is 0, what it keeps is not scaled: O is, at the end. kPairs: by PairExp2, and sums are of weights as P
+// has them, rounded.
 template <Scores kScores, bool kPairs>
 class StageSoftmax {
   // A row of few keys, or few that count, has its exponentials' errors in its LSE.

@@ -64,7 +64,8 @@ TESSERA_INLINE VecF flush_denormals(VecF v) {
   return (VecF)((u & 0x7f800000u) == 0u ? u & 0x80000000u : u);
 }
 
-// Not inlined: as a part of each of the kernels' products it was more than half of what their emulation takes to compile.
+// Not inlined: as a part of each of the kernels' products it was more than half of what their emulation takes to
+// compile.
 [[gnu::noinline]] inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b, int rows) {
   const auto low = [](VecU pairs) { return flush_denormals((VecF)(pairs << 16)); };
   const auto high = [](VecU pairs) { return flush_denormals((VecF)(pairs & 0xffff0000u)); };
@@ -95,7 +96,8 @@ TESSERA_INLINE void tile_product() {
 
 #else
 
-// Palette 1: rows of 64 bytes, 16 of them, but in the low tiles `low_rows`. A product takes as many cycles as A has rows.
+// Palette 1: rows of 64 bytes, 16 of them, but in the low tiles `low_rows`. A product takes as many cycles as A has
+// rows.
 TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) {
   struct TileConfig {
     uint8_t palette, start_row, reserved[14];

@@ -6,8 +6,8 @@
 //
 // An item is one part of the keys of one KV head (of several, where a broadcast d_bias needs a single writer). Within
 // it a super-block of keys stays: its dK and dV accumulate in scratch, and every visible tile of kBlockM queries passes
-// by once and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which backward_postprocess
-// adds in order: the sums have one order whatever the number of threads.
+// by once and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which
+// backward_postprocess adds in order: the sums have one order whatever the number of threads.
 #pragma once
 
 #include "cpu/backward_rows.hpp"

@@ -1,4 +1,5 @@
-// What the backward pass does for each query before its products and after them: delta and the LSE; dQ from its parts, and dSink.
+// What the backward pass does for each query before its products and after them: delta and the LSE; dQ from its parts,
+// and dSink.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -34,8 +35,8 @@ TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
   return {low, item / tiles, begin, min_of<int64_t>(kBlockM, p.sequences[low].sq - begin)};
 }
 
-// Before: delta = rowsum(dO o O) - dLSE, and the LSE in two parts, as scores are exponentiated against it. As many rows at a time as a vector has lanes: their sums over the lanes
-// are one transposition.
+// Before: delta = rowsum(dO o O) - dLSE, and the LSE in two parts, as scores are exponentiated against it. As many rows
+// at a time as a vector has lanes: their sums over the lanes are one transposition.
 inline void prepare_rows(const Params& p, const RowSpan& span) {
   const Sequence& sequence = p.sequences[span.batch];
   for (int64_t begin = span.begin; begin < span.begin + span.count; begin += kLanes) {
@@ -89,7 +90,8 @@ inline void backward_postprocess_item(const Params& p, int64_t item, char* scrat
     const int64_t head = item - dq_items;
     const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
     const double sink_score = *reinterpret_cast<const float*>(sink);
-    // From the LSE itself: where a sink is most of every row's sum, rows share the rounding of row_lse, which would add up.
+    // From the LSE itself: where a sink is most of every row's sum, rows share the rounding of row_lse, which would add
+    // up.
     const auto number_at = [](const char* data) { return double{*reinterpret_cast<const float*>(data)}; };
     double sum = 0;
     for (int64_t b = 0; b < p.batch; ++b) {

@@ -69,9 +69,9 @@ int32_t look_for_isa() {
 }
 
 #if defined(__x86_64__)
-// bfloat16 by avx512 is float32 FMAs after a conversion, by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in two cycles.
-// GFLOP/s of one core, forward, D = 128, N = 2048; the backward pass has the same order: 159 and 84, 156 and 439
-// (docs/lab/amx.md).
+// bfloat16 by avx512 is float32 FMAs after a conversion, by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in
+// two cycles. GFLOP/s of one core, forward, D = 128, N = 2048; the backward pass has the same order: 159 and 84, 156
+// and 439 (docs/lab/amx.md).
 struct VectorRates {
   std::string_view vendor;  // as CPUID has it
   double avx512, avx512_bf16;

@@ -100,8 +100,8 @@ TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const T
   }
 }
 
-// Where numbers of a tile's rows go, its LSEs or what their rounding leaves out: to the output or to this split's partial
-// results. `data` NULL: nowhere.
+// Where numbers of a tile's rows go, its LSEs or what their rounding leaves out: to the output or to this split's
+// partial results. `data` NULL: nowhere.
 struct RowNumbers {
   char* data;
   int64_t batch, head, row;
@@ -166,8 +166,8 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, f
   });
 }
 
-// The same for all of an item's tiles, whose O are o_floats apart. The rows and the LSE of the tile after next are asked for beside a
-// tile, since stores wait for one line after the other.
+// The same for all of an item's tiles, whose O are o_floats apart. The rows and the LSE of the tile after next are
+// asked for beside a tile, since stores wait for one line after the other.
 inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float* sO, int64_t o_floats, int64_t split,
                          float factor) {
   char* rows[3][kBlockM];  // of this tile and the next two

@@ -1,6 +1,7 @@
-// NaN and infinities at keys (in the backward pass, queries) that some rows of a tile do not see. A product of full tiles
-// would take 0 x NaN for these; so where a tile masks something, rows that hold such numbers are looked for, at one
-// operation a vector of the tile, and if there are any, the tile's products are taken pair by pair, of what is seen alone.
+// NaN and infinities at keys (in the backward pass, queries) that some rows of a tile do not see. A product of full
+// tiles would take 0 x NaN for these; so where a tile masks something, rows that hold such numbers are looked for, at
+// one operation a vector of the tile, and if there are any, the tile's products are taken pair by pair, of what is seen
+// alone.
 #pragma once
 
 #include "cpu/kv_block.hpp"

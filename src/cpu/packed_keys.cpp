@@ -14,8 +14,8 @@ using core::divide_up;
 constexpr int64_t kMaxPackedKeys_bytes = int64_t{512} << 20;
 // Head sizes of K and V together from which a head's own items gain by it; heads that share keys gain at any.
 constexpr int64_t kLeastHeadDims = 192;
-// Stages of 32 keys x 32 queries that each of several cores has at least: a parallel region of its own, and keys that lie in other
-// cores' caches, cost a short call more than they save (docs/lab/amx.md).
+// Stages of 32 keys x 32 queries that each of several cores has at least: a parallel region of its own, and keys that
+// lie in other cores' caches, cost a short call more than they save (docs/lab/amx.md).
 constexpr int64_t kLeastStagesPerCore = 8192;
 
 constexpr int64_t kTileRows = 32;

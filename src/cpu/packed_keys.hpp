@@ -1,4 +1,5 @@
-// Forward by AMX: which keys of a call are packed once, ahead of the items that read them, and how much memory that takes.
+// Forward by AMX: which keys of a call are packed once, ahead of the items that read them, and how much memory that
+// takes.
 #pragma once
 
 #include "core/geometry.hpp"
@@ -16,8 +17,8 @@ int64_t packed_block_bytes(const tessera_plan& plan);
 struct PackedBlocks {
   int64_t first, count;
 };
-// Those that are packed ahead of a sequence's items, which go `way`: where the plan has memory for them and the items read a key
-// often enough; those that its queries see by position.
+// Those that are packed ahead of a sequence's items, which go `way`: where the plan has memory for them and the items
+// read a key often enough; those that its queries see by position.
 PackedBlocks packed_blocks(const tessera_plan& plan, Way way, const core::SequenceView& sequence);
 
 }  // namespace tessera::cpu

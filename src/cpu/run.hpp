@@ -15,12 +15,13 @@ enum Way {
 Way way_of(const tessera_plan& plan, int64_t sq);
 
 // Parts of the keys of a sequence in decoding, where all that are decoded have `keys` in use: as many as keep the cores
-// busy, long ones more than short ones. With batch_invariant a fixed size, so that a sequence's parts are its own affair.
+// busy, long ones more than short ones. With batch_invariant a fixed size, so that a sequence's parts are its own
+// affair.
 int64_t decode_parts(const tessera_plan& plan, int64_t sk, int64_t keys);
 // Keys that the kernel which decodes takes at once.
 int32_t decode_keys(const tessera_plan& plan);
-// A plan is made for the longest keys that its tensors hold; what a call's keys are split into follows the longest that are
-// in use: at most plan.num_splits, and those of a plan made for that length.
+// A plan is made for the longest keys that its tensors hold; what a call's keys are split into follows the longest that
+// are in use: at most plan.num_splits, and those of a plan made for that length.
 struct KeySplits {
   int32_t count;
   int64_t keys;  // a split, a multiple of block_n

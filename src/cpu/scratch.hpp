@@ -7,8 +7,8 @@
 namespace tessera::cpu {
 
 constexpr int64_t kCacheLine_bytes = 64;
-// One thread's scratch stays below 1 MiB; the tiles are chosen so (schedule.cpp). By AMX: 1.5 MiB, of the 2 MiB of a core's second
-// cache.
+// One thread's scratch stays below 1 MiB; the tiles are chosen so (schedule.cpp). By AMX: 1.5 MiB, of the 2 MiB of a
+// core's second cache.
 constexpr int64_t kMaxScratch_bytes = int64_t{1} << 20, kMaxScratchAmx_bytes = int64_t{3} << 19;
 
 // Hands out consecutive float arrays, each on a cache line. With base NULL it only counts.
@@ -65,8 +65,8 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
   return out;
 }
 
-// By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, so many keys of one
-// tile at most and half of them at least.
+// By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, so many keys of
+// one tile at most and half of them at least.
 constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128, kTileRegister_bytes = 1024;
 // Keys of a super-block, at most.
 constexpr int64_t kAmxMaxBlockKeys = 1024;

@@ -1,5 +1,5 @@
-// Shared prefixes on the CPU: each part is a call of the other kernels over the same threads and scratch, and their results are
-// merged.
+// Shared prefixes on the CPU: each part is a call of the other kernels over the same threads and scratch, and their
+// results are merged.
 #include "core/shared_prefix.hpp"
 
 #include <algorithm>

@@ -246,8 +246,8 @@ TESSERA_INLINE VecF tanh(VecF x) {
   return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator / ratio.denominator);
 }
 
-// log2(x), x > 0, infinite or NaN: x = 2^e m, sqrt(1/2) <= m < sqrt(2), and log2(m) = 2 log2(e) atanh(t), t = (m - 1) / (m + 1),
-// whose series is cut off after t^9 (3e-9 relative).
+// log2(x), x > 0, infinite or NaN: x = 2^e m, sqrt(1/2) <= m < sqrt(2), and log2(m) = 2 log2(e) atanh(t), t = (m - 1) /
+// (m + 1), whose series is cut off after t^9 (3e-9 relative).
 TESSERA_INLINE VecF log2(VecF x) {
   constexpr uint32_t kSqrtHalf = 0x3f3504f3;
   constexpr float kLeastNormal = 0x1p-126f, kTwoLog2e = 2.885390082f;

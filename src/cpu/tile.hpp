@@ -27,14 +27,16 @@ struct Tile {
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
   alignas(64) float stale_max[kBlockM];             // natural units, -inf before the first
-  // What scores are exponentiated against: the stale max in two parts, `shift` in natural units and `offset` in log2 units.
+  // What scores are exponentiated against: the stale max in two parts, `shift` in natural units and `offset` in log2
+  // units.
   alignas(64) float shift[kBlockM], offset[kBlockM];
   alignas(64) float sum[kBlockM];  // of 2^(log2(e) (score - shift) - offset)
 };
 
-// A number that scores are exponentiated against, the two parts of it. One multiply-add takes a score to log2 units and subtracts the
-// offset, whose rounding all weights of a row share. Of a huge number that rounding is worth powers of two, or there is no such
-// float32: so a huge one is subtracted first, in the unit that the scores are rounded in, and its offset is 0.
+// A number that scores are exponentiated against, the two parts of it. One multiply-add takes a score to log2 units and
+// subtracts the offset, whose rounding all weights of a row share. Of a huge number that rounding is worth powers of
+// two, or there is no such float32: so a huge one is subtracted first, in the unit that the scores are rounded in, and
+// its offset is 0.
 struct Against {
   VecF shift, offset;
 };

@@ -1,5 +1,5 @@
-// Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call owns
-// them like any other, and clears them in work items after those that compute.
+// Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call
+// owns them like any other, and clears them in work items after those that compute.
 #pragma once
 
 #include <algorithm>
