@@ -78,7 +78,8 @@ def test_gradients_of_captured_arrays_are_slopes(arrays, random):
         return float((tessera.attention(q, k, v, **options) * d_o).sum())
 
     step = 1e-5
-    for array, gradient in ((table, gradients.d_captured["table"]), (gain, gradients.d_captured["gain"]), (q, gradients.d_q)):
+    d_table, d_gain = gradients.d_captured["table"], gradients.d_captured["gain"]
+    for array, gradient in ((table, d_table), (gain, d_gain), (q, gradients.d_q)):
         place = tuple(n // 2 for n in array.shape)
         was = array[place]
         array[place] = was + step
@@ -108,10 +109,17 @@ def test_layouts_and_options_compose(arrays, random):
 
 def test_plan_says_the_program(arrays):
     q, k, v, _ = arrays
-    text = tessera.plan(q, k, v, score_mod=lambda s, b, h, i, j: s * 2.0, mask_mod="j <= i")
-    assert "s * 2.0" in text and "j <= i" in text
+    text = tessera.plan(q, k, v, score_mod=lambda s, b, h, i, j: s * 2.0, mask_mod="j <= i && j != 3")
+    assert "s * 2.0" in text and "j != 3" in text and "causal" in text
     said = tessera.plan(q, k, v, score_mod="s + 1", as_dict=True)["program"]
     assert said["score"] == "s + 1.0" and said["mask"] == "" and said["gradient"] == ["d_s = g"]
+
+
+def test_what_options_can_say_is_served_by_every_kernel(arrays):
+    q, k, v = (x.astype(np.float32) for x in arrays[:3])
+    mods = dict(score_mod=lambda s, b, h, i, j: 2.5 * np.tanh(s / 2.5), mask_mod="q_pos - j <= 7 && j <= i")
+    o = tessera.attention(q, k, v, **mods)
+    np.testing.assert_array_equal(o, tessera.attention(q, k, v, softcap=2.5, causal=True, window=(7, 0)))
 
 
 def test_every_kernel_that_lacks_programs_refuses_them(arrays):
@@ -224,7 +232,7 @@ def _mods(torch):
 
 def _by_broadcasting(torch, score_mod, mask_mod, q, k, v):
     """The same functions on whole tensors; FlexAttention has no gradients on the CPU."""
-    b, h, i, j = (torch.arange(n).view([-1 if axis == own else 1 for axis in range(4)]) for own, n in enumerate((B, H, S, S)))
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, S, S)), indexing="ij")
     s = q @ k.transpose(-1, -2) / math.sqrt(D)
     s = s if score_mod is None else score_mod(s, b, h, i, j)
     if mask_mod is not None:
@@ -256,7 +264,8 @@ def test_means_what_flex_attention_means(flex):
 
 
 def test_masks_of_flex_attention_compose(flex):
-    both = flex.and_masks(lambda b, h, i, j: i >= j, flex.or_masks(lambda b, h, i, j: i - j < 4, lambda b, h, i, j: j < 2))
+    near = flex.or_masks(lambda b, h, i, j: i - j < 4, lambda b, h, i, j: j < 2)
+    both = flex.and_masks(lambda b, h, i, j: i >= j, near)
     assert bind(None, both, None).program.mask == "j <= i && (i - j < 4 || j < 2)"
 
 
