@@ -14,6 +14,9 @@
 using std::max;
 using std::min;
 
+struct float2 {
+  float x, y;
+};
 struct float4 {
   float x, y, z, w;
 };
