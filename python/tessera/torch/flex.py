@@ -29,8 +29,8 @@ def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, An
     has = (block_mask.kv_num_blocks.shape[-1], block_mask.kv_indices.shape[-1])
     if has[0] < blocks_q or has[1] < blocks_k:
         raise _core.Error(
-            f"block_mask: {has[0]} x {has[1]} blocks of {block_q} x {block_k}, accepted at least {blocks_q} x {blocks_k}"
-            f": q has {seqlen_q} rows, k {seqlen_k}"
+            f"block_mask: {has[0]} x {has[1]} blocks of {block_q} x {block_k}, accepted at least {blocks_q} x "
+            f"{blocks_k}: q has {seqlen_q} rows, k {seqlen_k}"
         )
     seen = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, blocks_q, blocks_k)
     mask_mod = block_mask.mask_mod
