@@ -114,7 +114,7 @@ def device(name: str = "cpu") -> dict[str, Any]:
     smem_bytes. Error if Tessera cannot compute on it; the message says why."""
 
 def jax_handlers() -> dict[str, Any]:
-    """Capsules of the functions that XLA calls, by platform."""
+    """Capsules of the functions that XLA calls, by the name of the target and the platform."""
 
 def check_layouts(backward: bool, tensors: list[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]) -> None:
     """Raises Error if a problem of these tensors (name, dtype, shape) and options would be refused on any device."""

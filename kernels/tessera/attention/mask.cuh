@@ -1,5 +1,5 @@
-// Which keys a query sees by its position: causal, window and length, which every kernel has. Masks that are tensors are
-// attention/score's.
+// Which keys a query sees by its position: causal, window and length, which every kernel has. Masks that are tensors
+// are attention/score's.
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
@@ -36,9 +36,7 @@ template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s, int first, int last) {
   // Both ends grow with the query.
   const KeyRange a = visible_keys<kScore>(p, s, first), b = visible_keys<kScore>(p, s, last);
-  TileRange range{{a.low, b.high}, {b.low, a.high}};
-  if constexpr (kScore.tree_mask) range.all.high = min(range.all.high, s.sk - s.sq - 1);
-  return range;
+  return {{a.low, b.high}, {b.low, a.high}};
 }
 
 // Queries low ... high see keys first ... last: some of them. The same relation from the other side.

@@ -24,8 +24,9 @@ _NUMBERING = (
     "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens",
 )  # fmt: skip
 
-for _platform, _handler in _core.jax_handlers().items():
-    jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
+for _target, _handlers in _core.jax_handlers().items():
+    for _platform, _handler in _handlers.items():
+        jax.ffi.register_ffi_target(_target, _handler, platform=_platform)
 
 
 class Settings(NamedTuple):
@@ -104,7 +105,7 @@ def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensor
         return list(call(*arrays, operands=" ".join(operands), results=" ".join(results), **attributes))
 
     shapes = {name: x.shape for name, x in operands.items()}
-    division = sharding.Division(shapes, settings.heads_first, bool(settings.get("dropout_p")))
+    division = sharding.of_attention(shapes, settings.heads_first, bool(settings.get("dropout_p")))
     call = sharding.divided(run, division, list(operands), list(results), backward)
     return dict(zip(results, call(*operands.values())))
 
