@@ -54,6 +54,7 @@ class Traced:
     __array_priority__ = 1000
     shape = ()
     ndim = 0
+    device = None
 
     def __init__(self, type_: str, text: str, arguments: tuple = (), number: Any = None):
         self._type, self._text, self._arguments = type_, text, arguments  # "{} + {}", of the arguments' names
@@ -614,7 +615,8 @@ class Names:
             return function
         _refuse_side_effects(code)
         wanted = _names_of(code)
-        own_globals = {name: self.capture(name, x) for name, x in function.__globals__.items() if name in wanted}
+        known = function.__globals__
+        own_globals = {name: self.capture(name, known[name]) for name in wanted if name in known}
         own_globals["__builtins__"] = function.__globals__.get("__builtins__", __builtins__)
         cells = tuple(
             types.CellType(self.capture(name, cell.cell_contents))

@@ -304,3 +304,52 @@ def test_second_derivatives_raise(flex):
             q, q, q, o, lse, torch.ones_like(o), score_mod="s * gain[h]", captured={"gain": gain}, grad_captured=True
         )
     assert gradients.d_captured["gain"].shape == (H,)
+
+
+def test_flex_attention_by_its_signature(flex):
+    import torch
+    from tessera.torch import flex_attention
+
+    torch.manual_seed(1)
+    q = torch.randn(B, H, 40, D, dtype=torch.float64)
+    k, v = (torch.randn(B, 2, 56, D, dtype=torch.float64) for _ in range(2))
+    slope = torch.rand(H, dtype=torch.float64)
+    score_mod = lambda s, b, h, i, j: s - slope[h] * (i - j).abs()  # noqa: E731
+    doc = torch.arange(56) // 20
+    masks = {
+        "none": None,
+        "causal": lambda b, h, i, j: i >= j,
+        "documents a head": lambda b, h, i, j: (doc[i] == doc[j]) & (h != 1),
+        "a batch": lambda b, h, i, j: i >= j + b * 3,
+    }
+    for name, mask_mod in masks.items():
+        shape = (B if name == "a batch" else None, H if name == "documents a head" else None, 40, 56)
+        block_mask = mask_mod and flex.create_block_mask(mask_mod, *shape, device="cpu", BLOCK_SIZE=16)
+        given = dict(score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+        expected, lse = flex.flex_attention(q, k, v, return_lse=True, **given)
+        o, own = flex_attention(q, k, v, return_lse=True, kernel_options={"BLOCK_M": 64}, **given)
+        torch.testing.assert_close(o, expected, atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(own, lse.float(), atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        assert torch.equal(flex_attention(q, k, v, scale=0.3, **given), flex_attention(q, k, v, scale=0.3, **given))
+
+
+def test_the_lists_of_a_block_mask_win_over_its_function(flex):
+    import torch
+    from tessera.torch import flex_attention
+
+    q = torch.randn(1, H, 32, D, dtype=torch.float64)
+    count = torch.tensor([[[1, 1]]], dtype=torch.int32)
+    partial = torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    causal = lambda b, h, i, j: i >= j  # noqa: E731
+    block_mask = flex.BlockMask.from_kv_blocks(count, partial, count, 1 - partial, BLOCK_SIZE=16, mask_mod=causal)
+    i, j = torch.arange(32)[:, None], torch.arange(32)[None, :]
+    visible = (i // 16 != j // 16) | (i >= j)  # the blocks beside the diagonal are full
+    plain = tessera.attention(q, q, q, mask=visible, layout="bhsd")
+    torch.testing.assert_close(flex_attention(q, q, q, block_mask=block_mask), plain, atol=1e-12, rtol=0)
+    with pytest.raises(tessera.Error, match="block_mask: 2 x 2 blocks of 16 x 16, accepted at least 3 x 3"):
+        longer = torch.randn(1, H, 33, D, dtype=torch.float64)
+        flex_attention(longer, longer, longer, block_mask=block_mask)
+    with pytest.raises(tessera.Error, match="kernel_options: WRITE_DQ changes the result"):
+        flex_attention(q, q, q, kernel_options={"WRITE_DQ": False})
+    with pytest.raises(tessera.Error, match="key: 2 heads with query's 4, accepted with enable_gqa=True"):
+        flex_attention(q, q[:, :2], q[:, :2])
