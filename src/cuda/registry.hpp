@@ -11,7 +11,6 @@
 #include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "cuda/runtime/codegen.hpp"
-#include "tessera/attention/score/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -44,10 +43,6 @@ inline constexpr uint32_t kAllTensors = ~uint32_t{0};
 // Inputs of inference engines; no backward family supports them.
 inline constexpr uint32_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
-// Tensors with an entry for each score, or for each block of scores.
-#define TESSERA_SCORE_TENSOR(name) #name,
-inline constexpr uint32_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
-#undef TESSERA_SCORE_TENSOR
 
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);

@@ -843,7 +843,7 @@ def test_transformations_of_dot_product_attention(random):
     bias, mask = normal(random, 1, 4, 4, 6), np.ones((1, 1, 6), bool)
     stack = np.stack([q, q + 1, q - 1])
 
-    def mapped(function):
+    def mapped(function, q, stack, bias):
         gradient = jax.grad(lambda q, bias: jnp.sin(function(q, k, v, bias, mask)).sum(), argnums=(0, 1))
         return (
             jax.vmap(function, (0, None, None, None, None))(stack, k, v, bias, mask),
@@ -853,7 +853,7 @@ def test_transformations_of_dot_product_attention(random):
         )
 
     ours, other = (
-        jax.jit(functools.partial(mapped, f))()
+        jax.jit(functools.partial(mapped, f))(q, stack, bias)
         for f in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), ours, other)
@@ -875,7 +875,8 @@ def test_errors_are_jax_nn_s(random):
             with pytest.raises(ValueError) as error:
                 function(*arguments, **options)
             texts.append(str(error.value))
-        assert texts[0].replace("(", "[").replace(")", "]") == texts[1].replace("(", "[").replace(")", "]")
+        other = texts[1].replace("<class 'jax.numpy.bool'>", "bool")  # JAX 0.6
+        assert texts[0].replace("(", "[").replace(")", "]") == other.replace("(", "[").replace(")", "]")
 
 
 def test_activate_and_restore(random):

@@ -19,7 +19,7 @@ TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, 
   const int position = query + (p.top_left ? 0 : s.sk - s.sq);
   KeyRange keys{0, s.sk - 1};
   if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
-  // A window is at most 2^31 - 1 and so is a position: the sum is taken in 64 bits.
+  // A window is at most 2^31 - 1 and so is a position: their sum is computed in 64 bits.
   if (p.window_right >= 0) {
     keys.high = static_cast<int>(min(static_cast<int64>(keys.high), static_cast<int64>(position) + p.window_right));
   }

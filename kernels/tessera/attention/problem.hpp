@@ -53,7 +53,7 @@ struct ProblemParams {
   int64 dropout_state_stride;
 };
 
-// Masks by position that are tensors, for the families that take them; NULL where ScoreConfig has them not.
+// Masks by position that are tensors, for the families that support them; NULL where ScoreConfig lacks them.
 struct PositionMasks {
   const unsigned char* causal_seqs;  // [batch]
   int64 causal_seqs_stride;

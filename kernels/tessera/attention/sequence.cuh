@@ -1,5 +1,5 @@
 // One sequence of the batch. Offsets and lengths that lie outside what the tensors hold
-// are taken as the nearest that does not: a kernel cannot refuse.
+// count as the nearest that does not: a kernel cannot refuse.
 #pragma once
 
 #include "tessera/attention/problem.hpp"

@@ -77,7 +77,7 @@ struct FwdBlock {
   int row0, count;         // rows of the sequence
   TileRange visible;       // keys
   int first, last;         // [first, last), tiles of block_n keys
-  int dv_begin, dv_count;  // columns of V: more than registers hold are taken in slices, each by a block of its own
+  int dv_begin, dv_count;  // columns of V: columns beyond what registers hold are slices, each of a block of its own
 
   TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
       : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,

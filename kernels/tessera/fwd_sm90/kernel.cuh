@@ -1,15 +1,15 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, by FlashAttention-3's plan: TMA, wgmma, and warpgroups with
 // roles.
 //
-// A persistent block takes work tiles (fwd_sm90/work_tile), each with 64 query rows for each consumer warpgroup. The
-// threads of a producer warpgroup schedule the tiles and load their Q, K and V (fwd_sm90/producers). Two or three
+// A persistent block processes work tiles (fwd_sm90/work_tile), each with 64 query rows for each consumer warpgroup.
+// The threads of a producer warpgroup schedule the tiles and load their Q, K and V (fwd_sm90/producers). Two or three
 // consumers overlap their own products: each issues S' = Q K'^T of the next K/V block together with O += P V of this
 // one, and the exponentials of S' run under P V, and under the products of the other consumers, with which it is not
-// synchronised. Four consumers take one step after another: the products of the other three are enough to hide the
+// synchronised. Four consumers do one step after another: the products of the other three are enough to hide the
 // softmax.
 //
-// The maxima of a row are taken in its first block; later blocks use this stale max (attention/softmax), unless ALiBi
-// or a bias may raise the scores from block to block. Where a sum passes a bound, a warp does the block again.
+// The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), unless
+// ALiBi or a bias may raise the scores from block to block. Where a sum passes a bound, a warp does the block again.
 //
 // Block: (consumers + 1) x 128 threads, one block a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Shared memory: FwdSm90SharedMemory. Page, with what was measured: docs/reference/kernels/fwd_sm90.md.

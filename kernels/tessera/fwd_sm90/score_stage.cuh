@@ -20,7 +20,7 @@ struct ScoreStage {
   using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   static constexpr bool kOverlaps = kCfg.consumers < 4;  // the softmax runs under this consumer's own products, too
-  // Registers of a consumer's thread for S, P and O where they fit beside each other. P takes the place of S where they
+  // Registers of a consumer's thread for S, P and O where they fit beside each other. P replaces S where they
   // do not, among the 112 registers of four consumers.
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
   // A block's entries are loaded before its products are issued where registers hold them beside S, P and O; else for
@@ -115,7 +115,7 @@ struct ScoreStage {
 
   // ---- S to exponentials, in place ----
 
-  // A work tile's first block: the rows' maxima are taken.
+  // A work tile's first block: the rows' maxima are computed.
   TESSERA_DEVICE void first_block(Cursor& at) {
     apply_options_and_mask(at);
     at.release_k();
@@ -128,10 +128,10 @@ struct ScoreStage {
     softmax.exponentiate(rS, unit);
   }
 
-  // A later block, against the stale max: no maximum is taken and nothing is rescaled. Half of the exponentials run
+  // A later block, against the stale max: no maximum is computed and nothing is rescaled. Half of the exponentials run
   // under O += P V of the block before, which mostly is done by then; after wait_output() the other half is mixed with
   // the rounding to P, whose registers are free now. A warp without a max, or whose sums pass the bound, computes the
-  // block's scores again with mma.sync and takes the maxima: the warpgroup's wgmma are the same for all its warps
+  // block's scores again with mma.sync and computes the maxima: the warpgroup's wgmma are the same for all its warps
   // either way.
   template <class WaitOutput>
   TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
@@ -175,7 +175,7 @@ struct ScoreStage {
     at.release_k();
   }
 
-  // P as A fragments. The sums are taken before: the LSE is that without dropout.
+  // P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack(const Cursor& at) {
     if constexpr (kCfg.score.dropout) {
       const WorkTile<kCfg>& tile = at.tile();

@@ -1,7 +1,7 @@
 // fwd_sm90_d512's consumer warpgroups: each has 64 query rows of a cluster's tile, and the block's half of O's columns.
 //
 //   S = Q K^T over the block's half of the head's columns; the other block's half comes to the same thread of its
-//   consumer, and goes there. a + b = b + a: both blocks have the same bits of S from here on, and take the same maxima.
+//   consumer, and goes there. a + b = b + a: both blocks have the same bits of S from here on, and the same maxima.
 //   O += P V, P from registers, the block's half of V's columns.
 #pragma once
 
@@ -46,11 +46,11 @@ struct FwdD512Consumer {
   int parity = 0;  // of the block whose scores are made P, in the barriers that have a phase a block
   int block = 0;   // whose scores are made P; K is up to two blocks ahead, V one behind
   OnlineSoftmax<1> softmax;
-  float rNext[1][kN][4];  // this block's share of the next scores
+  float rNext[1][kN][4];  // this block's part of the next scores
   float rS[1][kN][4];
   float rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments of P V
-  float factor[2];       // of a lane's two rows: 1 / l, with a sink's and dropout's share; below 0: the row sees no key
+  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; below 0: the row sees no key
 
   TESSERA_DEVICE FwdD512Consumer(const FwdSm90Params& p, const Shared& shared, const FwdD512Tile& tile, int consumer)
       : p(p), shared(shared), tile(tile), consumer(consumer) {
@@ -96,7 +96,7 @@ struct FwdD512Consumer {
   }
 
   // A block's scores become P under the next block's S = Q K^T and O += P V of the block before: the tensor cores have
-  // work while the other block's share is on its way, which was sent as soon as it was there.
+  // work while the other block's part is on its way, which was sent as soon as it was computed.
   template <bool kFirst, bool kLast>
   TESSERA_DEVICE void attend() {
     if constexpr (!kLast) issue_scores(block + 1);
@@ -126,7 +126,7 @@ struct FwdD512Consumer {
   TESSERA_DEVICE void issue_scores(int of) {
     wait_k(of);
     TileDescriptor q = shared.q_descriptor(consumer), k = shared.k_descriptor(place<kCfg.k_stages>(of));
-    q.address = not_hoisted(q.address);  // kept over the loop it would take registers
+    q.address = not_hoisted(q.address);  // kept over the loop it would cost registers
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.half_dim; d += 16) {
@@ -195,7 +195,7 @@ struct FwdD512Consumer {
 
   // ---- S ----
 
-  // This block's share of the next scores goes to the other block, once it has read the share before.
+  // This block's part of the next scores goes to the other block, once it has read the part before.
   TESSERA_DEVICE void send_scores(int of, int phase) {
     ptx::wgmma_pin(flat(rNext));
     release_k(of);
@@ -271,7 +271,7 @@ struct FwdD512Consumer {
     }
   }
 
-  // P as A fragments. The sums are taken before: the LSE is that without dropout.
+  // P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack() {
     if constexpr (kCfg.score.dropout) {
 #pragma unroll

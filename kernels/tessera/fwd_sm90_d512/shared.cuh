@@ -108,7 +108,7 @@ struct FwdD512Shared {
   static constexpr int kQFull = 0;  // [consumer]
   static constexpr int kKFull = kQFull + kFwdD512Consumers, kKEmpty = kKFull + kCfg.k_stages;
   static constexpr int kVFull = kKEmpty + kCfg.k_stages, kVEmpty = kVFull + kCfg.v_stages;
-  static constexpr int kPartialFull = kVEmpty + kCfg.v_stages;  // [consumer warp]: the other block's share is here
+  static constexpr int kPartialFull = kVEmpty + kCfg.v_stages;  // [consumer warp]: the other block's part is here
   static constexpr int kPartialFree = kPartialFull + kWarps;    // [consumer warp]: the other block has read this one's
   static_assert(kPartialFree + kWarps == fwd_sm90_d512_barriers(kCfg));
 

@@ -97,20 +97,20 @@ def _write(interleaved: bool, tensors: call.Tensors) -> call.Tensors:
     return dict(zip(results, divided(*tensors.values())))
 
 
-def _run(interleaved: bool, tensors: call.Tensors) -> call.Tensors:
-    mapped = jax.custom_batching.custom_vmap(functools.partial(_write, interleaved))
-    mapped.def_vmap(functools.partial(_in_turn, interleaved))
-    return call._vary_with(tensors, mapped(tensors))
+def _mapped(interleaved: bool, tensors: call.Tensors) -> call.Tensors:
+    with_rule = jax.custom_batching.custom_vmap(functools.partial(_write, interleaved))
+    with_rule.def_vmap(functools.partial(_in_turn, interleaved))
+    return with_rule(tensors)
 
 
 def _in_turn(interleaved: bool, axis_size: int, in_batched: Any, tensors: call.Tensors) -> Any:
-    out = call._map_in_turn(functools.partial(_run, interleaved), tensors, in_batched[0])
+    out = call._map_in_turn(functools.partial(_mapped, interleaved), tensors, in_batched[0])
     return out, {name: True for name in out}
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _append(interleaved: bool, tensors: call.Tensors) -> Appended:
-    out = _run(interleaved, tensors)
+    out = call._vary_with(tensors, _mapped(interleaved, tensors))
     return Appended(out["k_cache"], out["v_cache"], out.get("q_out"), out.get("dropped"))
 
 

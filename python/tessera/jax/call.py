@@ -214,12 +214,16 @@ def _mappable(call: Any) -> Any:
     """`call(settings, static, tensors)` with that rule. `static` names its results."""
 
     def run(settings: Settings, static: Any, tensors: Tensors) -> Tensors:
-        mapped = jax.custom_batching.custom_vmap(functools.partial(call, settings, static))
-        mapped.def_vmap(functools.partial(_rule, settings, static))
-        return _vary_with(tensors, mapped(tensors))
+        return _vary_with(tensors, mapped(settings, static, tensors))
 
-    def _rule(settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
-        return _vmapped(run, settings, static, axis_size, in_batched, tensors)
+    def mapped(settings: Settings, static: Any, tensors: Tensors) -> Tensors:
+        with_rule = jax.custom_batching.custom_vmap(functools.partial(call, settings, static))
+        with_rule.def_vmap(functools.partial(rule, settings, static))
+        return with_rule(tensors)
+
+    # `mapped`, not `run`: under vmap of shard_map, the `_vary` of the call that it replaces is in the program already.
+    def rule(settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
+        return _vmapped(mapped, settings, static, axis_size, in_batched, tensors)
 
     return run
 
