@@ -46,8 +46,6 @@ def test_plan_prints_the_program_and_its_derivative(folder):
                  "d_bias[h, i - j + 32] += g", "bias float32 [4, 64], with its gradient",
                  "c, a scalar: float"):  # fmt: skip
         assert line in done.out
-    done = folder.tessera("plan", "--sq", 32, "--score-mod", "s + 1", "--device", "cpu")
-    assert done.code == 2 and "score programs: not supported" in done.err
 
 
 @pytest.mark.parametrize(
