@@ -56,6 +56,22 @@ def plan_json(
 ) -> str:
     """The plan as JSON."""
 
+class ScoreProgram:
+    """A checked program, for the options program, captured, d_captured and scalars of forward, backward and plan.
+
+    names: (name, "float", "int" or "bool", rank) of what the texts may use, -1 for a scalar. Captured arrays and
+    scalars are given in this order. score, mask and gradient are canonical texts."""
+
+    def __init__(self, score: str, mask: str, names: Sequence[tuple[str, str, int]]) -> None: ...
+    @property
+    def score(self) -> str: ...
+    @property
+    def mask(self) -> str: ...
+    @property
+    def gradient(self) -> str: ...
+    @property
+    def hash(self) -> int: ...
+
 class ArrayWithoutData:
     """An array with a layout and no data. check, plan, combine and append accept it, and compute nothing.
 
