@@ -1,6 +1,7 @@
-// A checked program as CUDA C++: the text that a kernel is compiled with. It is made from the program, never from what its
-// user wrote, and the same program gives the same text everywhere. Names of tensors and scalars do not occur in it: values
-// are v0, v1, ... by their places, tensors and scalars are numbers of them (kernels/tessera/attention/score/program_params.hpp).
+// A checked program as CUDA C++: the text that a kernel is compiled with. It is made from the program, never from what
+// its user wrote, and the same program gives the same text everywhere. Names of tensors and scalars do not occur in it:
+// values are v0, v1, ... by their places, tensors and scalars are numbers of them
+// (kernels/tessera/attention/score/program_params.hpp).
 //
 //   struct tessera::program::ScoreProgram {
 //     static constexpr bool kChangesScore, ...;             facts.hpp
@@ -16,13 +17,14 @@
 //     static void check(params, place, s);
 //   };
 //
-// `gradient` returns the gradient of s of a visible pair, g being that of the new score, and calls, for each load n of a
-// floating-point tensor, sink.template add<n, tensor>(inside, adjoint, index...): the element at `index` (int32, as many as
-// the tensor has axes) receives `adjoint` where `inside`. `check` writes 1 to params.read_outside where the mask, or the score
-// of a visible pair, takes a load that is outside its tensor. All others give 0 for such a load, and read nothing.
+// `gradient` returns the gradient of s of a visible pair, g being that of the new score, and calls, for each load n of
+// a floating-point tensor, sink.template add<n, tensor>(inside, adjoint, index...): the element at `index` (int32, as
+// many as the tensor has axes) receives `adjoint` where `inside`. `check` writes 1 to params.read_outside where the
+// mask, or the score of a visible pair, takes a load that is outside its tensor. All others give 0 for such a load, and
+// read nothing.
 //
-// A load is not read where each of its uses is on a side of where, && or || that is not taken, as far as the conditions are
-// known before it.
+// A load is not read where each of its uses is on a side of where, && or || that is not taken, as far as the conditions
+// are known before it.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
-// What of a program is an option of the library under another name: a mask that is a range of positions, softcap, ALiBi. Such
-// parts are served by the options' own code, which skips hidden tiles and costs less; the rest stays a program.
+// What of a program is an option of the library under another name: a mask that is a range of positions, softcap,
+// ALiBi. Such parts are served by the options' own code, which skips hidden tiles and costs less; the rest stays a
+// program.
 #pragma once
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
 
 #include "core/score/checked.hpp"
@@ -16,8 +16,8 @@ struct Surroundings {
   int64_t longest = INT32_MAX;  // len_q and len_k are at most this: what might wrap is not recognised
   bool equal_lengths = false;   // len_q = len_k in each sequence: i is q_pos
   bool causal = false;          // no key after q_pos is visible by the problem's own options
-  // Options that the problem has itself. They come before the program, so that only what follows in the order softcap, bias,
-  // ALiBi may still be taken over from the program.
+  // Options that the problem has itself. They come before the program, so that only what follows in the order softcap,
+  // bias, ALiBi may still be taken over from the program.
   bool softcap = false, bias = false, alibi = false;
   // Whether the gradient of a tensor of the program is wanted, which ALiBi's slopes do not have; by its place.
   uint32_t gradients_of_tensors = 0;
@@ -34,8 +34,8 @@ struct PositionRange {
   bool any() const { return low != kNoLow || high != kNoHigh; }
 };
 
-// ALiBi's slopes: tensors[tensor][h] or, per_batch, tensors[tensor][b, h] of the program that was recognised. They serve where
-// the tensor is float32 and has an element for each (b and) h.
+// ALiBi's slopes: tensors[tensor][h] or, per_batch, tensors[tensor][b, h] of the program that was recognised. They
+// serve where the tensor is float32 and has an element for each (b and) h.
 struct RecognisedSlopes {
   int tensor = -1;  // -1: no ALiBi
   bool per_batch = false;
@@ -54,13 +54,13 @@ struct Recognised {
 
 // Recognised is what is exactly equal over real numbers for every pair, given the surroundings, with constants only: of
 //
-//   mask     a conjunction, of which any terms are comparisons of j with i or q_pos, plus or minus constants, lengths and what
+//   mask     a conjunction, of which any terms are comparisons of j with i or q_pos, plus or minus constants and what
 //            cancels out: j <= q_pos, i - j < 16, abs(q_pos - j) <= 8, !(j > q_pos)
 //   score    c * tanh(s / c) with c > 0; then s - slope[h] * abs(q_pos - j) and, where no key after q_pos is visible,
 //            s + slope[h] * (j - q_pos); any further function of that stays a program
 Recognised recognise(const Program& program, const Surroundings& surroundings);
 
-// "causal, window 16 to the left, softcap 50, ALiBi by slope": in words, "" if nothing was recognised.
+// "the range -15 <= j - q_pos <= 0, softcap 50, ALiBi by slope": in words, "" if nothing was recognised.
 std::string recognised_text(const Program& program, const Recognised& recognised);
 
 }  // namespace tessera::core::score

@@ -1,5 +1,5 @@
-// The CUDA text of score programs, compiled for the host, against the evaluation in float64: new score, mask, gradients, and
-// which loads are taken.
+// The CUDA text of score programs, compiled for the host, against the evaluation in float64: new score, mask,
+// gradients, and which loads are taken.
 #include "core/score/cuda_text.hpp"
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ double ulp(double x) {
   return static_cast<double>(std::nextafter(at, std::numeric_limits<float>::infinity())) - at;
 }
 
-// How far an operation of floats may be from the exact value for its operands: what is one correctly rounded operation half an
-// ulp, what only chooses or changes a sign nothing, functions 4 ulp.
+// How far an operation of floats may be from the exact value for its operands: what is one correctly rounded operation
+// half an ulp, what only chooses or changes a sign nothing, functions 4 ulp.
 double ulps_of(Op op) {
   switch (op) {
     case Op::kAdd:
@@ -59,8 +59,8 @@ double ulps_of(Op op) {
   }
 }
 
-// A value in float64, by how much one in float32 may differ, and whether it may differ by any amount: what a comparison of
-// nearly equal floats decides, a floor beside an integer, a float32 that may overflow.
+// A value in float64, by how much one in float32 may differ, and whether it may differ by any amount: what a comparison
+// of nearly equal floats decides, a floor beside an integer, a float32 that may overflow.
 struct Approximate {
   double x = 0, error = 0;
   bool unsure = false;
