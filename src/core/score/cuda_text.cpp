@@ -368,6 +368,16 @@ std::string facts_text(const Facts& facts) {
   return text;
 }
 
+// Of load n, for kernels that sum by pattern.
+std::string patterns_text(const Gradient& gradient) {
+  std::string text = "  static constexpr GradientPattern pattern([[maybe_unused]] int load) {\n    return ";
+  for (size_t n = 0; n < gradient.loads.size(); ++n) {
+    text += "load == " + std::to_string(n) + " ? GradientPattern{" +
+            number(static_cast<int>(pattern_of(gradient.program, gradient.loads[n]))) + "} : ";
+  }
+  return text + "GradientPattern::kGather;\n  }\n";
+}
+
 constexpr const char* kParams = "[[maybe_unused]] const ScoreProgramParams& p";
 constexpr const char* kPlace = "[[maybe_unused]] const ProgramPlace& at";
 std::string function(const char* result, const char* name, const char* row, const char* column, const char* more,
@@ -387,7 +397,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, c
                 checked.hash, kCudaTextVersion);
   std::string text = std::string(version) +
                      "#include \"tessera/attention/score/program.cuh\"\n\nnamespace tessera::program {\n\nstruct " +
-                     name + " {\n" + facts_text(facts_of(checked)) + "\n";
+                     name + " {\n" + facts_text(facts_of(checked)) + patterns_text(gradient) + "\n";
   text += values.hoisted_text(Values::kRow, "Row", "row") + values.hoisted_text(Values::kColumn, "Column", "column");
 
   const auto value_of = [&](int root, const char* otherwise) {

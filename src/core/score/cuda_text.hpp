@@ -5,6 +5,7 @@
 //
 //   struct tessera::program::ScoreProgram {
 //     static constexpr bool kChangesScore, ...;             facts.hpp
+//     static constexpr GradientPattern pattern(int load);
 //     struct Row, Column;                                   values that depend on (b, h, i), or on (b, h, j), alone
 //     static Row row(params, place);
 //     static Column column(params, place);

@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <set>
+#include <vector>
 
 #include "core/score/definitions.hpp"
+#include "core/score/evaluate.hpp"
 #include "core/score/parse.hpp"
 
 namespace tessera::core::score {
@@ -64,6 +68,66 @@ TEST(ScoreFacts, OfMasks) {
   EXPECT_EQ(documents.gradient_loads, 0);
   EXPECT_EQ(documents.mask_inputs, input_bit(Op::kB) | input_bit(Op::kI) | input_bit(Op::kJ) | input_bit(Op::kQPos));
   EXPECT_TRUE(facts("", "s > 0.0").mask_needs_s);
+}
+
+TEST(ScoreFacts, PatternsOfGradients) {
+  const auto pattern = [](const char* score) {
+    Program program;
+    const tessera_status status = parse(score, "", testing::World(1).names(), program);
+    EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+    const Gradient made = gradient(program);
+    EXPECT_EQ(made.loads.size(), 1u);
+    return pattern_of(made.program, made.loads[0]);
+  };
+  EXPECT_EQ(pattern("s * gain[]"), GradientPattern::kHead);
+  EXPECT_EQ(pattern("s * temperature[h]"), GradientPattern::kHead);
+  EXPECT_EQ(pattern("s + query_bias[b, i]"), GradientPattern::kRow);
+  EXPECT_EQ(pattern("s + place[q_pos // 2]"), GradientPattern::kRow);
+  EXPECT_EQ(pattern("s + embedding[id[b, j]]"), GradientPattern::kColumn);
+  EXPECT_EQ(pattern("s + relative[h, i - j + 56]"), GradientPattern::kDiagonal);
+  EXPECT_EQ(pattern("s + relative[h, 3 - (j - q_pos) + prefix]"), GradientPattern::kDiagonal);
+  EXPECT_EQ(pattern("s + bucket[h, min(abs(i - j), 31)]"), GradientPattern::kDiagonal);
+  EXPECT_EQ(pattern("s + place[2 * i - 2 * j]"), GradientPattern::kGather);
+  EXPECT_EQ(pattern("s + place[i + j]"), GradientPattern::kGather);
+  EXPECT_EQ(pattern("s + dense[b, h, i, j]"), GradientPattern::kElement);
+  EXPECT_EQ(pattern("s + dense[b, h, len_q - 1 - i, j + 2]"), GradientPattern::kElement);
+  EXPECT_EQ(pattern("s + block[i >> 4, j >> 4]"), GradientPattern::kGather);
+  EXPECT_EQ(pattern("s + place[int(s)]"), GradientPattern::kGather);
+}
+
+// Pairs of the table's programs share elements as their pattern says.
+TEST(ScoreFacts, PatternsHold) {
+  const testing::World world(1);
+  for (const testing::Definition& definition : testing::definitions()) {
+    Program program;
+    ASSERT_EQ(parse(definition.score, definition.mask, world.names(), program).code, TESSERA_OK);
+    const Gradient made = gradient(program);
+    const Bindings bindings = world.bindings(made.program);
+    Evaluator evaluator(made.program, bindings);
+    for (const LoadGradient& load : made.loads) {
+      const GradientPattern pattern = pattern_of(made.program, load);
+      std::map<int64_t, std::vector<double>> shared;  // by what the pattern has in common
+      std::set<std::vector<double>> all;
+      for (int64_t i = 0; i < world.len_q; ++i) {
+        for (int64_t j = 0; j < world.len_k; ++j) {
+          evaluator.begin(world.pair(1, 2, i, j, 0.5));
+          std::vector<double> index;
+          for (const int place : load.indices) index.push_back(evaluator.value(place));
+          const bool is_new = all.insert(index).second;
+          if (pattern == GradientPattern::kGather) continue;
+          if (pattern == GradientPattern::kElement) {
+            ASSERT_TRUE(is_new) << definition.name;
+            continue;
+          }
+          const int64_t common = pattern == GradientPattern::kHead     ? 0
+                                 : pattern == GradientPattern::kRow    ? i
+                                 : pattern == GradientPattern::kColumn ? j
+                                                                       : i - j;
+          ASSERT_EQ(shared.try_emplace(common, index).first->second, index) << definition.name;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
