@@ -31,7 +31,7 @@ import torch.multiprocessing as processes
 import tessera.torch
 from tessera import _core
 from tessera.compare.float64 import attend
-from tessera.torch.ranks.schedule import head_ranks
+from tessera._ranks.schedule import head_ranks
 
 STRATEGIES = ("auto", "ring", "all_gather", "all_to_all")
 HEADS, HEADS_KV, DIM = 32, 8, 128

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <span>
+#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "error.hpp"
+#include "tessera/plan.hpp"
 
 namespace tessera::cli {
 namespace {

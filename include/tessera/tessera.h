@@ -463,8 +463,8 @@ typedef struct tessera_candidate {
 /* Number of kernels that the plan's back end has; 0 if `plan` was not made by this library. */
 TESSERA_API int32_t tessera_plan_num_candidates(const tessera_plan* plan);
 
-/* The answer of kernel number `index`. Of those that accept, the plan has the one with the least estimate, the first of equal ones.
- * INVALID_ARGUMENT if `index` is out of range. */
+/* The answer of kernel number `index`. Of the kernels that accept, the plan has the one with the least estimate, and of
+ * equal ones the first. INVALID_ARGUMENT if `index` is out of range. */
 TESSERA_API tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index,
                                                   tessera_candidate* candidate);
 

@@ -14,5 +14,6 @@
 #include "tessera/attention.hpp"
 #include "tessera/plan.hpp"
 #include "tessera/problem.hpp"
+#include "tessera/program.hpp"
 #include "tessera/status.hpp"
 #include "tessera/tensor.hpp"

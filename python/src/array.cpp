@@ -111,7 +111,8 @@ nb::dlpack::dtype dlpack_dtype(const std::string& name) {
   } kNames[] = {{"float32", dtype_code::Float, 32}, {"float16", dtype_code::Float, 16},
                 {"float64", dtype_code::Float, 64}, {"bfloat16", dtype_code::Bfloat, 16},
                 {"int32", dtype_code::Int, 32},     {"int64", dtype_code::Int, 64},
-                {"bool", dtype_code::Bool, 8}};
+                {"int8", dtype_code::Int, 8},       {"int16", dtype_code::Int, 16},
+                {"uint8", dtype_code::UInt, 8},     {"bool", dtype_code::Bool, 8}};
   for (const auto& known : kNames) {
     if (name == known.name) return {static_cast<uint8_t>(known.code), known.bits, 1};
   }
@@ -130,7 +131,13 @@ int32_t to_dtype(const nb::dlpack::dtype& dtype) {
     case dtype_code::Bfloat:
       return dtype.bits == 16 ? TESSERA_BFLOAT16 : kUnknown;
     case dtype_code::Int:
-      return dtype.bits == 32 ? TESSERA_INT32 : dtype.bits == 64 ? TESSERA_INT64 : kUnknown;
+      return dtype.bits == 32   ? TESSERA_INT32
+             : dtype.bits == 64 ? TESSERA_INT64
+             : dtype.bits == 16 ? TESSERA_INT16
+             : dtype.bits == 8  ? TESSERA_INT8
+                                : kUnknown;
+    case dtype_code::UInt:
+      return dtype.bits == 8 ? TESSERA_UINT8 : kUnknown;
     case dtype_code::Bool:
       return dtype.bits == 8 ? TESSERA_BOOL : kUnknown;
     default:
@@ -153,8 +160,11 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
   Array array;
   array.place = place_of(tensor);
   array.layout.dtype = to_dtype(tensor.dtype);
-  const bool wide = array.layout.dtype == TESSERA_INT64 && std::strcmp(accepted_dtypes, "int64") != 0;
-  if (array.layout.dtype == kUnknown || wide) {
+  // Integers of other sizes than 32 bits are for arguments that name them.
+  const int32_t dtype = array.layout.dtype;
+  const bool sized =
+      dtype == TESSERA_INT64 || dtype == TESSERA_INT16 || dtype == TESSERA_INT8 || dtype == TESSERA_UINT8;
+  if (dtype == kUnknown || (sized && !std::strstr(accepted_dtypes, tessera_dtype_name(dtype)))) {
     throw Error(std::string(name) + ": dtype " + dtype_text(tensor.dtype) + ", accepted " + accepted_dtypes);
   }
   array.layout.rank = tensor.ndim;

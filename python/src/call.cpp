@@ -41,6 +41,7 @@ class PlanCache {
     }
     auto entry = std::make_unique<Entry>();
     std::memcpy(&entry->problem, &call.problem, sizeof call.problem);
+    entry->program = call.program;  // whose address no other program has meanwhile
     entry->kernel = call.kernel;
     entry->threads = call.threads;
     entry->place = call.place.place();
@@ -58,6 +59,7 @@ class PlanCache {
   static constexpr size_t kMostEntries = 32;
   struct Entry {
     tessera_problem problem;
+    ProgramHandle program;
     int32_t kernel, threads;
     Place place;
     tessera_plan plan;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <iterator>
 #include <string>
 #include <system_error>
@@ -23,6 +24,7 @@
 #include "program.hpp"
 #include "ranks.hpp"
 #include "released_gil.hpp"
+#include "score.hpp"
 #include "tessera/tessera.h"
 
 namespace nb = nanobind;
@@ -271,8 +273,18 @@ nb::dict device_as_dict(const std::string& name) {
   return dict;
 }
 
+// Two copies of this module in one process, such as an installed package and a kernel from a hub, each have their own
+// types: nanobind shares types among the modules of a domain, and the domain is this copy's address.
+const char* domain_of_this_copy() {
+  static const std::string domain = "tessera " + std::to_string(reinterpret_cast<uintptr_t>(&domain_of_this_copy));
+  return domain.c_str();
+}
+
 }  // namespace
 }  // namespace tessera::python
+
+#undef NB_DOMAIN_STR
+#define NB_DOMAIN_STR tessera::python::domain_of_this_copy()
 
 NB_MODULE(_core, m) {
   using namespace tessera::python;
@@ -315,6 +327,7 @@ NB_MODULE(_core, m) {
   add_comparison_table(m);
   add_program(m);
   add_ranks(m);
+  add_score(m);
   add_jax(m);
   m.attr("version") = tessera_version();
 }

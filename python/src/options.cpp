@@ -155,6 +155,63 @@ nb::object value_of(const tessera_problem& problem, const core::OptionField& fie
   return nb::none();
 }
 
+// ---- score programs -------------------------------------------------------------------------------------------------
+
+void set_program(const char* name, Call& call, nb::handle value) {
+  if (value.is_none()) return;
+  call.program = convert<const ScoreProgram*>(name, value, "a ScoreProgram")->handle;
+  call.problem.program = call.program.get();
+}
+
+// Each of a sequence's arrays; None: absent.
+template <class Set>
+void for_each_array(const char* name, Call& call, nb::handle value, Access access, const Set& set) {
+  if (value.is_none()) return;
+  constexpr const char* kAccepted = "float32, float16, bfloat16, float64, int8, int16, int32, int64, uint8 or bool";
+  const nb::sequence arrays = convert<nb::sequence>(name, value, "a sequence of arrays");
+  const size_t count = nb::len(arrays);
+  if (count > TESSERA_MAX_CAPTURED_TENSORS) {
+    throw Error(std::string(name) + ": " + std::to_string(count) + " arrays, accepted at most " +
+                std::to_string(TESSERA_MAX_CAPTURED_TENSORS));
+  }
+  for (size_t slot = 0; slot < count; ++slot) {
+    nb::object source = arrays[slot];
+    if (source.is_none()) continue;
+    const std::string own = std::string(name) + "[" + std::to_string(slot) + "]";
+    Array array = import_array(own.c_str(), source, access, kAccepted);
+    if (!array.has_data) call.without_data = name;
+    call.place.join(name, array.place);
+    set(slot, array);
+    if (array.owner.is_valid()) call.captured_owners.push_back(std::move(array.owner));
+    call.captured.push_back(std::move(source));
+  }
+}
+
+void set_captured(const char* name, Call& call, nb::handle value) {
+  for_each_array(name, call, value, Access::kRead, [&call](size_t slot, const Array& array) {
+    call.problem.captured[slot] = array.layout, call.buffers.captured[slot] = array.data;
+  });
+}
+
+void set_captured_gradients(const char* name, Call& call, nb::handle value) {
+  for_each_array(name, call, value, Access::kWrite, [&call](size_t slot, const Array& array) {
+    call.problem.d_captured[slot] = array.layout, call.buffers.d_captured[slot] = array.data;
+  });
+}
+
+void set_scalars(const char* name, Call& call, nb::handle value) {
+  const nb::sequence numbers = convert<nb::sequence>(name, value, "a sequence of numbers");
+  const size_t count = nb::len(numbers);
+  if (count > TESSERA_MAX_CAPTURED_SCALARS) {
+    throw Error(std::string(name) + ": " + std::to_string(count) + " numbers, accepted at most " +
+                std::to_string(TESSERA_MAX_CAPTURED_SCALARS));
+  }
+  for (size_t n = 0; n < count; ++n) {
+    const nb::object number = numbers[n];
+    call.buffers.scalars[n] = convert<double>(name, number, "numbers");
+  }
+}
+
 // How and where a call is to run: no part of the problem.
 struct ExecutionOption {
   const char* name;
@@ -180,6 +237,11 @@ constexpr ExecutionOption kExecutionOptions[] = {
      [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
     {"workspace", nullptr, nullptr,
      [](const char*, Call& call, nb::handle value) { call.allocate = nb::borrow(value); }},
+    // A score program, what it names, and the gradients of that; by number.
+    {"program", nullptr, nullptr, set_program},
+    {"captured", nullptr, nullptr, set_captured},
+    {"d_captured", nullptr, nullptr, set_captured_gradients},
+    {"scalars", nullptr, nullptr, set_scalars},
 };
 
 bool set_option(Call& call, std::string_view name, nb::handle value) {

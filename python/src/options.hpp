@@ -6,9 +6,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "array.hpp"
 #include "core/fields.hpp"
+#include "score.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::python {
@@ -28,6 +30,9 @@ struct Call {
   nanobind::object allocate;           // GPU: (number of float32 elements) -> an array of them, for the workspace
 
   std::array<nanobind::ndarray<nanobind::ro>, core::kNumTensors> owners;
+  ProgramHandle program;                                         // the problem's
+  std::vector<nanobind::ndarray<nanobind::ro>> captured_owners;  // of what it names
+  std::vector<nanobind::object> captured;                        // likewise
 };
 
 // Sets that tensor. None: absent.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from tessera import _core
 from tessera._frameworks import check_arrays, framework_of, is_torch
 from tessera._hints import with_options
+from tessera._score import Bound, Mod, bind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -17,30 +19,35 @@ if TYPE_CHECKING:
 
 class Gradients(NamedTuple):
     """The result of `attention_backward`. Each gradient has the shape of its input; `d_bias` and `d_sink` are float32,
-    or None if not requested."""
+    or None if not requested; `d_captured` is a dict by name, or None."""
 
     d_q: Any
     d_k: Any
     d_v: Any
     d_bias: Any = None
     d_sink: Any = None
+    d_captured: Any = None
 
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, *, return_lse_low: Literal[True], return_lse: bool = False, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, *, return_lse_low: Literal[True], return_lse: bool = False, score_mod: Mod = None,
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
 ) -> tuple[Any, Any, Any]: ...
 @overload
 def attention(
-    q: Any, k: Any, v: Any, *, return_lse: Literal[True], return_lse_low: bool = False, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, *, return_lse: Literal[True], return_lse_low: bool = False, score_mod: Mod = None,
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
 ) -> tuple[Any, Any]: ...
 @overload
 def attention(
-    q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, score_mod: Mod = None,
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
 ) -> Any: ...
 @with_options
 def attention(
-    q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, score_mod: Mod = None,
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
 ) -> Any:
     """Exact attention: ``O = softmax(scale Q K^T + ...) V``, in memory linear in the length.
 
@@ -64,13 +71,20 @@ def attention(
     For query i and key j of one sequence, in this order::
 
         s = scale * (q_i . k_j);   s = softcap * tanh(s / softcap) if softcap > 0;   s += bias[b, h, i, j]
-        s -= alibi_slopes[h] * |i + Sk - Sq - j|;   s = -inf where j is not visible
+        s -= alibi_slopes[h] * |i + Sk - Sq - j|;   s = score_mod(s, b, h, i, j);   s = -inf where j is not visible
         lse_i = log sum_j exp(s_ij);   o_i = sum_j exp(s_ij - lse_i) v_j
 
     The sink joins only the sum of lse; dropout zeroes entries of the softmax after it. A query that sees no key has
     o = 0 and lse = -inf, as have rows of packed q that belong to no sequence.
 
     Options, by keyword only:
+        score_mod, mask_mod: a program of one (query, key) pair: a new score from the score so far, and whether the key
+            is visible. A text, "50 * tanh(s / 50) + bias[h, i - j + 512]" and "j <= q_pos && doc[b, i] == doc[b, j]"
+            (docs/guide/score-programs.md describes the language), or a Python function, score_mod(score, b, h, q_idx,
+            kv_idx) and mask_mod(b, h, q_idx, kv_idx), which is traced: operators, PyTorch's or NumPy's functions and
+            those of `tessera.score`. Arrays that a function captures are read by index, and have gradients; numbers
+            become scalars of the program.
+        captured: {name: array or number}, what a text names.
         return_lse: return (o, lse) instead of o. The lse is a natural logarithm.
         return_lse_low: return (o, lse, lse_low). lse_low, float32, is the rounding error of lse: lse + lse_low has
             twice the digits, for `attention_backward` and `combine`.
@@ -117,9 +131,10 @@ def attention(
         TypeError: an unknown option; for another library's name (SDPA's is_causal), the message gives the name here.
     """
     like = framework_of(q)
+    mods = {"score_mod": score_mod, "mask_mod": mask_mod, "captured": captured}
     if like.attention is not None:
         options.pop("openmp", None)
-        return like.attention(q, k, v, return_lse=return_lse, return_lse_low=return_lse_low, **options)
+        return like.attention(q, k, v, return_lse=return_lse, return_lse_low=return_lse_low, **mods, **options)
     if options or not type(q) is type(k) is type(v):
         check_arrays("q", q, {"k": k, "v": v, **options})
     try:
@@ -134,6 +149,8 @@ def attention(
         o = lse = low = None  # the library reports the error
     if low is not None:
         options["lse_low"] = low
+    if (bound := _bound(q, mods)) is not None:
+        options.update(bound.options())
     if like.workspace is not None:
         options["workspace"] = like.workspace
     _core.forward(q, k, v, o, lse, **options)
@@ -154,6 +171,10 @@ def attention_backward(
     lse_low: Any = None,
     grad_bias: bool = False,
     grad_sink: bool = False,
+    grad_captured: bool | Sequence[str] = False,
+    score_mod: Mod = None,
+    mask_mod: Mod = None,
+    captured: dict[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Gradients:
     """The gradients of `attention`, from its inputs, its o and lse, and the cotangent d_o of o (and d_lse of lse).
@@ -169,6 +190,8 @@ def attention_backward(
         lse_low: what ``return_lse_low=True`` returned, or None. Without it the weights of a row sum to 1 within |lse|
             2^-24.
         d_o: with the shape and dtype of o. d_lse: float32, with the shape of lse, or None.
+        grad_captured: names of arrays that score_mod and mask_mod capture, or True for all floating-point ones:
+            d_captured is then {name: gradient}, each of its array's dtype.
         grad_bias, grad_sink: also compute d_bias (float32, with the shape of bias) and d_sink (float32 [Hq]).
         deterministic: the same bits every time (the CPU's kernels are always deterministic).
 
@@ -176,12 +199,18 @@ def attention_backward(
         tessera.Error: as for `attention`.
     """
     like = framework_of(q)
+    mods = {"score_mod": score_mod, "mask_mod": mask_mod, "captured": captured}
     own = {"k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "d_lse": d_lse, "lse_low": lse_low}
     check_arrays("q", q, {**own, **options})
     if like.attention_backward is not None:
         options.pop("openmp", None)
         wanted = {"d_lse": d_lse, "lse_low": lse_low, "grad_bias": grad_bias, "grad_sink": grad_sink}
+        wanted |= {"grad_captured": grad_captured, **mods}
         return Gradients(*like.attention_backward(q, k, v, o, lse, d_o, **wanted, **options))
+    bound = _bound(q, mods)
+    d_captured = _gradients_of_captured(bound, grad_captured, lambda x: like.empty(x.shape, x.dtype))
+    if bound is not None:
+        options.update(bound.options(), d_captured=[d_captured.get(name) for name in bound.names])
     if grad_bias:
         options["d_bias"] = d_bias = like.empty(_shape("bias", options), like.float32)
     if grad_sink:
@@ -196,12 +225,14 @@ def attention_backward(
     outputs += [d_bias if grad_bias else None, d_sink if grad_sink else None]
     if like.finish is not None:
         outputs = [x if x is None else like.finish(x) for x in outputs]
-    return Gradients(*outputs)
+        d_captured = {name: like.finish(x) for name, x in d_captured.items()}
+    return Gradients(*outputs, None if bound is None or grad_captured is False else bound.shaped(d_captured))
 
 
 @with_options
 def plan(
-    q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, score_mod: Mod = None,
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
 ) -> Any:
     """Describes what `attention` (or, with direction "backward", `attention_backward`) would do with these arrays: the
     kernel and why, why each other candidate was refused, tiles, workspace, FLOPs, bytes moved. ``as_dict=True`` returns
@@ -210,11 +241,16 @@ def plan(
     Only layouts matter: nothing is computed, and the arrays' data are not read.
     """
     check_arrays("q", q, {"k": k, "v": v, **options})
+    bound = _bound(q, {"score_mod": score_mod, "mask_mod": mask_mod, "captured": captured})
+    if bound is not None:
+        options.update(bound.options())
     if is_torch(q):
-        from tessera.torch.kernels import described
+        from tessera.torch.kernels import described, plain
 
         q, k, v = map(described, (q, k, v))
         options = {name: described(value) for name, value in options.items()}
+        if bound is not None:
+            options["captured"] = [described(plain(x)) for x in bound.arrays]
     if as_dict:
         return json.loads(_core.plan_json(direction, q, k, v, **options))
     return _core.plan(direction, q, k, v, **options)
@@ -311,6 +347,26 @@ def append(
     if is_torch(k):
         from tessera.torch.cache import append as run
     run(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved)
+
+
+def _bound(q: Any, mods: dict[str, Any]) -> Bound | None:
+    """The program of a call, whose arrays are of q's framework."""
+    bound = bind(**mods)
+    if bound is not None:
+        for array in bound.arrays:
+            check_arrays("q", q, {"captured": array})
+    return bound
+
+
+def _gradients_of_captured(
+    bound: Bound | None, wanted: bool | Sequence[str], empty: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Arrays for the gradients that are wanted, by name."""
+    if wanted is False:
+        return {}
+    if bound is None:
+        raise _core.Error("grad_captured: given without score_mod and mask_mod, accepted with one of them")
+    return {name: empty(bound.array(name)) for name in bound.differentiable(wanted)}
 
 
 def _shape(name: str, options: dict[str, Any]) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def framework_of(q: Any, name: str = "q") -> Framework:
 
 _ARRAYS = frozenset(
     ["k", "v", "o", "lse", "d_o", "lse_low", "lse_parts", "lse_low_parts"]
-    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped"]
+    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped", "captured"]
     + [field["name"] for field in _core.option_fields() if field["kind"].endswith("tensor")]
 )
 
@@ -84,9 +84,9 @@ def _family(name: str, array: Any) -> str | None:
             raise _core.Error(f"{name}: a masked array, accepted a plain one (its filled() is), and a mask by name")
         return "NumPy"
     if is_torch(array):
-        import tessera.torch
+        from tessera.torch.checks import check_tensor
 
-        tessera.torch.checks.check_tensor(name, array)
+        check_tensor(name, array)
         return "PyTorch"
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(array, jax.Array):
@@ -111,13 +111,12 @@ def _family(name: str, array: Any) -> str | None:
 def _torch(device: Any) -> Framework:
     import torch
 
-    import tessera.torch
+    from tessera import torch as of_torch
 
     def empty(shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
-    of_torch = tessera.torch
     return Framework(
         empty, torch.float32, attention=of_torch.attention, attention_backward=of_torch.api.attention_backward,
         combine=of_torch.combine, workspace=workspace,

@@ -5,12 +5,15 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "api/candidates.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
+#include "core/score/bound.hpp"
+#include "core/score/print.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -158,6 +161,35 @@ std::string workspace_text(const tessera_plan& plan) {
                bytes_text(static_cast<double>(plan.shared_bytes)).c_str(), once.c_str());
 }
 
+// A score program as people read it.
+struct ProgramTexts {
+  std::string score, mask;                   // "": none
+  std::vector<std::string> gradient, names;  // a line each
+};
+
+ProgramTexts program_texts(const tessera_plan& plan) {
+  const score::Bound bound = score::bind(plan);
+  const score::Program& program = bound.program();
+  ProgramTexts texts;
+  if (program.score >= 0) texts.score = score::to_text(program, program.score);
+  if (program.mask >= 0) texts.mask = score::to_text(program, program.mask);
+  std::istringstream gradient(score::gradient_text(*bound.checked));
+  for (std::string each; std::getline(gradient, each);) texts.gradient.push_back(each);
+  for (size_t n = 0; n < program.tensors.size(); ++n) {
+    const score::BoundTensor& tensor = bound.tensors[n];
+    std::string shape;
+    for (int axis = 0; axis < tensor.rank; ++axis) {
+      shape += (axis > 0 ? ", " : "") + std::to_string(tensor.shape[static_cast<size_t>(axis)]);
+    }
+    texts.names.push_back(program.tensors[n].text + " " + tessera_dtype_name(tensor.dtype) + " [" + shape + "]" +
+                          (bound.gradients[n].wanted ? ", with its gradient" : ""));
+  }
+  for (const score::Name& scalar : program.scalars) {
+    texts.names.push_back(scalar.text + ", a scalar: " + score::kTypeNames[static_cast<int>(scalar.type)]);
+  }
+  return texts;
+}
+
 std::string describe(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const bool backward = p.direction == TESSERA_BACKWARD;
@@ -174,6 +206,13 @@ std::string describe(const tessera_plan& plan) {
              plan.batch, packed_q(p) ? "at most " : "", plan.max_seqlen_q, packed_k(p) || paged(p) ? "at most " : "",
              plan.max_seqlen_k, plan.heads_q, plan.heads_kv, plan.head_dim, plan.head_dim_v));
   more(options_text(p));
+  if (score::has_program(plan)) {
+    const ProgramTexts texts = program_texts(plan);
+    if (!texts.score.empty()) line("score", texts.score);
+    if (!texts.mask.empty()) line("mask", texts.mask);
+    for (const std::string& each : texts.gradient) line(&each == &texts.gradient[0] ? "gradient" : "", each);
+    for (const std::string& each : texts.names) line(&each == &texts.names[0] ? "names" : "", each);
+  }
   line("device", device_text(plan));
   line("kernel", plan.family);
   for (const tessera_candidate& candidate : answers(plan)) {
@@ -295,6 +334,21 @@ std::string to_json(const tessera_plan& plan) {
   json.open(nullptr, '{');
   json.add("version", tessera_version());
   json.add("kernel", plan.family);
+  if (score::has_program(plan)) {
+    const ProgramTexts texts = program_texts(plan);
+    json.open("program", '{');
+    json.add("score", texts.score.c_str());
+    json.add("mask", texts.mask.c_str());
+    const auto add_lines = [&json](const char* name, const std::vector<std::string>& lines) {
+      json.open(name, '[');
+      for (const std::string& each : lines) json.add(nullptr, each.c_str());
+      json.close(']');
+    };
+    add_lines("gradient", texts.gradient);
+    add_lines("names", texts.names);
+    json.add("hash", print("%016" PRIx64, plan.program.hash).c_str());
+    json.close('}');
+  }
   json.open("candidates", '[');
   for (const tessera_candidate& candidate : answers(plan)) {
     json.open(nullptr, '{');

@@ -14,6 +14,7 @@
 #include "core/guarded.hpp"
 #include "core/own_memory.hpp"
 #include "core/score/bound.hpp"
+#include "core/score/indices.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -176,6 +177,7 @@ tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buff
                    tessera_isa_name(plan.device.isa), tessera_isa_name(cpu::best_isa()));
   }
   TESSERA_RETURN_IF_ERROR(check_indices(plan, buffers));
+  TESSERA_RETURN_IF_ERROR(score::check_indices(plan, buffers));
   Cancel cancel(executor);
   TESSERA_RETURN_IF_ERROR(cpu::run(plan, buffers, workspace, executor, cancel));
   return cancel.asked() ? cancelled() : ok();

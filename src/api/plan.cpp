@@ -1,4 +1,4 @@
-// Problem and device to plan: each candidate refuses with a reason or says how long it would take, and the cheapest is chosen.
+// Problem and device to plan: each candidate refuses with a reason or estimates its time, and the fastest is chosen.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -16,7 +16,9 @@
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/philox.hpp"
+#include "core/score/bound.hpp"
 #include "core/score/handle.hpp"
+#include "core/score/indices.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -120,6 +122,11 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
     const bool in_pages = field.form == Form::kKeys && paged(p);
     const double bytes = in_pages ? bytes_in_use(p.*field.layout, size) : tensor_bytes(p.*field.layout);
     plan.bytes_moved += bytes * (field.form == Form::kKeys ? share_read(p, size) : 1);
+  }
+  for (int n = 0; n < plan.program.num_tensors; ++n)
+    plan.bytes_moved += tensor_bytes(p.captured[plan.program.tensors[n]]);
+  for (const tessera_layout& gradient : p.d_captured) {
+    if (backward && score::has_program(plan)) plan.bytes_moved += tensor_bytes(gradient);
   }
   // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
   // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.
@@ -243,6 +250,7 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   plan.head_dim = size.head_dim;
   plan.head_dim_v = size.head_dim_v;
   fill_costs(plan, size);
+  TESSERA_RETURN_IF_ERROR(score::check_planned_indices(plan));
   const Candidate* chosen = choose(plan);
   if (!chosen) return refused_by_all(plan);
   set_family(plan, *chosen);

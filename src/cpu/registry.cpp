@@ -18,8 +18,8 @@ std::string refuse_reference(const tessera_plan& plan) {
   return asked_for ? "" : "float64, on one core: on request, or where a problem is float64";
 }
 
-// Of a core, GFLOP/s of products and GB/s of keys and values: what the machines of docs/reference/kernels/cpu.md reach, in round numbers. Where
-// an instruction set is chosen its own table says by what (device.cpp).
+// A core's rates: GFLOP/s of products by instruction set, and GB/s of keys and values. Round numbers of the machines
+// of docs/reference/kernels/cpu.md.
 constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000};
 constexpr double kGigabytesPerSecond = 10;
 

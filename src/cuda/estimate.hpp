@@ -1,6 +1,6 @@
-// What families' estimates of a call's time have in common. Each family has a table of its own of what was measured; these are the
-// sizes that the tables are multiplied by. An estimate is there to compare kernels by: it counts the longest sequences that the plan
-// allows, no options, and of each kernel what bounds it.
+// What the families' estimates of a call's time have in common. Each family has a table of measurements of its own; the
+// functions here are the sizes that the tables are multiplied by. An estimate serves to compare kernels: it counts the
+// longest sequences that the plan allows, and no options.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace tessera::cuda {
 
-// What any call takes beside its keys.
+// The time of a call without keys.
 inline constexpr double kCallUs = 5;
-// How many times its estimate a family counts where it leaves most of the GPU idle, or where nothing was measured: so that a kernel
-// that was measured to be right there is chosen.
+// Factor of an estimate where a family leaves most of the GPU idle or was not measured, so that a kernel that was
+// measured to be the right one is chosen.
 inline constexpr double kIdleFactor = 16;
-// From so many keys on it pays to split them among multiprocessors.
+// Number of keys from which splitting them among multiprocessors pays.
 inline constexpr int64_t kSplitKeys = 512;
 
-// The row of a plan's head size, of rows in ascending order. The last one serves all that are larger.
+// The row for a plan's head size. Rows are in ascending order, and the last one serves all larger sizes.
 template <class Row, size_t kRows>
 const Row& row_of(const Row (&rows)[kRows], const tessera_plan& plan) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
@@ -30,23 +30,23 @@ const Row& row_of(const Row (&rows)[kRows], const tessera_plan& plan) {
 }
 
 inline int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
-// Of the longest sequence.
+// Query rows of a KV head of the longest sequence.
 inline int64_t rows_of_kv_head(const tessera_plan& plan) { return plan.max_seqlen_q * group_of(plan); }
 inline auto kv_heads(const tessera_plan& plan) { return static_cast<double>(plan.batch * plan.heads_kv); }
 inline auto cores_of(const tessera_plan& plan) { return static_cast<double>(std::max(1, plan.device.cores)); }
 
-// Queries of a sequence, of packed ones in the mean.
+// Queries of a sequence; if packed, the mean.
 inline int64_t mean_queries(const tessera_plan& plan) {
   if (!core::packed_q(plan.problem)) return plan.max_seqlen_q;
   return core::sizes(plan.problem).rows_q / std::max<int64_t>(1, plan.batch);
 }
 
-// Fewer than half as many tokens as a batch of the longest sequences: most have few.
+// Whether a packed batch has fewer than half as many queries as if all sequences had max_seqlen_q: most have few.
 inline bool most_have_few(const tessera_plan& plan) {
   return core::packed_q(plan.problem) && 2 * core::sizes(plan.problem).rows_q < plan.batch * plan.max_seqlen_q;
 }
 
-// The part of the scores that causal and a window leave, as the plan's FLOPs have it.
+// The visible part of the scores under causal and a window, as in the plan's FLOPs.
 inline double visible_part(const tessera_plan& plan) {
   const core::Sizes size = core::sizes(plan.problem);
   const auto mean = [&](bool packed, int64_t rows, int64_t most) {
@@ -59,7 +59,7 @@ inline double visible_part(const tessera_plan& plan) {
   return all > 0 ? std::min(1.0, plan.flops / all) : 1.0;
 }
 
-// Of a forward call that takes so many nanoseconds for a key of every sequence.
+// Time of a forward call that takes `ns_a_key` for one key of every sequence.
 inline double forward_us(const tessera_plan& plan, double ns_a_key) {
   return kCallUs + static_cast<double>(plan.max_seqlen_k) * visible_part(plan) * ns_a_key * 1e-3;
 }

@@ -5,7 +5,10 @@ import os
 import re
 import sys
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# XLA's own code is compiled without optimisation: the tests compile hundreds of programs, and run each once.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+)  # fmt: skip
 
 import numpy as np
 import pytest
@@ -353,7 +356,7 @@ def test_shard_map_over_batch_heads_and_queries(random):
 
 P, NamedSharding = jax.sharding.PartitionSpec, jax.sharding.NamedSharding
 four_devices = pytest.mark.skipif(
-    len(jax.devices("cpu")) < 4, reason="JAX has fewer than four CPUs (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
+    len(jax.devices("cpu")) < 4, reason="JAX has fewer than 4 CPUs (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
 )
 
 
@@ -441,7 +444,8 @@ def test_sharded_pages_packed_sequences_and_vmap(random):
     paged = lambda q, k, v, table, n: attention(q, k, v, page_table=table, seqused_k=n)  # noqa: E731
     lengths, of_pages = np.array([5, 6, 7, 8], np.int32), P(None, None, "y")
     queries = normal(random, 4, 1, 4, 16)
-    check(paged, (queries, P("x", None, "y")), (pages, of_pages), (pages + 1, of_pages), (tables, P("x")), (lengths, P("x")))
+    numbers = (tables, P("x")), (lengths, P("x"))
+    check(paged, (queries, P("x", None, "y")), (pages, of_pages), (pages + 1, of_pages), *numbers)
 
     cu = {"cu_seqlens_q": np.array([0, 3, 37], np.int32), "cu_seqlens_k": np.array([0, 20, 45], np.int32)}
     q, k, v = dense(random, batch=4)
@@ -471,6 +475,175 @@ def test_what_cannot_be_divided_is_gathered(random):
     expected = jax.grad(lambda q, k: causal(q, k, three[2]).sum(), argnums=(0, 1))(*three[:2])
     for a, b in zip(jax.jit(of_three)(*place(P(), *three)), expected):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- ring_attention -------------------------------------------------------------------------------------------------
+
+
+def shard_mapped(function, **specs):
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None:
+        from jax.experimental.shard_map import shard_map
+    return shard_map(function, **specs)
+
+
+def ring_of(ranks, layout, length, return_lse=True, **options):
+    """ring_attention of whole arrays: (q, k, v) or (q, k, v, sink) -> o, lse, rows in order."""
+    positions = tessera.jax.ring_positions(length, ranks, layout)
+    order = np.argsort(positions)
+    rows, of_lse = P(None, "ring"), P(None, None, "ring")
+
+    def on_each(q, k, v, *sink):
+        given = dict(zip(("sink",), sink))
+        return tessera.jax.ring_attention(
+            q, k, v, axis_name="ring", layout=layout, return_lse=return_lse, **given, **options
+        )
+
+    def run(q, k, v, *sink):
+        specs = (rows,) * 3 + (P(),) * len(sink)
+        outputs = (rows, of_lse) if return_lse else rows
+        mapped = shard_mapped(on_each, mesh=mesh_of(ring=ranks), in_specs=specs, out_specs=outputs)
+        out = mapped(*(x[:, positions] for x in (q, k, v)), *sink)
+        return (out[0][:, order], out[1][:, :, order]) if return_lse else out[:, order]
+
+    return run
+
+
+RINGS = {
+    "causal": {"causal": True},
+    "full": {},
+    "window": {"causal": True, "window": (9, -1)},
+    "both sides": {"window": (5, 3)},
+    "sink": {"causal": True, "softcap": 5.0, "scale": 0.3, "sink": True},
+}
+
+
+def errors_of(ours, exact):
+    return [float(np.max(np.abs(np.asarray(a, np.float64) - b))) for a, b in zip(ours, exact)]
+
+
+@four_devices
+@pytest.mark.parametrize(
+    "name, layout, ranks",
+    [(name, "contiguous", 4) for name in RINGS] + [(name, "zig_zag", 2) for name in RINGS]
+    + [("causal", "contiguous", 2), ("causal", "zig_zag", 4)],
+)  # fmt: skip
+def test_a_ring_is_one_device(random, name, layout, ranks):
+    """O, LSE and gradients against float64: as close as those of one device."""
+    options = dict(RINGS[name])
+    arrays = list(dense(random, sq=40, sk=40))
+    if options.pop("sink", False):
+        arrays.append(normal(random, 4))
+    d_o, d_lse = normal(random, 2, 40, 4, 16), normal(random, 2, 4, 40)
+
+    def all_of(run):
+        def both(*arrays):
+            out, pull = jax.vjp(run, *arrays)
+            return out, pull((d_o, d_lse))
+
+        (o, lse), gradients = jax.jit(both)(*arrays)
+        return [o, lse, *gradients]
+
+    def alone(q, k, v, *sink):
+        return attention(q, k, v, return_lse=True, **dict(zip(("sink",), sink)), **options)
+
+    wide, given = [x.astype(np.float64) for x in arrays[:3]], dict(zip(("sink",), arrays[3:]))
+    o, lse = tessera.attention(*wide, return_lse=True, **given, **options)
+    wanted = {"grad_sink": True} if given else {}
+    gradients = tessera.attention_backward(
+        *wide, o, lse, d_o.astype(np.float64), d_lse=d_lse, **wanted, **given, **options
+    )
+    exact = [o, lse, *gradients[:3], *([gradients.d_sink] if given else [])]
+    of_ring = errors_of(all_of(ring_of(ranks, layout, 40, **options)), exact)
+    for ours, one in zip(of_ring, errors_of(all_of(alone), exact)):
+        assert ours <= 2 * one + 1e-6
+
+
+@four_devices
+@pytest.mark.parametrize("layout", ("contiguous", "zig_zag"))
+def test_a_ring_merges_scores_that_share_a_large_number(random, layout):
+    """Scores of 2^20, exact in float32, whose LSE float32 rounds to 1/8: merged with what the rounding leaves out."""
+    q, k = (random.integers(-2, 3, (1, 32, 2, 16)).astype(np.float32) for _ in "qk")
+    v, d_o = normal(random, 1, 32, 2, 16), normal(random, 1, 32, 2, 16)
+    q[..., 0] = k[..., 0] = 2048
+    scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k) / 4
+    scores = np.where(np.tri(32, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    o = np.einsum("bhqk,bkhd->bqhd", p, v)
+    d_p = np.einsum("bqhd,bkhd->bhqk", d_o, v)
+    d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) / 4
+    exact = [o, np.einsum("bhqk,bkhd->bqhd", d_s, k), np.einsum("bhqk,bqhd->bkhd", d_s, q)]
+    run = ring_of(4, layout, 32, return_lse=False, causal=True)
+    ours, pull = jax.vjp(jax.jit(run), q, k, v)
+    d_q, d_k, d_v = pull(d_o)
+    for a, b in zip((ours, d_q[..., 1:], d_k[..., 1:]), (exact[0], exact[1][..., 1:], exact[2][..., 1:])):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    np.testing.assert_allclose(d_v, np.einsum("bhqk,bqhd->bkhd", p, d_o), atol=2e-5)
+
+
+@four_devices
+def test_a_ring_sends_keys_to_those_that_see_them(random):
+    """A narrow window's keys travel one place, all rows of keys N - 1: no gather. Batch and heads on other axes."""
+    arrays = dense(random, sq=40, sk=40)
+
+    def permutes(layout, **options):
+        compiled = jax.jit(ring_of(4, layout, 40, return_lse=False, **options)).lower(*arrays).compile()
+        return compiled.as_text().count(" collective-permute(") + compiled.as_text().count(" collective-permute-start(")
+
+    narrow, causal = permutes("contiguous", window=(9, -1), causal=True), permutes("contiguous", causal=True)
+    assert (narrow, causal) == (2, 6)
+
+    mesh, rows = mesh_of(x=2, ring=2), P("x", "ring")
+    attend = functools.partial(tessera.jax.ring_attention, axis_name="ring", causal=True)
+    run = jax.jit(shard_mapped(attend, mesh=mesh, in_specs=rows, out_specs=rows))
+    compiled = run.lower(*(jax.device_put(x, NamedSharding(mesh, rows)) for x in arrays)).compile()
+    assert collectives(compiled) == {"collective-permute"}
+    np.testing.assert_allclose(run(*arrays), attention(*arrays, causal=True), atol=2e-6)
+
+
+@four_devices
+def test_a_ring_of_bfloat16_and_its_transformations(random):
+    """vmap and checkpoint of a ring; parts are rounded to bfloat16, their sum once more."""
+    arrays = dense(random, "bfloat16", sq=40, sk=40)
+    run = ring_of(4, "zig_zag", 40, return_lse=False, causal=True)
+    exact = tessera.attention(*(x.astype(np.float64) for x in arrays), causal=True)
+    ours = jax.jit(run)(*arrays)
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=2**-8 * np.abs(exact).max())
+    stack = [np.stack([x, -x]) for x in arrays]
+    equal(jax.jit(jax.vmap(run))(*stack)[1], jax.jit(run)(*(x[1] for x in stack)))
+    loss = lambda q: jnp.sin(run(q, *arrays[1:]).astype(np.float32)).sum()  # noqa: E731
+    equal(jax.jit(jax.grad(jax.checkpoint(loss)))(arrays[0]), jax.jit(jax.grad(loss))(arrays[0]))
+
+
+def test_what_a_ring_refuses(random):
+    arrays = dense(random, sq=40, sk=40)
+
+    def refused(text, arrays=arrays, **options):
+        attend = functools.partial(tessera.jax.ring_attention, axis_name="ring", **options)
+        rows = P(None, "ring")
+        with pytest.raises(tessera.Error, match=text):
+            jax.jit(shard_mapped(attend, mesh=mesh_of(ring=2), in_specs=rows, out_specs=rows)).lower(*arrays)
+
+    positions = "not accepted by ring_attention, whose calls see a part of the rows"
+    refused(f"^bias: {positions}", bias=normal(random, 1, 4, 20, 20))
+    refused(f"^mask: {positions}", mask=np.ones((20, 20), bool))
+    refused(f"^alibi_slopes: {positions}", alibi_slopes=np.ones(4, np.float32))
+    refused(f"^dropout_p: {positions}", dropout_p=0.1, dropout_seed=1)
+    refused(f"^cu_seqlens_q: {positions}", cu_seqlens_q=np.array([0, 40], np.int32))
+    refused("^k: shape .2, 24, 2, 16., q has .2, 20, 4, 16.", arrays=dense(random, sq=40, sk=48))
+    refused("^window: .*, accepted a pair", window=3)
+    refused("^q: 21 rows on each device, accepted an even number", arrays=dense(random, sq=42, sk=42), layout="zig_zag")
+    with pytest.raises(TypeError, match="is_causal"):
+        jax.jit(ring_of(2, "contiguous", 40, is_causal=True)).lower(*arrays)
+    with pytest.raises(tessera.Error, match='^layout: "bhsd", accepted "contiguous" or "zig_zag"'):
+        tessera.jax.ring_attention(*arrays, axis_name="ring", layout="bhsd")
+    with pytest.raises(tessera.Error, match="^axis_name: 'ring', accepted an axis of the mesh"):
+        tessera.jax.ring_attention(*arrays, axis_name="ring")
+    with pytest.raises(tessera.Error, match="^length: 42, accepted a multiple of 4 for zig_zag on 2 devices"):
+        tessera.jax.ring_positions(42, 2)
+    equal(tessera.jax.ring_positions(8, 2), [0, 1, 6, 7, 2, 3, 4, 5])
 
 
 # ---- jax.nn.dot_product_attention -----------------------------------------------------------------------------------

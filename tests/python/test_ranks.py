@@ -13,9 +13,9 @@ pytest.importorskip("tessera")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("this PyTorch has no torch.distributed with gloo", allow_module_level=True)
 
-from tessera.torch.ranks.calls import Rectangle, calls  # noqa: E402
+from tessera._ranks.calls import Rectangle, calls  # noqa: E402
+from tessera._ranks.schedule import schedule  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
-from tessera.torch.ranks.schedule import schedule  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 CASES = "dense,few_kv_heads,sinks,packed,repeated,flat_error"

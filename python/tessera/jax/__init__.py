@@ -15,5 +15,8 @@ device.
 
 from .api import attention
 from .nn import activate, dot_product_attention, flax_attention, restore
+from .ring import ring_attention, ring_positions
 
-__all__ = ["activate", "attention", "dot_product_attention", "flax_attention", "restore"]
+__all__ = [
+    "activate", "attention", "dot_product_attention", "flax_attention", "restore", "ring_attention", "ring_positions",
+]  # fmt: skip

@@ -1,7 +1,7 @@
 """How the two calls are divided among devices under jit: by batch and by heads, without a gather of what is sharded so.
 
-A tensor's axes have roles. Those of one role are divided alike; the others are whole on every device. A gradient of what
-all devices of a role read (a bias for all sequences, the keys of one head) is summed over them.
+A tensor's axes have roles. Axes of one role are divided alike; axes without a role are whole on every device. The
+gradient of what all devices of a role read (a bias for all sequences, the keys of one head) is summed over them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Division:
             found[-3 if self._heads_first else -2] = "heads_kv" if name in ("k", "v") else "heads_q"
             if not self._packed and not (name in ("k", "v") and "page_table" in self._shapes):
                 found[0] = "batch"
-        elif name == "lse":
+        elif name in ("lse", "lse_low"):
             found[-2] = "heads_q"
             if not self._packed:
                 found[0] = "batch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Optional, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, Dict, Literal, Optional, Sequence, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch import Tensor
 from tessera import _core
 from tessera._core import Error
 from tessera._hints import with_options
+from tessera._score import Mod
 
-from . import dropout, kernels, ops
+from . import dropout, kernels, ops, score_programs
 from . import options as of_call
 from .checks import check_tensor
 
@@ -172,8 +173,8 @@ def attention(
 
 @functools.partial(with_options, without=("openmp",))
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False,
-    **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, score_mod: Mod = None,
+    mask_mod: Mod = None, captured: Optional[Dict[str, Any]] = None, **options: Unpack[Options],
 ) -> Union[Tensor, Tuple[Tensor, ...]]:  # fmt: skip
     """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and
     LSE.
@@ -209,6 +210,9 @@ def attention(
         deterministic: backward repeats its bits. batch_invariant: forward's bits do not depend on the batch.
         kernel: as in `tessera.attention`; a kernel for one direction can be given only for a call without gradients.
         threads: 0 = torch.get_num_threads().
+        score_mod, mask_mod, captured: a program of one (query, key) pair, as in `tessera.attention`: a text, or a
+            function with the arguments of FlexAttention's. Tensors that it captures have gradients. In a compiled
+            program such a call runs eagerly.
         return_lse: also return LSE, float32 [B, Hq, Sq] or packed [Hq, Tq]; -inf if a query sees no key.
         return_lse_low: also return the rounding error of the LSE, float32 with its shape, for `combine` and
             `tessera.attention_backward`; it has no gradient.
@@ -223,8 +227,12 @@ def attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
     layout = options.pop("layout", "bshd")
+    programmed = score_mod is not None or mask_mod is not None or bool(captured)
     if layout != "bshd":
+        if programmed:
+            options.update(score_mod=score_mod, mask_mod=mask_mod, captured=captured)
         return _heads_first(layout, q, k, v, return_lse, return_lse_low, options)
+    bound = score_programs.bind(score_mod, mask_mod, captured) if programmed else None
     seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", None)
     given = of_call.given("attention", options) if options else {}
     of_call.refuse_gradients(given)
@@ -249,6 +257,8 @@ def attention(
             "lse_low"
         )
     results = 3 if return_lse_low else 2 if return_lse else 1
+    if bound is not None:
+        return score_programs.attention(q, k, v, bias, sink, given, results, bound)
     if functorch or _watched(q, k, v, bias, sink):
         operator = ops.Transformable.apply if functorch else ops.attention_forward
         found = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
@@ -267,10 +277,12 @@ def attention(
 
 def attention_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Optional[Tensor], *, d_lse: Optional[Tensor] = None,
-    lse_low: Optional[Tensor] = None, grad_bias: bool = False, grad_sink: bool = False, **options: Unpack[Options],
-) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
-    """`tessera.attention_backward` of tensors: returns d_q, d_k, d_v, d_bias, d_sink; their own derivative is
-    refused."""
+    lse_low: Optional[Tensor] = None, grad_bias: bool = False, grad_sink: bool = False,
+    grad_captured: Union[bool, Sequence[str]] = False, score_mod: Mod = None, mask_mod: Mod = None,
+    captured: Optional[Dict[str, Any]] = None, **options: Unpack[Options],
+) -> Tuple[Any, ...]:  # fmt: skip
+    """`tessera.attention_backward` of tensors: returns d_q, d_k, d_v, d_bias, d_sink, d_captured; their own derivative
+    is refused."""
     for name, tensor in dict(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse, lse_low=lse_low).items():
         if tensor is not None or name not in ("d_lse", "lse_low"):
             check_tensor(name, tensor)
@@ -278,6 +290,7 @@ def attention_backward(
     if layout != "bshd":
         q, k, v, o, d_o = _by_rows(layout, q=q, k=k, v=v, o=o, d_o=d_o)
         wanted = {"d_lse": d_lse, "lse_low": lse_low, "grad_bias": grad_bias, "grad_sink": grad_sink}
+        wanted.update(grad_captured=grad_captured, score_mod=score_mod, mask_mod=mask_mod, captured=captured)
         d_q, d_k, d_v, *others = attention_backward(q, k, v, o, lse, d_o, **wanted, **options)
         return (*_by_rows(layout, d_q=d_q, d_k=d_k, d_v=d_v), *others)
     seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", None)
@@ -291,14 +304,21 @@ def attention_backward(
     inputs = (q, k, v, o, lse, d_o, d_lse, lse_low, *given.values())
     if "sink" in given:
         given["sink"] = _sink(given["sink"])
+    bound = score_programs.bind(score_mod, mask_mod, captured)
+    if bound is not None or grad_captured is not False:
+        if lse_low is not None:
+            given["lse_low"] = lse_low
+        return score_programs.attention_backward(
+            d_o, d_lse, q, k, v, o, lse, grad_bias, grad_sink, grad_captured, given, bound
+        )
     if kernels.seen_by_others(*(x for x in inputs if isinstance(x, Tensor))) or not all(map(kernels.has_data, inputs)):
         operator = ops.FirstDerivative.apply if torch.is_grad_enabled() else ops.attention_backward
         bias = given.get("bias")
         given.update({name: x[(None,) * (4 - x.dim())] for name, x in given.items() if name in ("bias", "mask")})
         found = operator(d_o, d_lse, q, k, v, o, lse, lse_low, grad_bias, grad_sink, *of_call.pack(given))
         d_q, d_k, d_v, d_bias, d_sink = found
-        return d_q, d_k, d_v, d_bias.reshape(bias.shape) if grad_bias else None, d_sink if grad_sink else None
+        return d_q, d_k, d_v, d_bias.reshape(bias.shape) if grad_bias else None, d_sink if grad_sink else None, None
     if lse_low is not None:
         given["lse_low"] = lse_low
     gradients = kernels.backward(d_o, d_lse, q, k, v, o, lse, grad_bias, grad_sink, given)
-    return tuple(ops.refuse_second_derivatives(gradients, *inputs))
+    return (*ops.refuse_second_derivatives(gradients, *inputs), None)

@@ -91,7 +91,10 @@ bool difference_of_places(const Program& program, int a, int b, const Bounds& bo
 
 }  // namespace
 
-Interval bound(const Program& program, int root, const Bounds& bounds) {
+namespace {
+
+// Of the values up to `root`.
+std::vector<Interval> bounds_up_to(const Program& program, int root, const Bounds& bounds) {
   const Interval inputs[] = {bounds.s, bounds.b,     bounds.h,     bounds.h_kv,  bounds.i,
                              bounds.j, bounds.q_pos, bounds.len_q, bounds.len_k, bounds.g};
   std::vector<Interval> of(static_cast<size_t>(root) + 1);
@@ -121,7 +124,17 @@ Interval bound(const Program& program, int root, const Bounds& bounds) {
                                      : Interval{INT32_MIN, INT32_MAX};
     }
   }
-  return of[static_cast<size_t>(root)];
+  return of;
+}
+
+}  // namespace
+
+Interval bound(const Program& program, int root, const Bounds& bounds) {
+  return bounds_up_to(program, root, bounds)[static_cast<size_t>(root)];
+}
+
+std::vector<Interval> bounds_of_values(const Program& program, const Bounds& bounds) {
+  return bounds_up_to(program, static_cast<int>(program.values.size()) - 1, bounds);
 }
 
 Visible visible(const Program& program, const Bounds& bounds) {

@@ -62,6 +62,8 @@ struct Bounds {
 // Bounds of the value at `root` over all pairs of the block. What depends on an input twice is bounded as if both were
 // free, but for differences of i, q_pos and j, which masks are made of.
 Interval bound(const Program& program, int root, const Bounds& bounds);
+// The same of every value of the program.
+std::vector<Interval> bounds_of_values(const Program& program, const Bounds& bounds);
 
 enum class Visible { kNone, kSome, kAll };
 Visible visible(const Program& program, const Bounds& bounds);  // of a block's pairs, by the mask

@@ -43,17 +43,18 @@ constexpr int64_t kShortHeadKeys = 2048 * 8;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 8 * kDecodeRows;
-// Nanoseconds that a key of a KV head takes with one, two and four work tiles of rows. An H100, docs/lab/decode_sm90.md.
+// Nanoseconds a key and KV head with one, two and four work tiles of rows (an H100, docs/lab/decode_sm90.md).
 struct KeyTimes {
   int head_dim;
   double one_tile, two_tiles, four_tiles;
 };
 constexpr KeyTimes kKeyTimes[] = {{64, 0.080, 0.105, 0.197}, {128, 0.155, 0.195, 0.29}, {256, 0.31, 0.43, 0.51}};
-// Of fewer keys too few are under way: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34. Of more than four work tiles of rows: 128 rows of one
-// sequence's 512 keys take 9.4 us, as by fwd_sm90 (fwd_sm80 22), of 1024 11.4 (14).
+// With fewer keys the kernel is no longer faster: 512 work tiles of 256 keys take 30 us, fwd_sm80 34. With more than four
+// work tiles of rows, 128 rows of one sequence take 9.4 us for 512 keys and 11.4 us for 1024, fwd_sm80 22 and 14.
 constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
-// After another launch of the call a short part's blocks start late: beside 64 sequences' prefix 256 other keys of each took 85.5 us, by
-// fwd_sm80 78.5 (an H100; 8 heads over 8 93.4 and 76.6), though alone decode_sm90 is ahead. docs/lab/serving.md.
+// A short part that follows another launch of the call starts late: after the prefix of 64 sequences, 256 other keys of
+// each took 85.5 us, with fwd_sm80 78.5 (an H100; 8 heads over 8: 93.4 and 76.6), although alone decode_sm90 is faster.
+// docs/lab/serving.md.
 constexpr int64_t kLateKeysAWorkTile = 4, kMostLateKeys = 2048;
 
 // Keys below which a part is not worth its merge. Invariant: up to kShortKeys half of what longer sequences have, since one alone waits for its
@@ -191,8 +192,8 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// With batch_invariant the kernel depends on a sequence's own queries alone, whatever the batch: beside sequences of more queries this one
-// has those of one work tile (mixed_sm90), so it has no others anywhere. On request it has all.
+// With batch_invariant the kernel may depend on a sequence's own queries alone. In a batch with longer sequences this
+// kernel serves those of one work tile (mixed_sm90), so it serves no others in any batch, unless requested by name.
 std::string refuse_invariant(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (!p.batch_invariant || core::asked_family(plan.device) == "decode_sm90") return "";
@@ -211,7 +212,7 @@ double estimate_us(const tessera_plan& plan) {
   const double us = forward_us(plan, kv_heads(plan) * ns);
   if (plan.problem.batch_invariant) return us;
   const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
-  const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a team are without rows
+  const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a team have no rows
   const bool late =
       plan.after_another && keys < std::min(kLateKeysAWorkTile * plan.batch * plan.heads_kv, kMostLateKeys);
   return is_short || idle || late ? kIdleFactor * us : us;

@@ -23,11 +23,12 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries);
 DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t most);
 // What the plan says of the launch.
 void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan);
-// Of the sequences of one work tile's rows, in microseconds.
+// Time of the sequences of one work tile's rows, in microseconds.
 double decode_sm90_tokens_us(const tessera_plan& plan);
-// Whether a packed batch whose sequences have a token or so, most of them, has chunks of rows few enough for a launch of decode_sm90 of their
-// own, and of keys enough. Launched in sequence, the two take the sum of their times. With fwd_sm90 for a chunk of 16 queries beside 16
-// tokens of 4096 keys each, all took 120 us where they take 93 and 16, for 8 such chunks 183 where they take 94 and 81 (an H100 at 02f3d19).
+// Whether a packed batch, most of whose sequences have a token or so, has chunks of few enough rows and many enough keys
+// for a launch of decode_sm90 of their own. Launched in sequence, the two launches cost the sum of their times. With
+// fwd_sm90 for a chunk of 16 queries beside 16 tokens of 4096 keys each, the call took 120 us instead of 93 + 16; for 8
+// such chunks 183 instead of 94 + 81 (an H100 at 02f3d19).
 bool decodes_chunks(const tessera_plan& plan);
 int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own);
 

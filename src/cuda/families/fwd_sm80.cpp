@@ -296,9 +296,11 @@ void configure(tessera_plan& plan) {
   keep_config(plan, planned(plan, choice, plan.num_splits));
 }
 
-// Nanoseconds of an H100 (docs/lab/decode_sm90.md) that a key takes: of a KV head with few rows, which memory bounds; of a multiprocessor's
-// tile with up to 32 of a KV head's rows, and with every 64: 16 sequences of 8192 keys, 32 heads over 8, D = 128, took 350 us with 8 queries and
-// 614 with 16; of a multiprocessor's 128 rows of one head, of keys that lie together, and in pages.
+// Nanoseconds a key (an H100, docs/lab/decode_sm90.md).
+//   few_rows             of a KV head with up to 16 rows, bound by memory
+//   rows_32, rows_64     of a multiprocessor's tile with up to 32 packed rows of a KV head, and for every 64 of them: 16
+//                        sequences of 8192 keys, 32 heads over 8, D = 128, took 350 us with 8 queries and 614 with 16
+//   tile, tile_in_pages  of a multiprocessor's tile of 128 rows of one head
 struct KeyTimes {
   int head_dim;
   double few_rows, rows_32, rows_64, tile, tile_in_pages;
@@ -309,7 +311,7 @@ constexpr KeyTimes kKeyTimes[] = {{64, 0.086, 25.68, 45.3, 18, 51},
                                   {core::kMaxHeadDim, 0.69, 154.08, 271.8, 108, 180}};
 constexpr double kFloat32Factor = 6;
 
-// Of one head's rows, by which no heads are packed.
+// Nanoseconds a key of tiles of one head's rows.
 double estimate_tiles_ns(const tessera_plan& plan, const KeyTimes& times) {
   constexpr int64_t kRows = 128;
   const tessera_problem& p = plan.problem;
@@ -319,12 +321,12 @@ double estimate_tiles_ns(const tessera_plan& plan, const KeyTimes& times) {
   const double tile = core::paged(p) ? times.tile_in_pages : times.tile;
   if (p.batch_invariant) return tile * busy;
   const double unsplit = tile * std::max(1.0, busy);
-  // Beside decode_sm90 the keys are in one part.
+  // In a mixed batch the keys are in one part.
   const bool split = plan.decode_queries == 0 && splits_of(choose(plan), plan) > 1;
   return split ? std::min(unsplit, 2 * times.rows_64 * busy) : unsplit;
 }
 
-// With batch_invariant the batch does not decide: a packed sequence counts as one of many queries.
+// With batch_invariant the estimate may not depend on the batch: a packed sequence counts as one of many queries.
 double estimate_us(const tessera_plan& plan) {
   constexpr int64_t kFewRows = 16,
                     kPackedQueries = 64;  // a tile for few rows; queries from which on heads are not packed

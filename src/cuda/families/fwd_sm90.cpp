@@ -232,8 +232,8 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Nanoseconds of an H100 (docs/lab/decode_sm90.md): that a key takes in a tile of a query head of up to kTileRows rows, one a
-// multiprocessor at once; and a key of a KV head where memory bounds the call.
+// Nanoseconds a key (an H100, docs/lab/decode_sm90.md): of a query head's tile of up to kTileRows rows, one a
+// multiprocessor at once; and of a KV head if memory bounds the call.
 struct KeyTimes {
   int head_dim;
   double tile, memory;
@@ -241,28 +241,31 @@ struct KeyTimes {
 constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
 constexpr int64_t kTileRows = 128;
 
-// A chunk of few queries beside sequences of a token or so, with few heads in all: one multiprocessor a head reads all of its keys. Beside four
-// tokens a chunk of 32 queries of 65536 keys took 901 us so, split by keys 836; with 16 tokens of 32768 keys and 48 queries these were 857 and
-// 1235 (an H100 at dbf9cac). In proportion to the heads all but the chunk's time, they cross at 50 KV heads of all sequences.
+// A chunk of few queries beside sequences of a token or so, with few heads in all: one multiprocessor a head reads all of
+// the chunk's keys. Beside four tokens a chunk of 32 queries of 65536 keys took 901 us, with its keys split 836; with 16
+// tokens of 32768 keys and 48 queries these were 857 and 1235 (an H100 at dbf9cac). If everything but the chunk's time is
+// proportional to the heads, they cross at 50 KV heads of all sequences.
 bool has_few_long_chunks(const tessera_plan& plan) {
   constexpr int64_t kHeads = 48, kMostRows = 128;
   return !plan.problem.batch_invariant && most_have_few(plan) && group_of(plan) > 1 &&
          plan.max_seqlen_q < kConsumerRows && rows_of_kv_head(plan) <= kMostRows && plan.batch * plan.heads_kv < kHeads;
 }
 
-// At most a quarter of the multiprocessors would have a block, or a third one of a pair, each with keys enough to split.
+// Whether at most a quarter of the multiprocessors have a block, of a pair's kernel a third, although there are keys enough
+// to split.
 bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
   const int64_t filled = choice.pair ? 3 * kFwdD512ClusterBlocks * choice.work_tiles : 4 * choice.work_tiles;
   return !plan.problem.batch_invariant && plan.max_seqlen_k >= kSplitKeys && filled <= plan.device.cores;
 }
 
-// Work tiles that have rows: slots of packed sequences may be more.
+// Work tiles that have rows. Packed sequences may have more slots.
 int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
   return std::min(choice.work_tiles, plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, choice.block_m()));
 }
 
-// With batch_invariant the batch does not decide: the time is a sequence's part of a busy GPU, of packed ones that of full tiles. So it is
-// beside decode_sm90, which has the sequences of fewest queries: only the GPU knows how many are left.
+// With batch_invariant the estimate may not depend on the batch: it is a sequence's part of a busy GPU, and a packed
+// sequence counts as full tiles. In a mixed batch it is the part of a busy GPU, too: only the GPU knows how many sequences
+// decode_sm90 leaves.
 double estimate_us(const tessera_plan& plan) {
   const Choice choice = choose(plan).value();
   const KeyTimes& times = row_of(kKeyTimes, plan);

@@ -65,8 +65,8 @@ std::string refuse(const tessera_plan& plan) {
   return plan.batch < 2 ? "one sequence" : "";
 }
 
-// Only the GPU knows how many sequences have few queries: what one kernel takes for all of them is the most that the two take, unless the
-// others go by a kernel that has to merge parts of their keys to be fast, which in this place it does not.
+// Only the GPU knows how many sequences have few queries. The most that the launches take is what one kernel takes for all
+// sequences, unless fwd_sm80 would serve the others, which in a mixed batch does not split their keys.
 double estimate_us(const tessera_plan& plan) {
   constexpr double kFarAhead = 1.5;  // three launches take the place of one
   const bool by_fwd_sm90 = kFwdSm90.refuse(plan).empty();

@@ -18,7 +18,7 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};
 
-// A part, as families are asked for it: the other keys come after the prefixes.
+// A part as families see it: the other keys come after the prefixes.
 tessera_plan asked_of(const tessera_plan& plan, core::PrefixPart n) {
   tessera_plan part = core::plan_of(plan, n);
   part.after_another = n == core::kSuffix;

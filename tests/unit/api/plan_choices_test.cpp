@@ -1,7 +1,8 @@
-// Which kernels plans choose, against plan_choices.txt: the cells of bench/ and drawn problems, on every kind of device. A line is a
-// number and a problem; "=number devices: choice; devices: choice" says what the number stands for. After a change that is meant to alter choices:
+// Which kernels plans choose, compared with plan_choices.txt: the cells of bench/ and drawn problems, on every kind of
+// device. A line is a number and a problem; "=number devices: choice; devices: choice" says what a number means. After
+// a change that is meant to alter choices, this writes the list again, and its diff shows what has changed:
 //   TESSERA_WRITE_CHOICES=tests/unit/api/plan_choices.txt unit_tests --gtest_filter=PlanChoices.*
-// writes the list anew, and its diff says what has changed; TESSERA_DRAWN_PROBLEMS=20000 then draws more than the list has.
+// With TESSERA_DRAWN_PROBLEMS=20000 it draws more problems than the list has.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// ---- problems as text -------------------------------------------------------------------------------------------------
+// ---- problems as text -----------------------------------------------------------------------------------------------
 
 enum class Form { kDense, kPacked, kPaged, kCache };  // kPaged: dense queries; kCache: packed ones
 constexpr const char* kForms[] = {"dense", "packed", "paged", "cache"};
@@ -152,7 +153,7 @@ Problem Case::problem() const {
   return backward ? gradient_of(p) : p;
 }
 
-// ---- drawn problems ---------------------------------------------------------------------------------------------------
+// ---- drawn problems -------------------------------------------------------------------------------------------------
 
 class Draw {
  public:
@@ -229,7 +230,7 @@ Case drawn_case(Draw& draw) {
   return c;
 }
 
-// ---- choices ----------------------------------------------------------------------------------------------------------
+// ---- choices --------------------------------------------------------------------------------------------------------
 
 struct NamedDevice {
   std::string name;
@@ -259,7 +260,8 @@ std::vector<NamedDevice> devices() {
   return all;
 }
 
-// The kernel, and of one that is made of others these: "mixed_sm90(live_tiles fwd_sm90 decode_sm90)"; on a CPU its instructions, too.
+// The kernel, and what it launches if it is made of others: "mixed_sm90(live_tiles fwd_sm90 decode_sm90)"; on a CPU
+// its instruction set, too.
 std::string choice(const Problem& problem, const tessera_device& device) {
   Plan plan;
   if (!try_plan(problem, device, plan).ok()) return "none";

@@ -288,5 +288,81 @@ TEST(OracleOfAProgram, RefusesAScalarThatIsNoneOfItsType) {
                   "scalars[1] (n): 0.5, accepted an integer of 32 bits");
 }
 
+// ---- indices --------------------------------------------------------------------------------------------------------
+
+TEST(IndicesOfAProgram, AreRefusedByThePlanWhereEveryOneIsOutside) {
+  const auto planned = [](const char* score) {
+    const Handle handle = created(score, "");
+    return refusal(bound(handle));
+  };
+  EXPECT_CONTAINS(planned("s + bias[h, i + 100]"), "bias: index 1 of bias[h, i + 100] is 100 .. 115, accepted 0 .. 63");
+  EXPECT_EQ(planned("s + bias[h, i + 60]"), "accepted");
+  EXPECT_EQ(planned("h < 4 ? s + bias[h, j] : s + bias[h - 4, j]"), "accepted");
+  EXPECT_EQ(planned("s + (n > 0 ? bias[h, j + 100] : 0.0)"), "accepted");
+}
+
+// What a forward call with float64 q [2, 16, 4, 8] over 24 keys answers; bias is [4, 64], doc [2, 24] of 0 .. 23, but one is 64.
+std::string called(const char* score, const char* mask, bool causal = false) {
+  const Handle handle = created(score, mask);
+  Attention attention;
+  attention.problem = bound(handle);
+  attention.problem.causal = causal;
+  std::mt19937_64 random(1);
+  attention.allocate(random);
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  std::vector<float> bias(4 * 64, 1.0f);
+  std::vector<std::int32_t> doc(2 * 24);
+  for (size_t n = 0; n < doc.size(); ++n) doc[n] = static_cast<std::int32_t>(n % 24);
+  doc[24 + 5] = 64;
+  const std::uint16_t gain = 0x3F80;
+  Buffers buffers = attention.buffers();
+  buffers.captured = {bias.data(), doc.data(), &gain};
+  const Status status = try_forward(plan, buffers, workspace);
+  if (!status.ok()) EXPECT_TRUE(std::isnan(attention.o[0])) << "an output was written";
+  return std::string(status.message());
+}
+
+TEST(IndicesOfAProgram, AreRefusedByACallBeforeAnythingIsWritten) {
+  EXPECT_CONTAINS(called("s + bias[h, i - j + 8]", ""),
+                  "bias: index 1 of bias[h, i - j + 8] is -1 for b 0, h 0, i 0, j 9");
+  EXPECT_EQ(called("s + bias[h, i - j + 8]", "j <= i + 8"), "");
+  EXPECT_EQ(called("s + (j <= i + 8 ? bias[h, i - j + 8] : 0.0)", ""), "");
+  EXPECT_CONTAINS(called("s + bias[h, q_pos - j]", ""), "bias: index 1");
+  EXPECT_EQ(called("s + bias[h, q_pos - j]", "", true), "");
+  EXPECT_CONTAINS(called("s + bias[h, doc[b, j]]", ""), "is 64 for b 1, h 0, i 0, j 5, accepted 0 .. 63");
+  EXPECT_EQ(called("s + bias[h, doc[b, j]]", "j != 5"), "");
+  EXPECT_EQ(called("s + bias[h, int(s * 1000)]", ""), "");  // never read outside, and not checked
+  EXPECT_CONTAINS(called("s", "bias[h, j + 60] > 0.0"),
+                  "bias: index 1 of bias[h, j + 60] is 64 for b 0, h 0, i 0, j 4");
+}
+
+// ---- C++ ------------------------------------------------------------------------------------------------------------
+
+TEST(ProgramOfExpressions, IsThatOfItsText) {
+  using namespace score;
+  const Tensor table("bias", 2), document("doc", 2, ValueType::integer);
+  const Scalar c("c"), width("n", ValueType::integer);
+  const Program made(c * tanh(s / c) + where(h < 2, table(h, i - j + 8), -0.5 * abs(s)),
+                     j <= q_pos && (q_pos - j < width || document(b, i) == document(b, j)));
+  const Program read(
+      "c * tanh(s / c) + where(h < 2, bias[h, i - j + 8], -0.5 * abs(s))",
+      "j <= q_pos && (q_pos - j < n || doc[b, i] == doc[b, j])",
+      {{"c"}, {"bias", ValueType::floating, 2}, {"n", ValueType::integer}, {"doc", ValueType::integer, 2}});
+  EXPECT_EQ(made.score(), read.score());
+  EXPECT_EQ(made.mask(), read.mask());
+  EXPECT_EQ(made.hash(), read.hash());
+  EXPECT_EQ(made.tensor("bias"), 0U);
+  EXPECT_EQ(made.tensor("doc"), 1U);
+  EXPECT_EQ(made.scalar("n"), 1U);
+  EXPECT_THROW(made.tensor("n"), Error);
+  EXPECT_EQ(Program(min(s, -2) + floor_div(i, 4) + to_float(!(i == j))).score(),
+            "min(s, -2.0) + float(i // 4) + float(!(i == j))");
+  EXPECT_THROW(Program("s +", ""), Error);
+  Program copy = made, moved = std::move(copy);
+  copy = moved;
+  EXPECT_EQ(copy.hash(), made.hash());
+}
+
 }  // namespace
 }  // namespace tessera::test

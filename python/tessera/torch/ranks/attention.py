@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tessera._ranks.calls import Call
+from tessera._ranks.schedule import Message
+
 from .. import kernels
-from .calls import Call
 from .exchange import Exchange, Tensors
 from .program import Program
 from .rows import Block, Gradient, Partial, put, take
-from .schedule import Message
 
 
 class Setting(NamedTuple):

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tessera._core import Error
+from tessera._ranks.schedule import Message, Schedule
 
-from .schedule import Message, Schedule
 
 Tensors = Tuple[Tensor, ...]
 

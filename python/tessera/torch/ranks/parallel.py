@@ -13,13 +13,13 @@ from torch._compile import _disable_dynamo
 
 from tessera import _core
 from tessera._core import Error
+from tessera._ranks.schedule import Chunk, head_ranks, schedule
 
 from .. import options as of_call
 from ..checks import check_tensor
 from .attention import Setting, backward, forward
 from .exchange import Agreement
 from .program import Program, program
-from .schedule import Chunk, head_ranks, schedule
 
 # Options that a call on a part of the rows supports: scores that do not depend on positions, and positional masks.
 _ACCEPTED = ("scale", "causal", "window", "softcap", "sink", "deterministic", "threads")

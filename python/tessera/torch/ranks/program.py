@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from .calls import Call, Rectangle, calls
+from tessera._ranks.calls import Call, Rectangle, calls
+from tessera._ranks.schedule import Pair, Schedule, schedule
+
 from .rows import Block, Rows
-from .schedule import Pair, Schedule, schedule
 
 
 class PlannedCall(NamedTuple):

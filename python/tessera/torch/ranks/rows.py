@@ -7,8 +7,9 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from tessera._ranks.schedule import Chunk
+
 from ..merge import combine
-from .schedule import Chunk
 
 
 class Block:

@@ -50,7 +50,7 @@ class Call(NamedTuple):
     packed: bool
 
     def options(self) -> Dict[str, Any]:
-        """The options for tessera.torch's kernels; tensors as lists."""
+        """The options of the call; tensors as lists."""
         if not self.packed:
             return _mask(self.rectangles[0])
         cu_q, cu_k, causal = [0], [0], []
