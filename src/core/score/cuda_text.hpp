@@ -15,14 +15,14 @@
 //     static GradientRow gradient_row(params, place);
 //     static GradientColumn gradient_column(params, place);
 //     static float gradient(params, row, column, place, g, s, sink);
-//     static void check(params, place, s);
+//     static void check(params, place);
 //   };
 //
 // `gradient` returns the gradient of s of a visible pair, g being that of the new score, and calls, for each load n of
 // a floating-point tensor, sink.template add<n, tensor>(inside, adjoint, index...): the element at `index` (int32, as
 // many as the tensor has axes) receives `adjoint` where `inside`. `check` writes 1 to params.read_outside where the
-// mask, or the score of a visible pair, takes a load that is outside its tensor. All others give 0 for such a load, and
-// read nothing.
+// mask, or the score of a pair that the mask shows, takes a load that is outside its tensor; what depends on s does not
+// count (indices.hpp). All others give 0 for such a load, and read nothing.
 //
 // A load is not read where each of its uses is on a side of where, && or || that is not taken, as far as the conditions
 // are known before it.
