@@ -1,4 +1,4 @@
-#include "core/score/recognise.hpp"
+#include "core/score/recognised.hpp"
 
 #include <algorithm>
 #include <array>

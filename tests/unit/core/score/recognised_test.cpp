@@ -1,5 +1,5 @@
 // What of a program is recognised as an option, and what stays.
-#include "core/score/recognise.hpp"
+#include "core/score/recognised.hpp"
 
 #include <gtest/gtest.h>
 
