@@ -12,11 +12,13 @@ void AttentionTensors::describe(tessera_problem& problem) const {
     const bool takes_part = core::takes_part(field, problem.direction == TESSERA_BACKWARD);
     if (takes_part && tensor.present()) problem.*field.layout = tensor.layout();
   }
+  if (program) program->describe(problem);
 }
 
 tessera_buffers AttentionTensors::buffers() const {
   tessera_buffers buffers{};
   for (const core::TensorField& field : core::kTensorFields) field.set_pointer(buffers, (*this)[field].memory.data());
+  if (program) program->add_to(buffers);
   return buffers;
 }
 
@@ -25,6 +27,9 @@ std::vector<ArgumentName> AttentionTensors::names() const {
   for (const core::TensorField& field : core::kTensorFields) {
     const Tensor& tensor = (*this)[field];
     if (tensor.present()) names.push_back({field.name, tensor.describe()});
+  }
+  for (std::size_t n = 0; program && n < program->tensors.size(); ++n) {
+    names.push_back({program->names[n], program->tensors[n].describe()});
   }
   return names;
 }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "core/fields.hpp"
 #include "options.hpp"
+#include "score_options.hpp"
 #include "tensor.hpp"
 #include "tessera/tessera.h"
 
@@ -23,6 +25,8 @@ class AttentionTensors {
   void describe(tessera_problem& problem) const;
   tessera_buffers buffers() const;
   std::vector<ArgumentName> names() const;  // the present tensors' names in messages
+
+  std::shared_ptr<ScoreProgram> program;  // NULL: none
 
  private:
   std::array<Tensor, core::kNumTensors> tensors_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
 
 namespace tessera::cli {
@@ -47,6 +48,21 @@ AttentionTensors in_float64(const AttentionTensors& tensors, double roundoff) {
     exact[field] = make_tensor(original.source, has_dtype_of_q ? TESSERA_FLOAT64 : TESSERA_FLOAT32, original.shape);
     exact[field].strides = original.strides;
   }
+  if (tensors.program) {
+    exact.program = std::make_shared<ScoreProgram>(*tensors.program);
+    for (Tensor& tensor : exact.program->tensors) {
+      const bool floating = tensor.dtype <= TESSERA_FLOAT64;
+      if (floating)
+        tensor = moved(tensor,
+                       tensor.dtype == TESSERA_FLOAT64 ? 0
+                       : roundoff == 0                 ? 0
+                                                       : unit_roundoff(static_cast<tessera_dtype>(tensor.dtype)),
+                       random);
+    }
+    for (Tensor& gradient : exact.program->gradients) {
+      if (gradient.present()) gradient = make_tensor(gradient.source, TESSERA_FLOAT64, gradient.shape);
+    }
+  }
   return exact;
 }
 
@@ -77,11 +93,8 @@ std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const At
     return values;
   };
   std::vector<OutputCheck> checks;
-  for (const core::TensorField& field : core::kTensorFields) {
-    const Tensor& result = tensors[field];
-    const bool computed = core::written(field, false) || (backward && core::written(field, true));
-    if (!computed || !result.present() || &field == &core::kTensorFields[core::TensorName("lse_low").index]) continue;
-    const Tensor reference = values_of(exact, field);
+  const auto add = [&checks](const std::string& name, const Tensor& result, const Tensor& values,
+                             const Tensor& reference, const Tensor& near) {
     const auto error_of = [&](const Tensor& tensor) {
       return peers::error_of(tensor.memory.data(), tensor.dtype, reference.as<double>(), reference.elems());
     };
@@ -93,14 +106,24 @@ std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const At
       squares += value * value;
     }
     const auto elems = static_cast<double>(std::max<std::int64_t>(1, reference.elems()));
-    OutputCheck check{.name = field.name,
-                      .error = error_of(values_of(tensors, field)),
-                      .allowed = error_of(values_of(nearby, field))};
+    OutputCheck check{.name = name, .error = error_of(values), .allowed = error_of(near)};
     // Two roundings of the output: one when it is stored, one of its accumulator.
     const double stored = 2 * std::max(unit_roundoff(result.dtype), 0x1p-24);
     check.allowed.max_abs = kAllowedRoundings * check.allowed.max_abs + stored * largest;
     check.allowed.rms = kAllowedRoundings * check.allowed.rms + stored * std::sqrt(squares / elems);
     checks.push_back(check);
+  };
+  for (const core::TensorField& field : core::kTensorFields) {
+    const Tensor& result = tensors[field];
+    const bool computed = core::written(field, false) || (backward && core::written(field, true));
+    if (!computed || !result.present() || &field == &core::kTensorFields[core::TensorName("lse_low").index]) continue;
+    add(field.name, result, values_of(tensors, field), values_of(exact, field), values_of(nearby, field));
+  }
+  for (std::size_t n = 0; tensors.program && n < tensors.program->gradients.size(); ++n) {
+    const Tensor& result = tensors.program->gradients[n];
+    if (!result.present()) continue;
+    add("d_" + tensors.program->names[n], result, converted(result, TESSERA_FLOAT64), exact.program->gradients[n],
+        nearby.program->gradients[n]);
   }
   return checks;
 }

@@ -12,6 +12,7 @@
 #include "options.hpp"
 #include "peers/ceilings.hpp"
 #include "plan_ranks.hpp"
+#include "score_options.hpp"
 #include "sized_problem.hpp"
 
 namespace tessera::cli {
@@ -22,6 +23,7 @@ struct PlanOptions {
   std::string dtype = "float32", direction = "forward";
   bool json = false;
   AttentionOptions attention;
+  ScoreOptions score;
   DeviceOptions device;
   RankOptions ranks;
 };
@@ -95,7 +97,12 @@ std::string describe(const tessera_plan& plan, const Roofline& roof) {
 int show_plan(const PlanOptions& options) {
   if (options.ranks.asked()) return show_ranks(options.ranks, sizes_of(options), problem_of(options), options.json);
   const tessera_device device = options.device.device();
-  const tessera_problem problem = problem_of(options);
+  tessera_problem problem = problem_of(options);
+  const std::shared_ptr<ScoreProgram> program = options.score.program(true);
+  if (program) {
+    if (problem.direction == TESSERA_BACKWARD) program->ask_for_gradients();
+    program->describe(problem);
+  }
   tessera_plan plan{};
   check_status(tessera_make_plan(&problem, &device, &plan));
   const std::string text = text_of(plan, options.json ? tessera_plan_json : tessera_plan_describe);
@@ -124,6 +131,7 @@ constexpr const char* kFooter = R"(Examples:
   tessera plan --sq 1 --sk 32768 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --page-size 64
   tessera plan --sq 2048 -H 16 -D 64 --direction backward --bias --dbias --json
   tessera plan --sq 4096 -H 32 -D 128 --dtype bfloat16 --arch 90
+  tessera plan --sq 4096 -H 8 --mask-mod "j <= q_pos && doc[b, i] == doc[b, j]" --bind doc=int32[1,4096]
   tessera plan --sq 131072 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --causal --ranks 8)";
 
 }  // namespace
@@ -153,6 +161,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   }
   command->add_flag("--json", o.json, "As JSON");
   o.attention.add_to(*command);
+  o.score.add_to(*command);
   o.device.add_place_to(*command);
   o.device.add_arch_to(*command);
   o.device.add_to(*command);

@@ -27,6 +27,7 @@ struct RunOptions {
   std::string dtype, layout = "bshd";
   bool check = false, json = false;
   AttentionOptions attention;
+  ScoreOptions score;
   DeviceOptions device;
 
   const std::string& file(const core::TensorField& field) const { return files[&field - core::kTensorFields]; }
@@ -55,6 +56,11 @@ class Run {
     for (const core::TensorField* field : results()) {
       files_.add(options_.file(*field), field->flag, field->name);
     }
+    tensors_.program = options.score.program(false);
+    for (const std::size_t n : gradients_of_program()) {
+      const std::string& name = tensors_.program->names[n];
+      files_.add(tensors_.program->files[n], "--dbind " + name, "d_" + name);
+    }
     device_ = options.device.device();
     read_inputs();
     make_outputs();
@@ -72,6 +78,10 @@ class Run {
     std::FILE* const messages = files_.use_standard_output() ? stderr : stdout;
     for (const core::TensorField* field : results()) {
       files_.set(field->flag, tensors_[*field], stored_shape(*field));
+    }
+    for (const std::size_t n : gradients_of_program()) {
+      const Tensor& gradient = tensors_.program->gradients[n];
+      files_.set("--dbind " + tensors_.program->names[n], gradient, gradient.shape);
     }
     throw_if_interrupted();
     files_.commit();
@@ -99,6 +109,10 @@ class Run {
       }
       gradient = gradient || primal != nullptr;
     }
+    if (options_.score.has_gradients() && !is_backward()) {
+      throw WrongUse("--dbind: given without --grad, which names the cotangent of o");
+    }
+    gradient = gradient || options_.score.has_gradients();
     if (is_backward() && !gradient) {
       throw WrongUse(fmt::format("--grad {}: no gradient is asked for, accepted with at least one of {}",
                                  options_.file("d_o"), gradient_flags()));
@@ -201,6 +215,15 @@ class Run {
     return shape;
   }
 
+  // The numbers of the program's tensors whose gradients are written to files.
+  std::vector<std::size_t> gradients_of_program() const {
+    std::vector<std::size_t> numbers;
+    for (std::size_t n = 0; tensors_.program && n < tensors_.program->gradients.size(); ++n) {
+      if (tensors_.program->gradients[n].present()) numbers.push_back(n);
+    }
+    return numbers;
+  }
+
   static std::string call_text(const char* direction, const CallResult& call) {
     return fmt::format("{:<8} {} kernel, {}, {} thread{}: {:.3g} ms, {:.3g} KiB of workspace\n", direction,
                        call.plan.family, tessera_isa_name(call.plan.device.isa), call.plan.device.threads,
@@ -215,6 +238,11 @@ class Run {
     for (const core::TensorField* field : results()) {
       text += fmt::format("{:<8} {} {} -> {}\n", field->name, tessera_dtype_name(tensors_[*field].dtype),
                           shape_text(stored_shape(*field)), printable(options_.file(*field)));
+    }
+    for (const std::size_t n : gradients_of_program()) {
+      const Tensor& gradient = tensors_.program->gradients[n];
+      text += fmt::format("{:<8} {} {} -> {}\n", "d_" + tensors_.program->names[n], tessera_dtype_name(gradient.dtype),
+                          shape_text(gradient.shape), printable(tensors_.program->files[n]));
     }
     for (const OutputCheck& check : checks) {
       text += fmt::format("check    {:<6} max error {:.2e} (allowed {:.2e}), RMS {:.2e} (allowed {:.2e}): {}\n",
@@ -242,6 +270,13 @@ class Run {
                                  {"file", options_.file(*field)},
                                  {"dtype", tessera_dtype_name(tensors_[*field].dtype)},
                                  {"shape", stored_shape(*field)}});
+    }
+    for (const std::size_t n : gradients_of_program()) {
+      const Tensor& gradient = tensors_.program->gradients[n];
+      json["outputs"].push_back({{"name", "d_" + tensors_.program->names[n]},
+                                 {"file", tensors_.program->files[n]},
+                                 {"dtype", tessera_dtype_name(gradient.dtype)},
+                                 {"shape", gradient.shape}});
     }
     if (options_.check) {
       json["passed"] = passed;
@@ -276,7 +311,8 @@ Examples:
   tessera run q.npy k.npy v.npy -o out.safetensors:o --lse out.safetensors:lse
   tessera run q.npy k.npy v.npy -o out.npy --grad dout.npy --dq dq.npy --dk dk.npy --dv dv.npy --check
   tessera run q.npy k.npy v.npy -o out.npy --dtype bfloat16 --window 1024 0 --sink sink.npy
-  tessera run q.npy k.npy v.npy -o out.npy --cu-seqlens-q cu.npy --cu-seqlens-k cu.npy --causal)";
+  tessera run q.npy k.npy v.npy -o out.npy --cu-seqlens-q cu.npy --cu-seqlens-k cu.npy --causal
+  tessera run q.npy k.npy v.npy -o out.npy --score-mod "s * c + bias[h, i - j + 512]" --bind c=0.5 bias=b.npy)";
 
 }  // namespace
 
@@ -297,6 +333,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_flag("--check", o.check, "Compare every result to the float64 oracle; exit 1 if an error is too large");
   command->add_flag("--json", o.json, "Say what was done as JSON");
   o.attention.add_to(*command);
+  o.score.add_to(*command);
+  o.score.add_gradients_to(*command);
   o.device.add_to(*command);
   command->footer(kFooter);
   command->callback([options, &outcome] { outcome.exit_code = Run(*options).execute(); });

@@ -37,12 +37,10 @@ TORCH = "torch-stable-abi29"
 BACKENDS = {"cpu": "cpu", "cu120": "cuda", "cu130": "cuda"}  # CUDA's libraries are loaded when they are needed
 # Prebuilt, or compiled when they are needed by the NVRTC that PyTorch for CUDA brings, as PTX would be.
 ARCHS = ["8.0", "8.6", "8.9", "9.0a", "10.0", "12.0", "8.0+PTX"]
-# Of the wheel: what needs neither other frameworks nor programs of its own.
-KEPT = re.compile(
-    r"tessera/(_attention|_frameworks|_hints|_options)\.py|tessera/torch/.*\.py|tessera/serving/paged\.py"
-    r"|tessera/_core.*\.so"
-)
-PREBUILT = re.compile(r"tessera/aot/.*")
+# Of the wheel: all but what serves other frameworks or engines, and programs.
+LEFT_OUT = re.compile(r"(compare|jax|transformers|serving/(?!paged))|(__init__|__main__|doctor|megatron)\.py$")
+KEPT = re.compile(r"tessera/(?P<path>.*\.py|_core.*\.so)")
+PREBUILT = re.compile(r"tessera/aot/[^/]+")
 FLASH_ATTN = ("_append", "_call", "_dmask", "_extent", "_kvcache", "flash_attn_interface", "layers/rotary")
 EXPORTED = {
     "_attention": ["Gradients", "append", "attention", "attention_backward", "combine", "plan"],
@@ -104,7 +102,8 @@ def package(wheels: list[Path], folder: Path, any_abi: bool) -> None:
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
-                if not KEPT.fullmatch(name) and not PREBUILT.fullmatch(name) or name.endswith("/"):
+                kept = KEPT.fullmatch(name)
+                if kept and LEFT_OUT.match(kept["path"]) or not kept and not PREBUILT.fullmatch(name):
                     continue
                 path = folder / name.removeprefix("tessera/")
                 path.parent.mkdir(parents=True, exist_ok=True)

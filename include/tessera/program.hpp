@@ -96,8 +96,8 @@ inline Value joined(std::string_view before, std::string_view between, std::stri
 inline Value named(const char* name) { return {name, {}}; }
 }  // namespace detail
 
-// What a pair brings; the score so far, the sequence, the query head and its KV head, the query's and the key's number in the
-// sequence, i + len_k - len_q, and the lengths.
+// What a pair brings: the score so far, the sequence, the query head and its KV head, the query's and the key's number
+// in the sequence, i + len_k - len_q, and the lengths.
 inline const Value s = detail::named("s"), b = detail::named("b"), h = detail::named("h"), h_kv = detail::named("h_kv"),
                    i = detail::named("i"), j = detail::named("j"), q_pos = detail::named("q_pos"),
                    len_q = detail::named("len_q"), len_k = detail::named("len_k");

@@ -31,9 +31,10 @@ enum class DType : std::int32_t {
   int16 = TESSERA_INT16,
   uint8 = TESSERA_UINT8
 };
+// int64 has no short name: device code, which is in this namespace too, has a type of that name.
 inline constexpr DType float32 = DType::float32, float16 = DType::float16, bfloat16 = DType::bfloat16,
-                       float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean, int64 = DType::int64,
-                       int8 = DType::int8, int16 = DType::int16, uint8 = DType::uint8;
+                       float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean, int8 = DType::int8,
+                       int16 = DType::int16, uint8 = DType::uint8;
 
 inline std::string_view name(DType dtype) { return tessera_dtype_name(static_cast<std::int32_t>(dtype)); }
 inline std::size_t size_bytes(DType dtype) { return tessera_dtype_bytes(static_cast<std::int32_t>(dtype)); }
@@ -48,7 +49,7 @@ struct DTypeOf<double> : std::integral_constant<DType, float64> {};
 template <>
 struct DTypeOf<std::int32_t> : std::integral_constant<DType, int32> {};
 template <>
-struct DTypeOf<std::int64_t> : std::integral_constant<DType, int64> {};
+struct DTypeOf<std::int64_t> : std::integral_constant<DType, DType::int64> {};
 template <>
 struct DTypeOf<std::int8_t> : std::integral_constant<DType, int8> {};
 template <>

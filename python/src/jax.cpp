@@ -1,6 +1,7 @@
-// One handler per platform serves both directions. A call's attributes list its operands and results, by the names of a
-// problem's tensors ("q k v bias", "o lse"), and the options that differ from their defaults, by name. XLA calls a
-// handler without the GIL: only add_jax touches Python objects here.
+// For each platform one handler serves both directions of attention, and another appends to a cache. A call's
+// attributes list its operands and results, by the names of a problem's tensors ("q k v bias", "o lse"), and the
+// options that differ from their defaults, by name. XLA calls a handler without the GIL: only add_jax touches Python
+// objects here.
 #include "jax.hpp"
 
 #include <nanobind/stl/string.h>
@@ -15,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "append_fields.hpp"
 #include "call.hpp"
 #include "error.hpp"
 #include "options.hpp"
@@ -162,13 +164,20 @@ void set_buffer(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer)
   field.set_pointer(call.buffers, buffer.data);
 }
 
-// The names in `list`, separated by spaces, each with its buffer.
-void set_buffers(Call& call, std::string_view list, void** buffers, int64_t count) {
+// set(name, buffer) for each name in `list`, separated by spaces.
+template <class Set>
+void for_each_buffer(std::string_view list, void** buffers, int64_t count, Set&& set) {
   for (int64_t i = 0; i < count; ++i) {
     const size_t end = std::min(list.find(' '), list.size());
-    set_buffer(call, list.substr(0, end), *static_cast<const XLA_FFI_Buffer*>(buffers[i]));
+    set(list.substr(0, end), *static_cast<const XLA_FFI_Buffer*>(buffers[i]));
     list.remove_prefix(std::min(end + 1, list.size()));
   }
+}
+
+template <class Set>
+void for_each_buffer(const Attributes& attributes, const XLA_FFI_CallFrame& frame, Set&& set) {
+  for_each_buffer(attributes.text("operands"), frame.args.args, frame.args.size, set);
+  for_each_buffer(attributes.text("results"), frame.rets.rets, frame.rets.size, set);
 }
 
 void swap_heads_first(tessera_problem& p) {
@@ -178,12 +187,28 @@ void swap_heads_first(tessera_problem& p) {
 Call call_of(const XLA_FFI_CallFrame& frame) {
   const Attributes attributes(frame.attrs);
   Call call(attributes.integer("backward") ? TESSERA_BACKWARD : TESSERA_FORWARD);
-  set_buffers(call, attributes.text("operands"), frame.args.args, frame.args.size);
-  set_buffers(call, attributes.text("results"), frame.rets.rets, frame.rets.size);
+  for_each_buffer(attributes, frame,
+                  [&call](std::string_view name, const XLA_FFI_Buffer& buffer) { set_buffer(call, name, buffer); });
   set_options(call.problem, attributes);
   call.kernel = static_cast<int32_t>(attributes.integer("kernel"));
   call.threads = static_cast<int32_t>(attributes.integer("threads"));
   if (attributes.integer("heads_first")) swap_heads_first(call.problem);
+  return call;
+}
+
+tessera_append_call append_of(const XLA_FFI_CallFrame& frame) {
+  const Attributes attributes(frame.attrs);
+  tessera_append_call call{};
+  call.interleaved = static_cast<int32_t>(attributes.integer("interleaved"));
+  // What is written is operand and result: XLA gives both the same memory.
+  for_each_buffer(attributes, frame, [&call](std::string_view name, const XLA_FFI_Buffer& buffer) {
+    for (const AppendField& field : kAppendFields) {
+      if (name != field.name) continue;
+      call.*field.tensor = {contiguous(to_dtype(buffer.dtype), buffer.dims, buffer.rank, field.name), buffer.data};
+      return;
+    }
+    throw Error(std::string(name) + ": no tensor of an append");
+  });
   return call;
 }
 
@@ -209,7 +234,7 @@ XLA_FFI_Error* handle(XLA_FFI_CallFrame& frame, Execute&& execute) noexcept {
   if (told_metadata(frame)) return nullptr;
   if (frame.stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   try {
-    return execute(call_of(frame));
+    return execute();
   } catch (const std::bad_alloc&) {
     return error(*frame.api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "tessera: no memory for the workspace");
   } catch (const std::exception& refusal) {
@@ -218,9 +243,19 @@ XLA_FFI_Error* handle(XLA_FFI_CallFrame& frame, Execute&& execute) noexcept {
 }
 
 XLA_FFI_Error* handle_cpu(XLA_FFI_CallFrame* frame) {
-  return handle(*frame, [](const Call& call) -> XLA_FFI_Error* {
+  return handle(*frame, [frame]() -> XLA_FFI_Error* {
+    const Call call = call_of(*frame);
     tessera_executor executor{};
     check(run_on_cpu(call, plan_of(call), executor));
+    return nullptr;
+  });
+}
+
+XLA_FFI_Error* handle_append_on_cpu(XLA_FFI_CallFrame* frame) {
+  return handle(*frame, [frame]() -> XLA_FFI_Error* {
+    const tessera_append_call call = append_of(*frame);
+    tessera_executor executor{};
+    check(tessera_append(&call, &cpu(), &executor));
     return nullptr;
   });
 }
@@ -262,32 +297,62 @@ class Scratch {
   XLA_FFI_Error* failure_ = nullptr;
 };
 
+// The device and stream that a call is for.
+XLA_FFI_Error* place_of(const XLA_FFI_CallFrame& frame, Place& place) {
+  const XLA_FFI_Api& api = *frame.api;
+  XLA_FFI_Stream_Get_Args stream{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame.ctx, nullptr};
+  if (XLA_FFI_Error* failure = api.XLA_FFI_Stream_Get(&stream)) return failure;
+  XLA_FFI_DeviceOrdinal_Get_Args ordinal{XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, nullptr, frame.ctx, 0};
+  if (XLA_FFI_Error* failure = api.XLA_FFI_DeviceOrdinal_Get(&ordinal)) return failure;
+  place = {kCuda, ordinal.device_ordinal, stream.stream};
+  return nullptr;
+}
+
 XLA_FFI_Error* handle_cuda(XLA_FFI_CallFrame* frame) {
-  return handle(*frame, [frame](Call call) -> XLA_FFI_Error* {
-    const XLA_FFI_Api& api = *frame->api;
-    XLA_FFI_Stream_Get_Args stream{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
-    if (XLA_FFI_Error* failure = api.XLA_FFI_Stream_Get(&stream)) return failure;
-    XLA_FFI_DeviceOrdinal_Get_Args ordinal{XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, 0};
-    if (XLA_FFI_Error* failure = api.XLA_FFI_DeviceOrdinal_Get(&ordinal)) return failure;
-    call.place.join("q", {kCuda, ordinal.device_ordinal, stream.stream});
+  return handle(*frame, [frame]() -> XLA_FFI_Error* {
+    Call call = call_of(*frame);
+    Place place;
+    if (XLA_FFI_Error* failure = place_of(*frame, place)) return failure;
+    call.place.join("q", place);
     const tessera_plan& plan = plan_of(call);
     const auto bytes = static_cast<size_t>(plan.workspace_bytes);
-    const Scratch scratch(api, frame->ctx, bytes);
+    const Scratch scratch(*frame->api, frame->ctx, bytes);
     if (scratch.failure()) return scratch.failure();
     tessera_executor executor{};
-    executor.stream = stream.stream;
+    executor.stream = place.stream;
     check(run_plan(plan, call.buffers, scratch.data(), bytes, executor));
+    return nullptr;
+  });
+}
+
+XLA_FFI_Error* handle_append_on_cuda(XLA_FFI_CallFrame* frame) {
+  return handle(*frame, [frame]() -> XLA_FFI_Error* {
+    const tessera_append_call call = append_of(*frame);
+    Place place;
+    if (XLA_FFI_Error* failure = place_of(*frame, place)) return failure;
+    const tessera_device device = device_at(place, "k");
+    tessera_executor executor{};
+    executor.stream = place.stream;
+    check(tessera_append(&call, &device, &executor));
     return nullptr;
   });
 }
 
 // ---- Python ---------------------------------------------------------------------------------------------------------
 
+// By the target's name and the platform.
 nb::dict handlers() {
-  nb::dict by_platform;
-  by_platform["cpu"] = nb::capsule(reinterpret_cast<void*>(&handle_cpu));
-  by_platform["CUDA"] = nb::capsule(reinterpret_cast<void*>(&handle_cuda));
-  return by_platform;
+  using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
+  const auto by_platform = [](Handler on_cpu, Handler on_cuda) {
+    nb::dict result;
+    result["cpu"] = nb::capsule(reinterpret_cast<void*>(on_cpu));
+    result["CUDA"] = nb::capsule(reinterpret_cast<void*>(on_cuda));
+    return result;
+  };
+  nb::dict by_target;
+  by_target["tessera_attention"] = by_platform(&handle_cpu, &handle_cuda);
+  by_target["tessera_append"] = by_platform(&handle_append_on_cpu, &handle_append_on_cuda);
+  return by_target;
 }
 
 int32_t dtype_named(const std::string& name) {

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <vector>
 
+#include "append_fields.hpp"
 #include "array.hpp"
 #include "call.hpp"
 #include "comparison.hpp"
@@ -198,40 +199,23 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle seqused_k,
             nb::handle cu_seqlens, nb::handle page_table, nb::handle q, nb::handle q_out, nb::handle cos,
             nb::handle sin, nb::handle positions_q, nb::handle positions_k, nb::handle dropped, bool interleaved) {
-  constexpr const char *kFloating = "float32, float16 or bfloat16", *kIndex = "int32";
   tessera_append_call call{};
   call.interleaved = interleaved;
   const bool in_place = !q.is_none() && q_out.is_none();
-  const struct {
-    const char* name;
-    nb::handle source;
-    tessera_tensor& tensor;
-    Access access;
-    const char* accepted_dtypes;
-  } rows[] = {
-      {"k", k, call.k, Access::kRead, kFloating},
-      {"v", v, call.v, Access::kRead, kFloating},
-      {"k_cache", k_cache, call.k_cache, Access::kWrite, kFloating},
-      {"v_cache", v_cache, call.v_cache, Access::kWrite, kFloating},
-      {"seqused_k", seqused_k, call.seqused_k, Access::kRead, kIndex},
-      {"cu_seqlens", cu_seqlens, call.cu_seqlens, Access::kRead, kIndex},
-      {"page_table", page_table, call.page_table, Access::kRead, kIndex},
-      {"q", q, call.q, in_place ? Access::kWrite : Access::kRead, kFloating},
-      {"q_out", q_out, call.q_out, Access::kWrite, kFloating},
-      {"cos", cos, call.cos, Access::kRead, kFloating},
-      {"sin", sin, call.sin, Access::kRead, kFloating},
-      {"positions_q", positions_q, call.positions_q, Access::kRead, kIndex},
-      {"positions_k", positions_k, call.positions_k, Access::kRead, kIndex},
-      {"dropped", dropped, call.dropped, Access::kWrite, kIndex},
-  };
+  const nb::handle sources[] = {k, v,     k_cache, v_cache, seqused_k,   cu_seqlens,  page_table,
+                                q, q_out, cos,     sin,     positions_q, positions_k, dropped};
+  static_assert(std::size(sources) == std::size(kAppendFields));
   CommonPlace place;
-  Array arrays[std::size(rows)];  // keep the memory until the call is over
+  Array arrays[std::size(sources)];  // keep the memory until the call is over
   bool has_data = true;
-  for (size_t n = 0; n < std::size(rows); ++n) {
-    if (rows[n].source.is_none()) continue;
-    arrays[n] = import_array(rows[n].name, rows[n].source, rows[n].access, rows[n].accepted_dtypes);
-    place.join(rows[n].name, arrays[n].place);
-    rows[n].tensor = {arrays[n].layout, arrays[n].data};
+  for (size_t n = 0; n < std::size(sources); ++n) {
+    if (sources[n].is_none()) continue;
+    const AppendField& field = kAppendFields[n];
+    const bool written = field.written || (in_place && field.tensor == &tessera_append_call::q);
+    arrays[n] = import_array(field.name, sources[n], written ? Access::kWrite : Access::kRead,
+                             field.floating ? "float32, float16 or bfloat16" : "int32");
+    place.join(field.name, arrays[n].place);
+    call.*field.tensor = {arrays[n].layout, arrays[n].data};
     has_data = has_data && arrays[n].has_data;
   }
   if (!has_data) return check(core::validate_append(call));

@@ -56,6 +56,22 @@ def plan_json(
 ) -> str:
     """The plan as JSON."""
 
+class ScoreProgram:
+    """A checked program, for the options program, captured, d_captured and scalars of forward, backward and plan.
+
+    names: (name, "float", "int" or "bool", rank) of what the texts may use, -1 for a scalar. Captured arrays and
+    scalars are given in this order. score, mask and gradient are canonical texts."""
+
+    def __init__(self, score: str, mask: str, names: Sequence[tuple[str, str, int]]) -> None: ...
+    @property
+    def score(self) -> str: ...
+    @property
+    def mask(self) -> str: ...
+    @property
+    def gradient(self) -> str: ...
+    @property
+    def hash(self) -> int: ...
+
 class ArrayWithoutData:
     """An array with a layout and no data. check, plan, combine and append accept it, and compute nothing.
 
@@ -98,7 +114,7 @@ def device(name: str = "cpu") -> dict[str, Any]:
     smem_bytes. Error if Tessera cannot compute on it; the message says why."""
 
 def jax_handlers() -> dict[str, Any]:
-    """Capsules of the functions that XLA calls, by platform."""
+    """Capsules of the functions that XLA calls, by the name of the target and the platform."""
 
 def check_layouts(backward: bool, tensors: list[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]) -> None:
     """Raises Error if a problem of these tensors (name, dtype, shape) and options would be refused on any device."""

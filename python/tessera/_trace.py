@@ -1,6 +1,8 @@
-"""Traces `score_mod(score, b, h, q_idx, kv_idx)` and `mask_mod(b, h, q_idx, kv_idx)`: Python functions of one (query, key)
-pair become the text of a score program. Arrays that a function captures (in closures, globals, attributes, defaults) become
-named tensors; numbers become named scalars, so that a new value needs no new program; only literals are constants.
+"""Traces `score_mod(score, b, h, q_idx, kv_idx)` and `mask_mod(b, h, q_idx, kv_idx)`: Python functions of one (query,
+key) pair become the text of a score program.
+
+Arrays that a function captures (in closures, globals, attributes, defaults) become named tensors; numbers become named
+scalars, so that a new value needs no new program; only literals are constants.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Traced:
     __array_priority__ = 1000
     shape = ()
     ndim = 0
+    device = None
 
     def __init__(self, type_: str, text: str, arguments: tuple = (), number: Any = None):
         self._type, self._text, self._arguments = type_, text, arguments  # "{} + {}", of the arguments' names
@@ -265,9 +268,8 @@ bitwise_and, bitwise_or, bitwise_xor = map(_bits, ("{} & {}", "{} | {}", "{} ^ {
 logical_and, logical_or, logical_xor = map(_logic, ("{} && {}", "{} || {}", "{} ^ {}"))
 exp, exp2, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, floor, sign = map(
     _function,
-    ("exp({})", "exp2({})", "log({})", "sqrt({})", "rsqrt({})", "tanh({})", "sigmoid({})", "sin({})", "cos({})", "floor({})",
-     "sign({})"),
-)  # fmt: skip
+    [f"{name}({{}})" for name in "exp exp2 log sqrt rsqrt tanh sigmoid sin cos floor sign".split()],
+)
 
 
 def greater(a: Any, b: Any) -> Traced:
@@ -395,8 +397,8 @@ _NAMES: dict[str, Callable[..., Traced]] = {
 
 def _by_name(full: str, name: str) -> Callable[..., Traced]:
     if name not in _NAMES:
-        functions = "abs, clip, cos, exp, exp2, floor, log, maximum, minimum, relu, rsqrt, sigmoid, sign, sin, sqrt, tanh, where"
-        _refuse(f"{full} of a traced value, accepted operators, {functions}, comparisons and logic")
+        functions = "abs, clip, cos, exp, exp2, floor, log, maximum, minimum, relu, rsqrt, sigmoid, sign, sin, sqrt"
+        _refuse(f"{full} of a traced value, accepted operators, {functions}, tanh, where, comparisons and logic")
     return _NAMES[name]
 
 
@@ -404,7 +406,8 @@ def _operators(target: type) -> type:
     """Python's operators, as methods."""
     binary = {
         "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "floordiv": floor_divide, "mod": remainder,
-        "pow": power, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor, "lshift": left_shift, "rshift": right_shift,
+        "pow": power, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor, "lshift": left_shift,
+        "rshift": right_shift,
     }  # fmt: skip
     for name, function in binary.items():
         setattr(target, f"__{name}__", lambda a, b, f=function: f(a, b))
@@ -418,7 +421,8 @@ def _operators(target: type) -> type:
         setattr(target, f"__{name}__", lambda a, f=function: f(a))
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
-                 "sign", "sin", "sqrt", "square", "tanh", "logical_and", "logical_or", "logical_not", "pow"):  # fmt: skip
+                 "sign", "sin", "sqrt", "square", "tanh", "logical_and", "logical_or",
+                 "logical_not", "pow"):  # fmt: skip
         setattr(target, name, lambda *arguments, f=_NAMES[name], **keywords: f(*arguments, **keywords))
     return target
 
@@ -611,7 +615,8 @@ class Names:
             return function
         _refuse_side_effects(code)
         wanted = _names_of(code)
-        own_globals = {name: self.capture(name, x) for name, x in function.__globals__.items() if name in wanted}
+        known = function.__globals__
+        own_globals = {name: self.capture(name, known[name]) for name in wanted if name in known}
         own_globals["__builtins__"] = function.__globals__.get("__builtins__", __builtins__)
         cells = tuple(
             types.CellType(self.capture(name, cell.cell_contents))
@@ -645,11 +650,11 @@ def _refuse_side_effects(code: types.CodeType) -> None:
         name = step.opname
         writes = name in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR")
         if writes or (name == "STORE_DEREF" and step.argval in code.co_freevars):
-            line = next((n for start, _, n in reversed(list(code.co_lines())) if start <= step.offset and n), code.co_firstlineno)
+            lines = [n for start, _, n in code.co_lines() if n and start <= step.offset]
+            line = lines[-1] if lines else code.co_firstlineno
             text = linecache.getline(code.co_filename, line).strip()
-            raise Error(
-                f"line {line} of {os.path.basename(code.co_filename)}, `{text}`: a side effect, accepted a function without any"
-            )
+            place = f"line {line} of {os.path.basename(code.co_filename)}, `{text}`"
+            raise Error(f"{place}: a side effect, accepted a function without any")
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             _refuse_side_effects(inner)

@@ -218,7 +218,7 @@ std::string describe(const tessera_plan& plan) {
   for (const tessera_candidate& candidate : answers(plan)) {
     const bool chosen = std::strcmp(candidate.kernel, plan.family) == 0;
     const std::string answer = candidate.accepted ? time_text(candidate.estimate_us) + ", " : "refused: ";
-    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel, answer.c_str(), candidate.reason));
+    more(print("%c %-13s %s%s", chosen ? '*' : '-', candidate.kernel, answer.c_str(), candidate.reason));
   }
   const std::vector<tessera_plan> parts = attention_of(plan);
   for (size_t n = 0; n < parts.size(); ++n) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "core/score/bound.hpp"
 #include "core/score/handle.hpp"
 #include "core/score/indices.hpp"
+#include "core/score/recognise.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -224,6 +226,34 @@ tessera_status check_family(const tessera_device& device) {
   return invalid("device.family: '%s', accepted %s", device.family, accepted.c_str());
 }
 
+// The problem's score program: what the options can say goes there, the rest is kept.
+tessera_status keep_program(tessera_plan& plan) {
+  tessera_problem& p = plan.problem;
+  if (!p.program) return ok();
+  std::shared_ptr<const score::Checked> checked = p.program->checked;
+  const bool wants_gradients =
+      p.direction == TESSERA_BACKWARD && std::ranges::any_of(p.d_captured, [](const auto& d) { return present(d); });
+  score::Program left = checked->program;
+  tessera_problem changed = p;
+  const bool recognised = score::recognise(left, changed);
+  const bool nothing_left = left.score < 0 && left.mask < 0;
+  if (nothing_left && !wants_gradients) {  // of what it does not read
+    p = changed;
+    p.program = nullptr;
+    for (tessera_layout& layout : p.captured) layout = {};
+    return ok();
+  }
+  if (recognised && !nothing_left) {
+    TESSERA_RETURN_IF_ERROR(score::check(left, checked));
+    const tessera_program* const handle = p.program;
+    p = changed;
+    score::keep(*checked, *handle, plan.program);
+    return ok();
+  }
+  score::keep(*checked, *p.program, plan.program);
+  return ok();
+}
+
 tessera_status make_plan(const tessera_problem* given, const tessera_device* given_device, tessera_plan& result) {
   tessera_plan plan{};
   TESSERA_RETURN_IF_ERROR(read_problem(given, plan.problem));
@@ -241,7 +271,7 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   plan.version = TESSERA_VERSION;
   plan.device = device;
   fill_defaults(plan.problem, size);
-  if (plan.problem.program) score::keep(*plan.problem.program, plan.program);
+  TESSERA_RETURN_IF_ERROR(keep_program(plan));
   plan.batch = size.batch;
   plan.max_seqlen_q = size.max_seqlen_q;
   plan.max_seqlen_k = size.max_seqlen_k;

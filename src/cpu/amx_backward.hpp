@@ -213,8 +213,8 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
 
 inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base) {
   const bool options = has_score_options(p) || collects_gradients(p);
-  const AmxBackwardScratch s =
-      carve_amx_backward(scratch_base, {p.block_n, p.head_dim, p.head_dim_v, options, sizeof(Tile)});
+  const AmxBackwardScratch s = carve_amx_backward(
+      scratch_base, {p.block_n, p.head_dim, p.head_dim_v, options ? kScoreTiles + 2 : 0, sizeof(Tile)});
   AmxBackward f{p,
                 s,
                 reinterpret_cast<Tile*>(s.tiles),

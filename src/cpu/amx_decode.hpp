@@ -213,7 +213,7 @@ struct AmxDecode {
   TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t h, int64_t r) const {
     float* s = scratch.rows_s + r * p.block_n;
     uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
-    const float rescale = decode_softmax<true>(p, part.sequence, part.batch, row, s, block.begin, block.count);
+    const float rescale = decode_softmax<true>(p, part.sequence, part.batch, row, s, nullptr, block.begin, block.count);
     for (int64_t n = 0; n < padded_to(block.count, kLanes); n += kLanes) {
       const VecU word = (VecU)Rounded((__m512i)load(s + n)).bits;
       const VecU kept = load(s + n) == load(s + n) ? word : splat(uint32_t{0x7fc00000});
@@ -367,7 +367,7 @@ TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool l
 inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   const DecodePart part(p, item);
   const AmxDecodeScratch scratch = carve_amx_decode(
-      scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
+      scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, 0, sizeof(DecodeRow)});
   const bool neighbours = !p.page_table || p.page_size % kTileSide == 0;  // 16 keys from a multiple of 16
   const bool k_stands = neighbours && p.head_dim % kTileSteps_elems == 0;
   const bool v_stands = neighbours && p.head_dim_v % kTileSteps_elems == 0;
@@ -400,7 +400,8 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   for (int64_t h = 0; h < part.heads; ++h) {
     if (!has_huge_rows(p, d.rows + h * part.row_count, part.row_count)) continue;
     const auto* pairs = reinterpret_cast<const float*>(scratch.q + h * d.q_steps * kTileSide * kTileSide);
-    sum_as_tiled<Op::kDot>(p, part, d.rows + h * part.row_count, part.row_count, part.head_begin + h, pairs, keys);
+    sum_as_tiled<Op::kDot>(p, part, d.rows + h * part.row_count, part.row_count, part.head_begin + h, pairs, keys,
+                           nullptr);
   }
   for (int64_t h = 0; h < part.heads; ++h) {
     for (int64_t r = 0; r < part.row_count; ++r) {

@@ -131,7 +131,8 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
   VecF scale = splat(f.p.scale);
   if (options) {
     for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
-    apply_scores(f.p, {tile, key}, f.scratch.sS, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
+    apply_scores(f.p, {tile, key}, f.scratch.sS, 0, keys,
+                 {.loaded = f.scratch.options, .tile_floats = kStageKeys * kBlockM});
     s = f.scratch.sS, scale = splat(1.0f);
   }
   // Four maxima at once, since each waits for the one before.
@@ -251,7 +252,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   const int64_t first = job.first * kStageKeys, rows = job.stages * kStageKeys;
   const int64_t count = min_of(rows, f.keys - first), key = f.key_begin + first;
   const QueryLanes lanes{tile, key};
-  apply_scores(p, lanes, sS, 0, count, nullptr, f.scratch.options, kJobKeys * kBlockM);
+  apply_scores(p, lanes, sS, 0, count, {.loaded = f.scratch.options, .tile_floats = kJobKeys * kBlockM});
   for (int64_t n = count * kBlockM; n < rows * kBlockM; n += kLanes) store(sS + n, splat(-infinity()));
 
   VecF best[2] = {splat(-infinity()), splat(-infinity())};
@@ -391,8 +392,8 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   const Sequence& sequence = p.sequences[batch];
   const bool options = has_score_options(p) || hides_by_position(p);
 
-  const AmxForwardScratch scratch =
-      carve_amx_forward(scratch_base, {p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, options, sizeof(Tile)});
+  const AmxForwardScratch scratch = carve_amx_forward(
+      scratch_base, {p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, options ? kScoreTiles : 0, sizeof(Tile)});
   AmxForward f{p,
                scratch,
                reinterpret_cast<Tile*>(scratch.tiles),

@@ -227,7 +227,8 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
   const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
   const QueryLanes lanes{tile, key};
   const bool needs_product = gradient_needs_product(p), dropout = Dropout::asked(p);
-  apply_scores(p, lanes, sS, 0, count, needs_product ? slope : nullptr, rest, kStage_floats);
+  const ScoreScratch scratch{.loaded = rest, .tile_floats = kStage_floats, .slope = needs_product ? slope : nullptr};
+  apply_scores(p, lanes, sS, 0, count, scratch);
   if (dropout) Dropout::factors(p, lanes, factors, 0, count, 1.0f);
   const Exp2 exponential;
   for (int64_t n = 0; n < kStageKeys; ++n)
@@ -253,7 +254,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       store(sdP + i, select(visible, probability * (dp - load(delta + c * kLanes)), VecF{}));
       store(sS + i, select(visible, kept, VecF{}));
     }
-  ScoreStep<QueryLanes>::collect(p, lanes, sdP, rest, count);
+  ScoreStep<QueryLanes>::collect(p, lanes, sdP, scratch, rest, count);
   for (int64_t j = 0; j < kTileSide; ++j) {
     VecF probability[2][2], ds[2][2];
 #pragma GCC unroll 2
@@ -304,7 +305,7 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
     done = with_scores(d_bias ? Scores::kOptions : options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       return fused.template operator()<kScores>(&options, kScores == Scores::kOptions ? d_bias : nullptr);
     });
-    if (done) ScoreStep<QueryLanes>::collect(f.p, {tile, key}, d_bias, rest, keys);
+    if (done) ScoreStep<QueryLanes>::collect(f.p, {tile, key}, d_bias, {}, rest, keys);
   }
   if (!done) plain_gradients(f, *turn.at, turn.ring, key);
 }

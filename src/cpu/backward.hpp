@@ -103,16 +103,22 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
   float* slope = s.options;
   float* factors = s.options + kTileFloats;
   float* rest = s.options + 2 * kTileFloats;
+  const ScoreScratch scratch{.loaded = rest,
+                             .tile_floats = kTileFloats,
+                             .slope = gradient_needs_product(p) ? slope : nullptr,
+                             .before = s.before,
+                             .registers = s.program};
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(s.sP, kBlockM, false, t.keys.data + key_row * t.keys.stride_bytes,
                                                       t.keys.stride_bytes, t.sQ, kBlockM, count,
                                                       (p.head_dim + kStep - 1) / kStep);
   // Dropout's groups are aligned to 32 keys, and so are the blocks.
   const QueryLanes lanes{tile, key};
-  apply_scores(p, lanes, s.sP, 0, count, gradient_needs_product(p) ? slope : nullptr, rest, kTileFloats);
+  apply_scores(p, lanes, s.sP, 0, count, scratch);
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(
       s.sdS, kBlockM, false, t.values.data + key_row * t.values.stride_bytes, t.values.stride_bytes, t.sdO, kBlockM,
       count, (p.head_dim_v + kStep - 1) / kStep);
   const bool dropout = Dropout::asked(p);
+  const VecF hidden = splat(marks_hidden(p) ? -0.0f : 0.0f);
   if (dropout) Dropout::factors(p, lanes, factors, 0, count, p.dropout_scale);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; ++n) {
@@ -131,10 +137,10 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
       // For an invisible entry LSE, dP and delta may be anything.
       const VecI visible = score != -infinity();
       store(s.sdS + at, select(visible, probability * (dp - load(t.delta + c * kLanes)), VecF{}));
-      store(s.sP + at, select(visible, kept, VecF{}));
+      store(s.sP + at, select(visible, kept, hidden));
     }
   }
-  ScoreStep<QueryLanes>::collect(p, lanes, s.sdS, rest, count);
+  ScoreStep<QueryLanes>::collect(p, lanes, s.sdS, scratch, rest, count);
   for (int64_t n = 0; n < count; n += 2) {
     VecF ds[2][C] = {}, kept[2][C] = {};
 #pragma GCC unroll 2
@@ -184,9 +190,10 @@ TESSERA_COLD_FUNCTION void accumulate_seen(const Params& p, const Tile& tile, co
       for (int64_t lane = 0; lane < tile.count; ++lane) {
         if (!visible[lane]) continue;
         const int64_t at = n * kBlockM + lane;
-        const float d_score = element(s.sdS, s.sdS16, at);
+        const float weight = element(s.sP, s.sP16, at), d_score = element(s.sdS, s.sdS16, at);
+        if (marks_hidden(p) && weight == 0.0f && __builtin_signbit(weight)) continue;
         read_row<Elem>(row, row_at(p.d_o, tile, lane), p.head_dim_v);
-        add_scaled(element(s.sP, s.sP16, at), row, s.sdV + (key_row + n) * s.dv_ld, p.head_dim_v);
+        add_scaled(weight, row, s.sdV + (key_row + n) * s.dv_ld, p.head_dim_v);
         read_row<Elem>(row, row_at(p.q, tile, lane), p.head_dim);
         add_scaled(d_score, row, s.sdK + (key_row + n) * s.dk_ld, p.head_dim);
         add_scaled(d_score, k, t.dq + lane * t.dq_ld, p.head_dim);
@@ -425,7 +432,8 @@ template <Op kOp>
 void backward_item(const Params& p, int64_t item, char* scratch_base) {
   const BackwardScratch s =
       carve_backward(scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot,
-                                    has_score_options(p) || collects_gradients(p), sizeof(Tile)});
+                                    has_score_options(p) || collects_gradients(p) ? kScoreTiles + 2 : 0,
+                                    program_floats(p, QueryLanes::kVecs), sizeof(Tile)});
   const int64_t split = item % p.num_splits;
   const int64_t owner = item / p.num_splits;
   const int64_t owners_head = p.heads_kv / p.groups_head;

@@ -4,6 +4,7 @@
 // loaded. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
 #pragma once
 
+#include "cpu/decode_rows.hpp"
 #include "cpu/forward.hpp"
 
 namespace tessera::cpu {
@@ -175,101 +176,15 @@ TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
 }
 #endif
 
-struct DecodeRow {
-  int64_t query, head;
-  int64_t low, high;               // visible keys
-  int64_t full_high;               // the last up to which no mask hides any of them
-  float stale_max, shift, offset;  // as a Tile has them
-  LogSumExp as_tiled;              // where its scores are huge and the lower digits are wanted
-  alignas(64) float sum[kLanes];   // of 2^(log2(e) (score - shift) - offset), a lane each
-};
-
-// For ScoreStep: lanes are keys of one row, kLanes at a time.
-struct KeyLanes {
-  static constexpr int kVecs = 1;
-  static constexpr int64_t kStep = kLanes;
-
-  const Sequence& of_sequence;
-  int64_t of_batch;
-  const DecodeRow& row;
-  int64_t first_key, keys;
-
-  TESSERA_INLINE static int vecs() { return 1; }
-  TESSERA_INLINE static int64_t count() { return 1; }
-  TESSERA_INLINE static int64_t offset(int64_t n, int) { return n; }
-  TESSERA_INLINE const Sequence& sequence() const { return of_sequence; }
-  TESSERA_INLINE int64_t batch() const { return of_batch; }
-  TESSERA_INLINE int64_t key(int64_t n) const { return first_key + n; }
-  TESSERA_INLINE ScoreEntry entry(int64_t, int64_t key) const {
-    return {of_sequence, of_batch, row.head, row.query, key};
-  }
-  TESSERA_INLINE VecI distance(int64_t n, int) const {
-    return static_cast<int32_t>(row.query + of_sequence.sk - of_sequence.sq - key(n)) - iota<VecI>();
-  }
-  TESSERA_INLINE bool all_seen(int64_t begin, int64_t end) const {
-    return key(begin) >= row.low && key(end) - 1 <= row.full_high && (end - begin) % kLanes == 0;
-  }
-  TESSERA_INLINE VecI seen(int64_t n, int) const {
-    const VecI index = iota<VecI>() + static_cast<int32_t>(key(n));
-    return (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
-           (index < static_cast<int32_t>(key(keys)));
-  }
-  template <class Number>
-  TESSERA_INLINE VecF of_heads(int, const Number& number) const {
-    return splat(number(row.head));
-  }
-};
-
-// The same: lanes are up to kLanes rows, of one KV head; past the last one they repeat it.
-struct RowLanes {
-  static constexpr int kVecs = 1;
-  static constexpr int64_t kStep = 1;
-
-  const Sequence& of_sequence;
-  int64_t of_batch;
-  const DecodeRow* rows;
-  int64_t row_count, first_key;
-
-  TESSERA_INLINE static int vecs() { return 1; }
-  TESSERA_INLINE int64_t count() const { return row_count; }
-  TESSERA_INLINE static int64_t offset(int64_t n, int) { return n * kLanes; }
-  TESSERA_INLINE const Sequence& sequence() const { return of_sequence; }
-  TESSERA_INLINE int64_t batch() const { return of_batch; }
-  TESSERA_INLINE int64_t key(int64_t n) const { return first_key + n; }
-  TESSERA_INLINE ScoreEntry entry(int64_t lane, int64_t key) const {
-    return {of_sequence, of_batch, rows[lane].head, rows[lane].query, key};
-  }
-  TESSERA_INLINE VecI distance(int64_t n, int) const {
-    VecI queries{};
-    for (int lane = 0; lane < kLanes; ++lane) queries[lane] = static_cast<int32_t>(row(lane).query);
-    return queries + static_cast<int32_t>(of_sequence.sk - of_sequence.sq - key(n));
-  }
-  TESSERA_INLINE static bool all_seen(int64_t, int64_t) { return false; }
-  TESSERA_INLINE VecI seen(int64_t n, int) const {
-    VecI sees{};
-    for (int lane = 0; lane < kLanes; ++lane) sees[lane] = row(lane).low <= key(n) && key(n) <= row(lane).high ? -1 : 0;
-    return sees;
-  }
-  template <class Number>
-  TESSERA_INLINE VecF of_heads(int, const Number& number) const {
-    VecF v{};
-    for (int lane = 0; lane < kLanes; ++lane) v[lane] = number(row(lane).head);
-    return v;
-  }
-
- private:
-  TESSERA_INLINE const DecodeRow& row(int64_t lane) const { return rows[min_of(lane, row_count - 1)]; }
-};
-
 // Scores of one row and one block -> P, and the row's stale_max and sum. What its O must be multiplied by is answered.
 // Past the last key, P is 0 up to the next multiple of kLanes. kRoundedP: what comes out is rounded to bfloat16.
 template <bool kRoundedP>
 TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, int64_t batch, DecodeRow& row,
-                                    float* scores, int64_t key, int64_t count) {
+                                    float* scores, float* registers, int64_t key, int64_t count) {
   VecF best = splat(-infinity());
   const KeyLanes at{sequence, batch, row, key, count};
-  ScoreStep<KeyLanes>(p, at).apply(scores, 0, count, nullptr,
-                                   [&](VecF score, int64_t, int) TESSERA_LAMBDA_INLINE { best = max(best, score); });
+  ScoreStep<KeyLanes>(p, at, {.registers = registers})
+      .apply(scores, 0, count, [&](VecF score, int64_t, int) TESSERA_LAMBDA_INLINE { best = max(best, score); });
   // As in the tiled kernel, the stale max is replaced only when a score passes it by the threshold.
   float rescale = 1.0f;
   if (any(best > row.stale_max + StaleMax<kRoundedP>::kRescaleThreshold)) {
@@ -280,13 +195,13 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, i
     store(row.sum, load(row.sum) * rescale);
   }
   const Against number{splat(row.shift), splat(row.offset)};
-  const bool huge = row.shift != 0.0f;
+  const bool huge = row.shift != 0.0f, marks = marks_hidden(p);
   VecF sum = load(row.sum);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; n += kLanes) {
     const VecF e = exponential(exponent_of(load(scores + n), number, huge));
     sum += e;
-    store(scores + n, e);
+    store(scores + n, marks ? marked_weight(e, load(scores + n)) : e);
   }
   store(row.sum, sum);
   return rescale;
@@ -333,6 +248,7 @@ TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence
       if constexpr (kOp == Op::kDot) {
         weight = float_of_bf16(reinterpret_cast<const uint16_t*>(scores + r * scores_ld)[n]);
       }
+      if (marks_hidden(p) && weight == 0.0f && __builtin_signbit(weight)) continue;
       for (int64_t d = 0; d < p.head_dim_v; ++d) out[r * out_ld + dot_column<kOp>(d)] += weight * value[d];
     }
   }
@@ -390,7 +306,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     constexpr int64_t kCancelKeys = 1024;
     if (key % kCancelKeys == 0 && p.cancelled && p.cancelled(p.cancel)) return;
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
-    const bool masked = key < all_low || key + count - 1 > all_high;
+    const bool masked = key < all_low || key + count - 1 > all_high || may_mask_entries(p);
     for (int64_t n = 0; n < count; n += kDecodeKeys) {
       KeyGroup<kDecodeKeys> group(p, p.k, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
@@ -403,7 +319,8 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     }
     for (int64_t row = 0; row < heads * row_count; ++row) {
       float* scores = s.scores + row * scores_ld;
-      const float rescale = decode_softmax<kOp == Op::kDot>(p, sequence, batch, rows[row], scores, key, count);
+      const float rescale =
+          decode_softmax<kOp == Op::kDot>(p, sequence, batch, rows[row], scores, s.program, key, count);
 #if defined(TESSERA_HAS_DOT)
       if constexpr (kOp == Op::kDot) round_to_bf16(scores, count);
 #endif
@@ -482,7 +399,7 @@ inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, Decode
 // are rows, products are summed in the tiled kernels' order. sQ: [steps of the head dimension][kLanes].
 template <Op kOp>
 TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, int64_t count,
-                                        int64_t head_kv, const float* sQ, const KeyRange& keys) {
+                                        int64_t head_kv, const float* sQ, const KeyRange& keys, float* registers) {
   alignas(64) float copy[kTileRows * kMaxRowFloats], scores[kTileRows * kLanes];
   VecF most = splat(-infinity()), sum{};
   Against number{};
@@ -492,12 +409,13 @@ TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part,
     product_rows<kTileRows, 1, kOp, Broadcast::kAlongK>(scores, kLanes, false, k.data, k.stride_bytes, sQ, kLanes,
                                                         block, (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>);
     const RowLanes at{part.sequence, part.batch, rows, count, key};
-    ScoreStep<RowLanes>(p, at).apply(scores, 0, block, nullptr, [&](VecF s, int64_t, int) TESSERA_LAMBDA_INLINE {
+    const auto add = [&](VecF s, int64_t, int) TESSERA_LAMBDA_INLINE {
       const VecF next = max(s, most);
       const Against to = against(p, next);
       sum = sum * select(next > most, rescale_of(most, number, to), splat(1.0f)) + exp2(exponent_of(s, to, true));
       most = next, number = to;
-    });
+    };
+    ScoreStep<RowLanes>(p, at, {.registers = registers}).apply(scores, 0, block, add);
   }
   alignas(64) float sums_log2[kLanes];
   store(sums_log2, log2(sum));
@@ -508,7 +426,7 @@ TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part,
 // The same of an item's rows. q: [heads][row_count][q_ld].
 template <Op kOp>
 TESSERA_COLD_FUNCTION void sum_all_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, const float* q,
-                                            int64_t q_ld, const KeyRange& keys) {
+                                            int64_t q_ld, const KeyRange& keys, float* registers) {
   alignas(64) float sQ[kMaxRowFloats * kLanes];
   for (int64_t h = 0; h < part.heads; ++h) {
     for (int64_t r = 0; r < part.row_count; r += kLanes) {
@@ -518,7 +436,7 @@ TESSERA_COLD_FUNCTION void sum_all_as_tiled(const Params& p, const DecodePart& p
           sQ[step * kLanes + lane] = q[(first + min_of(lane, count - 1)) * q_ld + step];
         }
       }
-      sum_as_tiled<kOp>(p, part, rows + first, count, part.head_begin + h, sQ, keys);
+      sum_as_tiled<kOp>(p, part, rows + first, count, part.head_begin + h, sQ, keys, registers);
     }
   }
 }
@@ -547,8 +465,8 @@ TESSERA_INLINE void write_decode_row(const Params& p, const DecodePart& part, co
 template <Op kOp>
 void decode_item(const Params& p, int64_t item, char* scratch_base) {
   const DecodePart part(p, item);
-  const DecodeScratch s = carve_decode(
-      scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
+  const DecodeScratch s = carve_decode(scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v,
+                                                      kLanes, program_floats(p, 1), sizeof(DecodeRow)});
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   const int64_t row_total = part.heads * part.row_count;
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
@@ -574,7 +492,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
   } else {
     with_float_elem(p.dtype, attend);
   }
-  if (has_huge_rows(p, rows, row_total)) sum_all_as_tiled<kOp>(p, part, rows, s.q, q_ld, keys);
+  if (has_huge_rows(p, rows, row_total)) sum_all_as_tiled<kOp>(p, part, rows, s.q, q_ld, keys, s.program);
   for (int64_t i = 0; i < row_total; ++i) {
     write_decode_row(p, part, rows[i], s.o + i * out_ld, [](int64_t d) { return dot_column<kOp>(d); });
   }

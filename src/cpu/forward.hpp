@@ -146,15 +146,6 @@ TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& 
   if constexpr (V + 1 < C) for_strips<C, V + 1>(stops, begin, body);
 }
 
-// The scores of rows begin ... end - 1 of a tile, from its raw products, with every option. `slope` and `scratch`: as
-// ScoreStep's.
-TESSERA_OWN_FUNCTION void apply_scores(const Params& p, const QueryLanes& at, float* scores, int64_t begin, int64_t end,
-                                       float* slope, float* scratch, int64_t tile_floats) {
-  ScoreStep<QueryLanes> step(p, at);
-  step.load(begin, end, scratch, tile_floats);
-  step.apply(scores, begin, end, slope, [](VecF, int64_t, int) TESSERA_LAMBDA_INLINE {});
-}
-
 // The same by the block's own maximum, with every option of the scores. What lies beyond `stops` is not computed: the
 // mask covers it.
 template <Op kOp, int C>
@@ -170,7 +161,8 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
         block.keys.stride_bytes, sQ + V * kLanes, kBlockM, to - from, k_count);
   });
   const QueryLanes lanes{tile, block.key_begin};
-  apply_scores(p, lanes, sS, begin, end, nullptr, scratch.options, p.block_n * kBlockM);
+  apply_scores(p, lanes, sS, begin, end,
+               {.loaded = scratch.options, .tile_floats = p.block_n * kBlockM, .registers = scratch.program});
 
   VecF best[C];
 #pragma GCC unroll 8
@@ -209,7 +201,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
   }
 
   float* factors = scratch.options;
-  const bool dropout = Dropout::asked(p);
+  const bool dropout = Dropout::asked(p), marks = marks_hidden(p);
   if (dropout) Dropout::factors(p, lanes, factors, begin, end, p.dropout_scale);
   const Exp2 exponential;
   for (int64_t n = begin; n < end; n += 2) {
@@ -223,6 +215,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
         rows[r][c] = exponential(exponent_of(load(sS + at), to[c], huge));
         sum[c] += rows[r][c];
         if (dropout) rows[r][c] *= load(factors + at);
+        if (marks) rows[r][c] = marked_weight(rows[r][c], load(sS + at));
       }
     }
     if (kOp == Op::kDot || n + 1 < end) {
@@ -264,7 +257,8 @@ TESSERA_COLD_FUNCTION void add_seen_values(const Params& p, const Tile& tile, fl
         const VecU pair = load_as<VecU>(at);
         weight = (VecF)(n % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
       }
-      const VecI sees = load_as<VecI>(visible + c * kLanes);
+      VecI sees = load_as<VecI>(visible + c * kLanes);
+      if (marks_hidden(p)) sees &= not_marked(weight);
       for (int64_t d = 0; d < p.head_dim_v; ++d) {
         float* o = sO + d * kBlockM + c * kLanes;
         const VecF old = load(o);
@@ -347,7 +341,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   const ForwardScratch scratch = carve_forward(
       scratch_base, {kBlockM, p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, kLanes,
                      kOp == Op::kDot || p.dtype != TESSERA_FLOAT32 || p.page_table != nullptr || p.rows_collide,
-                     has_score_options(p), sizeof(Tile)});
+                     has_score_options(p) ? kScoreTiles : 0, program_floats(p, QueryLanes::kVecs), sizeof(Tile)});
   Tile* tiles = reinterpret_cast<Tile*>(scratch.tiles);
   const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cpu/score/code.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
@@ -33,6 +34,12 @@ struct Sequence {
   int64_t page_begin;   // paged: of its first page in the page table, in bytes
   // Forward by AMX: of its keys, super-blocks packed_first ... are packed ahead; how many before them, of one KV head.
   int64_t packed_first, packed_begin;
+};
+
+// Entries of one sequence: heads, queries and keys low ... high.
+struct ScoreBlock {
+  int64_t batch, len_q, len_k;
+  int64_t head_low, head_high, query_low, query_high, key_low, key_high;
 };
 
 struct Params {
@@ -68,6 +75,15 @@ struct Params {
   int64_t alibi_batch, alibi_head;
   const float* sink;  // NULL: none
   int64_t sink_head;
+  const ScoreCode* program;           // NULL: none
+  const ScoreCode* program_gradient;  // backward
+  // Which keys of a block of entries the program's mask shows: 0 none, 1 some, 2 all. NULL: it has no mask.
+  int32_t (*program_shows)(const void* program_call, const ScoreBlock& block);
+  const void* program_call;
+  // Backward: sums of what the program's tensors receive, tensor t's from program_sums_begin[t] on, of a chain of
+  // items.
+  double* program_sums;
+  int64_t program_sums_begin[core::score::kMaxTensors];
   float dropout_scale;         // 1 / (1 - p)
   uint32_t dropout_threshold;  // 0: no dropout
   uint32_t dropout_key[2], dropout_offset;

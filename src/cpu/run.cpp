@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
 #include <string>
 
 #include "core/geometry.hpp"
@@ -14,6 +15,7 @@
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
 #include "cpu/runner.hpp"
+#include "cpu/score/program_call.hpp"
 #include "cpu/score/step.hpp"
 #include "cpu/tables.hpp"
 #include "cpu/unowned_rows.hpp"
@@ -87,8 +89,9 @@ void fill_options(Params& p, const core::ProblemView& view, const tessera_proble
   p.dropout_offset = static_cast<uint32_t>(dropout.offset);
 }
 
-// A maximum or LSE of this magnitude has a rounding in log2 units that weights show: 5e-6 of them in float32, where P is rounded to
-// bfloat16 8e-5, beside its own 2e-3. Random numbers of deviation 1 have maxima of 4 to 7; those beyond go a slower way.
+// A maximum or LSE of this magnitude has a rounding in log2 units that weights show: 5e-6 of them in float32, where P
+// is rounded to bfloat16 8e-5, beside its own 2e-3. Random numbers of deviation 1 have maxima of 4 to 7; those beyond
+// go a slower way.
 float huge_score(bool rounded_p) { return rounded_p ? 1024.0f : 64.0f; }
 
 // Keys that a call's sequences have in use.
@@ -168,9 +171,11 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
   out[plan.batch].packed_begin = packs;
 }
 
+// `program`: the call's, or none. What is answered points into it.
 Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared,
-                   core::Cancel& cancel) {
+                   const std::optional<ProgramCall>& program, core::Cancel& cancel) {
   Params p{};
+  if (program) program->fill(p);
   p.batch = plan.batch, p.heads_q = plan.heads_q, p.heads_kv = plan.heads_kv;
   p.head_dim = plan.head_dim, p.head_dim_v = plan.head_dim_v;
   p.dtype = plan.problem.q.dtype;
@@ -186,6 +191,11 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse, p.partial_lse_low = shared.partial_lse_low;
   p.huge_score = huge_score(plan.use_dot);
   return p;
+}
+
+std::optional<ProgramCall> program_of(const tessera_plan& plan, const tessera_buffers& buffers) {
+  if (!core::score::has_program(plan)) return {};
+  return ProgramCall(plan, &buffers);
 }
 
 // The sequences that go one way, and what serves them.
@@ -295,7 +305,8 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
              const tessera_executor& executor, core::Cancel& cancel) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  const Params p = make_params(plan, buffers, shared, cancel);
+  const std::optional<ProgramCall> program = program_of(plan, buffers);
+  const Params p = make_params(plan, buffers, shared, program, cancel);
   const KeysInUse keys = keys_in_use(plan, buffers);
   for (const Way way : {kDecode, kPackedTile, kTile}) fill_sequences(shared.sequences[way], plan, buffers, way, keys);
   const KeySplits splits = key_splits(plan, keys.longest);
@@ -335,7 +346,8 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const KernelTable& table = kernel_table(plan.device.isa);
   const tessera_problem& problem = plan.problem;
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  Params p = make_params(plan, buffers, shared, cancel);
+  const std::optional<ProgramCall> program = program_of(plan, buffers);
+  Params p = make_params(plan, buffers, shared, program, cancel);
   p.num_splits = plan.num_splits;
   p.d_o = row_tensor(core::row_view(problem.d_o, buffers.d_o));
   p.d_q = row_tensor(core::row_view(problem.d_q, buffers.d_q));
@@ -382,7 +394,20 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
     });
   });
   const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;
-  runner.run(owners.count * plan.num_splits, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
+  const int64_t items = owners.count * plan.num_splits, chains = program ? program->chains(plan) : 0;
+  if (chains == 0) {
+    runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
+  } else {
+    const int64_t sums = program->sums();
+    runner.run(chains, [&](int64_t chain, char* scratch) {
+      Params of_chain = p;
+      of_chain.program_sums = shared.program_sums + chain * sums;
+      std::fill_n(of_chain.program_sums, sums, 0.0);
+      for (int64_t item = chain; item < items && !cancel.asked(); item += chains) kernel(of_chain, item, scratch);
+    });
+  }
+  runner.run(program ? program->gradient_items() : 0,
+             [&](int64_t item, char*) { program->write_gradients(shared.program_sums, chains, item); });
   const int64_t finish = (p.acc_dq ? row_items : 0) + (d_sink ? plan.heads_q : 0);
   const auto postprocess = amx ? amx->backward_postprocess : table.backward_postprocess;
   runner.run(finish, [&](int64_t item, char* scratch) { postprocess(p, item, scratch); });

@@ -47,6 +47,7 @@ struct SharedMemory {
   float *decode_o, *decode_lse, *decode_lse_low;
   char* packed_keys;  // forward by AMX: of the ways of tiles, one after the other
   float *row_shift, *row_lse, *row_delta, *acc_dq;
+  double* program_sums;  // [chains][sums of one]: ProgramCall
   int64_t bytes;
 };
 // With base NULL: only the size.

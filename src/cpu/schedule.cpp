@@ -13,6 +13,7 @@
 #include "cpu/packed_keys.hpp"
 #include "cpu/run.hpp"
 #include "cpu/score/options.hpp"
+#include "cpu/score/program_call.hpp"
 #include "cpu/scratch.hpp"
 #include "cpu/tables.hpp"
 
@@ -21,13 +22,13 @@ namespace {
 
 using core::divide_up;
 
-// Items a core should find, so that the last ones leave no core waiting long. One core waits for nobody, and each item reads and
-// packs K and V of its own.
+// Items a core should find, so that the last ones leave no core waiting long. One core waits for nobody, and each item
+// reads and packs K and V of its own.
 constexpr int64_t kItemsPerCore = 4;
 // Keys below which a split of the keys is not worth its merge.
 constexpr int64_t kMinSplitKeys = 512;
-// Keys that a part has in decoding, at least. Its partial results are then below a hundredth of the keys and values that it
-// reads, for as many rows as decoding takes.
+// Keys that a part has in decoding, at least. Its partial results are then below a hundredth of the keys and values
+// that it reads, for as many rows as decoding takes.
 constexpr int64_t kDecodePartKeys = 1024;
 // The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
@@ -35,16 +36,16 @@ constexpr int64_t kMaxBackwardSplits = 16;
 constexpr int64_t kQueriesPerItem = 384, kQueriesPerItemAmx = 2048;
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 512;
-// What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
-// keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
-// 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/amx.md.
+// What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles
+// have, keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate
+// at D = 8 and 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/amx.md.
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
 // Rows so far apart share one set of the first cache a line.
 constexpr int64_t kCollidingRows_bytes = 4096;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384;
-// By AMX a visit of a tile of queries packs its Q and dO and unpacks its dQ, whatever the super-block's keys: so long ones, but where heads
-// alone do not fill the cores there are to be super-blocks to split.
+// By AMX a visit of a tile of queries packs its Q and dO and unpacks its dQ, whatever the super-block's keys: so long
+// ones, but where heads alone do not fill the cores there are to be super-blocks to split.
 constexpr int64_t kBackwardKeysAmx = 1024, kBackwardSplitKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
 
@@ -67,14 +68,16 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
   plan.tiles_per_item =
       static_cast<int32_t>(std::max<int64_t>(1, (amx ? kQueriesPerItemAmx : kQueriesPerItem) / plan.block_m));
+  const int64_t registers = program_floats(plan, plan.block_m / table.lanes, table.lanes);
   const auto scratch_bytes = [&] {
     if (amx) {
       return carve_amx_forward(nullptr, {plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
-                                         asks_for_options(p), amx->tile_bytes})
+                                         asks_for_options(p) ? kScoreTiles : 0, amx->tile_bytes})
           .bytes;
     }
-    return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
-                                   table.lanes, copies, asks_for_options(p), table.tile_bytes})
+    return carve_forward(nullptr,
+                         {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v, table.lanes,
+                          copies, asks_for_options(p) ? kScoreTiles : 0, registers, table.tile_bytes})
         .bytes;
   };
   while (scratch_bytes() > (amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes)) {
@@ -111,17 +114,18 @@ bool fills_cores(int64_t items, int64_t cores) {
 
 void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
-  const bool options = asks_for_options(p) || core::present(p.d_bias);
+  const int64_t option_tiles = asks_for_options(p) || core::present(p.d_bias) ? kScoreTiles + 2 : 0;
+  const int64_t registers = program_floats(plan, plan.block_m / table.lanes, table.lanes);
   const BackwardOwners owners = backward_owners(plan);
   const bool splits = !fills_cores(owners.count, plan.device.cores);
   plan.block_n = static_cast<int32_t>(!amx ? kBackwardKeys : splits ? kBackwardSplitKeysAmx : kBackwardKeysAmx);
   const auto scratch_bytes = [&] {
     if (amx) {
-      return carve_amx_backward(nullptr, {plan.block_n, plan.head_dim, plan.head_dim_v, options, amx->tile_bytes})
+      return carve_amx_backward(nullptr, {plan.block_n, plan.head_dim, plan.head_dim_v, option_tiles, amx->tile_bytes})
           .bytes;
     }
     return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes,
-                                    plan.use_dot != 0, options, table.tile_bytes})
+                                    plan.use_dot != 0, option_tiles, registers, table.tile_bytes})
         .bytes;
   };
   const int32_t keys_a_step = static_cast<int32_t>(amx ? kAmxJobKeys : kKeyBlock);
@@ -139,6 +143,11 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
   plan.scratch_bytes = scratch_bytes();
 }
 
+// The device has vectors beside AMX's tiles, or vectors alone.
+bool has_vectors(const tessera_plan& plan) {
+  return plan.device.isa != TESSERA_ISA_AMX_BF16 || plan.device.vector_isa != 0;
+}
+
 // The vectors, where the plan's device has them beside AMX's tiles and these do not serve it.
 void settle_isa(tessera_plan& plan) {
   if (plan.device.isa == TESSERA_ISA_AMX_BF16 && plan.device.vector_isa != 0 && !refuse_tiles(plan).empty()) {
@@ -153,6 +162,7 @@ int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<in
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.q.dtype != TESSERA_BFLOAT16) return "they take bfloat16";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   const auto at_least = [](const char* what, int64_t given, int64_t least) {
     return given >= least ? std::string()
                           : std::string(what) + std::to_string(given) + ", from " + std::to_string(least) + " on";
@@ -218,6 +228,10 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
     shared.row_delta = carver.take(rows);
     const int64_t ld = padded_to(plan.head_dim, kernel_table(plan.device.isa).lanes);
     if (!accumulates_in_place(plan)) shared.acc_dq = carver.take(plan.num_splits * rows * ld);
+    if (core::score::has_program(plan)) {
+      const ProgramCall program(plan);
+      shared.program_sums = carver.take<double>(program.chains(plan) * program.sums());
+    }
   } else {
     const int64_t tiled = plan.num_splits > 1 && plan.kernel == TESSERA_KERNEL_TILED ? plan.num_splits * rows : 0;
     shared.partial_o = carver.take(tiled * plan.head_dim_v);
@@ -235,7 +249,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 
 std::string refuse_tiled(const tessera_plan& plan) {
   if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
-  if (core::score::has_program(plan)) return "score programs: not supported";
+  if (core::score::has_program(plan) && !has_vectors(plan)) return "score programs: not by AMX's tiles";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -247,8 +261,14 @@ constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
 
 int64_t decode_scratch_bytes(const tessera_plan& plan, int64_t heads) {
   const KernelTable& table = decode_table(plan);
-  DecodeShape shape{heads,           table.decode_rows, table.decode_keys,     plan.head_dim,
-                    plan.head_dim_v, table.lanes,       table.decode_row_bytes};
+  DecodeShape shape{heads,
+                    table.decode_rows,
+                    table.decode_keys,
+                    plan.head_dim,
+                    plan.head_dim_v,
+                    table.lanes,
+                    program_floats(plan, 1, table.lanes),
+                    table.decode_row_bytes};
   const AmxKernelTable* amx = amx_kernels(plan);
   if (!amx) return carve_decode(nullptr, shape).bytes;
   shape.block_n = amx->decode_keys, shape.row_bytes = amx->decode_row_bytes;
@@ -278,7 +298,7 @@ std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
   if (core::shares_prefixes(p)) return "prefix_groups: not taken";
-  if (core::score::has_program(plan)) return "score programs: not supported";
+  if (core::score::has_program(plan) && !has_vectors(plan)) return "score programs: not by AMX's tiles";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   return lacks_for_decoding(ScoreOptions{}, p);
 }

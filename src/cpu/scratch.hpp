@@ -31,8 +31,9 @@ class Carver {
 
 struct ForwardShape {
   int64_t block_m, block_n, tiles, head_dim, head_dim_v, lanes;
-  bool copies_kv;      // keys and values are converted or gathered
-  bool has_options;    // bias, mask, dropout ...: two more tiles of scores
+  bool copies_kv;  // keys and values are converted or gathered
+  // Of the options of scores: more tiles of scores, and a program's registers.
+  int64_t option_tiles, program_floats;
   int64_t tile_bytes;  // sizeof(Tile)
 };
 
@@ -42,7 +43,8 @@ struct ForwardScratch {
   float* sO;       // [tiles][head_dim_v][block_m]
   float* sS;       // [block_n][block_m]
   float *sK, *sV;  // [block_n][head_dim], [block_n][head_dim_v]
-  float* options;  // [2][block_n][block_m]
+  float* options;  // [option_tiles][block_n][block_m]
+  float* program;  // [program_floats]
   int64_t bytes;
 };
 
@@ -57,7 +59,8 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
   out.sS = carver.take(s.block_n * s.block_m);
   out.sK = carver.take(s.copies_kv ? s.block_n * padded_to(s.head_dim, s.lanes) : 0);
   out.sV = carver.take(s.copies_kv ? s.block_n * padded_to(s.head_dim_v, s.lanes) : 0);
-  out.options = carver.take(s.has_options ? 2 * s.block_n * s.block_m : 0);
+  out.options = carver.take(s.option_tiles * s.block_n * s.block_m);
+  out.program = carver.take(s.program_floats);
   out.bytes = carver.used_bytes();
   return out;
 }
@@ -105,8 +108,8 @@ static constexpr AmxPackedKeys carve_amx_packed_keys(char* base, int64_t block_n
 
 struct AmxForwardShape {
   int64_t block_n, tiles, head_dim, head_dim_v;
-  bool has_options;    // bias, mask, dropout ...: two more tiles of scores
-  int64_t tile_bytes;  // sizeof(Tile)
+  int64_t option_tiles;  // of the options of scores: more tiles of scores
+  int64_t tile_bytes;    // sizeof(Tile)
 };
 
 struct AmxForwardScratch {
@@ -119,7 +122,7 @@ struct AmxForwardScratch {
   float* ring;           // [2][32][32] scores
   uint32_t* sP;          // [2][kAmxJobKeys / 2][32] pairs
   float* sS;             // [kAmxJobKeys][32]
-  float* options;        // [2][kAmxJobKeys][32]
+  float* options;        // [option_tiles][kAmxJobKeys][32]
   char* bias_diagonals;  // [kAmxBiasTerms][2] tile registers
   uint32_t* bias_words;  // [16 pairs of keys][32]
   int64_t bytes;
@@ -139,22 +142,24 @@ static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwar
   out.ring = carver.take(2 * 32 * kAmxBlockM);
   out.sP = carver.take<uint32_t>(kAmxJobKeys * kAmxBlockM);
   out.sS = carver.take(kAmxJobKeys * kAmxBlockM);
-  out.options = carver.take(s.has_options ? 2 * kAmxJobKeys * kAmxBlockM : 0);
-  out.bias_diagonals = carver.take<char>(s.has_options ? kAmxBiasTerms * 2 * kTileRegister_bytes : 0);
-  out.bias_words = carver.take<uint32_t>(s.has_options ? 16 * kAmxBlockM : 0);
+  out.options = carver.take(s.option_tiles * kAmxJobKeys * kAmxBlockM);
+  out.bias_diagonals = carver.take<char>(s.option_tiles > 0 ? kAmxBiasTerms * 2 * kTileRegister_bytes : 0);
+  out.bias_words = carver.take<uint32_t>(s.option_tiles > 0 ? 16 * kAmxBlockM : 0);
   out.bytes = carver.used_bytes();
   return out;
 }
 
 struct DecodeShape {
   int64_t heads, max_rows, block_n, head_dim, head_dim_v, lanes;
-  int64_t row_bytes;  // sizeof(DecodeRow)
+  int64_t program_floats;  // registers of a score program
+  int64_t row_bytes;       // sizeof(DecodeRow)
 };
 
 struct DecodeScratch {
-  char* rows;     // [heads][max_rows] DecodeRow
-  float *q, *o;   // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to two vectors
-  float* scores;  // [heads][max_rows][block_n]
+  char* rows;      // [heads][max_rows] DecodeRow
+  float *q, *o;    // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to two vectors
+  float* scores;   // [heads][max_rows][block_n]
+  float* program;  // [program_floats]
   int64_t bytes;
 };
 
@@ -165,6 +170,7 @@ static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
   out.q = carver.take(s.heads * s.max_rows * padded_to(s.head_dim, 2 * s.lanes));
   out.o = carver.take(s.heads * s.max_rows * padded_to(s.head_dim_v, 2 * s.lanes));
   out.scores = carver.take(s.heads * s.max_rows * s.block_n);
+  out.program = carver.take(s.program_floats);
   out.bytes = carver.used_bytes();
   return out;
 }
@@ -204,7 +210,9 @@ constexpr int64_t kKeyBlock = 96;
 
 struct BackwardShape {
   int64_t block_m, block_n, head_dim, head_dim_v, lanes;
-  bool dot, has_options;
+  bool dot;
+  // Of the options of scores: tiles of them, and a program's registers.
+  int64_t option_tiles, program_floats;
   int64_t tile_bytes;  // sizeof(Tile)
 };
 
@@ -218,7 +226,8 @@ struct BackwardScratch {
   float *sP16, *sdS16;        // the same as bf16
   float *sK, *sV, *sK_steps;  // [block_n][head_dim], [block_n][head_dim_v], padded
   float *sdK, *sdV;           // [block_n][dk_ld], [block_n][dv_ld] accumulators
-  float* options;             // [4][kKeyBlock][block_m]
+  float* options;             // [option_tiles][kKeyBlock][block_m]
+  float *before, *program;    // a score program's: [kKeyBlock][block_m] scores before it; [program_floats]
   int64_t dk_ld, dv_ld;
   int64_t bytes;
 };
@@ -245,7 +254,9 @@ static constexpr BackwardScratch carve_backward(char* base, const BackwardShape&
   out.sK_steps = carver.take(s.dot ? padded_to(s.block_n, 2) / 2 * out.dk_ld : 0);
   out.sdK = carver.take(s.block_n * out.dk_ld);
   out.sdV = carver.take(s.block_n * out.dv_ld);
-  out.options = carver.take(s.has_options ? 4 * kKeyBlock * s.block_m : 0);
+  out.options = carver.take(s.option_tiles * kKeyBlock * s.block_m);
+  out.before = carver.take(s.program_floats > 0 ? kKeyBlock * s.block_m : 0);
+  out.program = carver.take(s.program_floats);
   out.bytes = carver.used_bytes();
   return out;
 }
@@ -255,8 +266,8 @@ constexpr int64_t kAmxBackwardTiles = 4;
 
 struct AmxBackwardShape {
   int64_t block_n, head_dim, head_dim_v;
-  bool has_options;
-  int64_t tile_bytes;  // sizeof(Tile)
+  int64_t option_tiles;  // of the options of scores: stages of them
+  int64_t tile_bytes;    // sizeof(Tile)
 };
 
 struct AmxBackwardScratch {
@@ -271,7 +282,7 @@ struct AmxBackwardScratch {
   char *sP, *sdS;                          // [kAmxJobKeys / 32][4][2] tile registers: 16 keys x 32 queries
   uint32_t* dS_pairs;                      // [4][kAmxJobKeys / 2][32] pairs of keys
   float* ring;                             // [2][2][32][32]: S and dP
-  float* options;                          // [4][32][32], and [32][kKeyBlock]
+  float* options;                          // [option_tiles][32][32], and [32][kKeyBlock]
   int64_t bytes;
 };
 
@@ -299,7 +310,7 @@ static constexpr AmxBackwardScratch carve_amx_backward(char* base, const AmxBack
   out.sdS = carver.take<char>(kAmxJobKeys / 16 * kTiles * kTileRegister_bytes);
   out.dS_pairs = carver.take<uint32_t>(kTiles * kAmxJobKeys / 2 * kAmxBlockM);
   out.ring = carver.take(4 * kStage);
-  out.options = carver.take(s.has_options ? 4 * kStage + kAmxBlockM * kKeyBlock : 0);
+  out.options = carver.take(s.option_tiles > 0 ? s.option_tiles * kStage + kAmxBlockM * kKeyBlock : 0);
   out.bytes = carver.used_bytes();
   return out;
 }

@@ -35,11 +35,12 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
   return score_tensor(core::score_view(layout, data));
 }
 
-// For how many keys, the first a multiple of that, a bias or mask can be read in one word, of 16 bytes at most.
-int bias_mask_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
+// For how many keys, the first a multiple of that, entries can be read in one word, of 16 bytes at most.
+constexpr int kMostEntryKeys = 8;
+int entry_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
   constexpr uintptr_t kWordBytes = 16;
   const uintptr_t bytes = static_cast<uintptr_t>(tessera_dtype_bytes(layout.dtype));
-  for (const int keys : {8, 2}) {
+  for (const int keys : {kMostEntryKeys, 2}) {
     const bool apart = tensor.batch % keys == 0 && tensor.head % keys == 0 && tensor.row % keys == 0;
     const uintptr_t word = std::min(keys * bytes, kWordBytes);
     if (!tensor.data || (tensor.col == 1 && apart && reinterpret_cast<uintptr_t>(tensor.data) % word == 0)) return keys;
@@ -50,10 +51,13 @@ int bias_mask_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
 // Packed sequences' tiles stand in slots of the whole batch.
 bool head_by_head(const tessera_problem& problem, const ProblemParams& p) {
   bool own_heads = false, own_sequences = false;
-  for (const ScoreTensor* tensor : {&p.bias, &p.mask}) {
-    own_heads |= tensor->head != 0 && tensor->batch == 0;
-    own_sequences |= tensor->head == 0 && tensor->batch != 0;
-  }
+  const auto add = [&](const ScoreTensor& tensor) {
+    own_heads |= tensor.head != 0 && tensor.batch == 0;
+    own_sequences |= tensor.head == 0 && tensor.batch != 0;
+  };
+#define TESSERA_SCORE_TENSOR(name) add(p.name);
+  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
+#undef TESSERA_SCORE_TENSOR
   return own_heads && !own_sequences && !core::packed_q(problem) && !core::packed_k(problem);
 }
 
@@ -71,12 +75,13 @@ int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.prob
 
 ScoreConfig score_config(const tessera_problem& problem) {
   ScoreConfig score{};
+#define TESSERA_SCORE_TENSOR(name) score.name = present(problem.name);
+  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
+#undef TESSERA_SCORE_TENSOR
+  score.block_mask = present(problem.block_mask);
   score.softcap = problem.softcap > 0;
-  score.bias = present(problem.bias);
   score.bias_dtype = static_cast<Dtype>(score.bias ? problem.bias.dtype : 0);
   score.alibi = present(problem.alibi_slopes);
-  score.mask = present(problem.mask);
-  score.block_mask = present(problem.block_mask);
   score.dropout = problem.dropout_p > 0;
   score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);
@@ -163,7 +168,8 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
   p.page_size = static_cast<int>(size.page_size), p.pages = static_cast<int>(size.pages);
 }
 
-void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem) {
+void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem,
+                 const tessera_buffers& buffers) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
   const double log2e =
       score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
@@ -172,8 +178,13 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.softcap = view.softcap;
   p.causal = view.causal, p.top_left = view.top_left;
   p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);
-  p.bias = score_tensor(view.bias), p.mask = score_tensor(view.mask), p.block_mask = score_tensor(view.block_mask);
-  p.bias_mask_keys = std::min(bias_mask_keys(p.bias, problem.bias), bias_mask_keys(p.mask, problem.mask));
+  p.bias_mask_keys = kMostEntryKeys;
+#define TESSERA_SCORE_TENSOR(name)                         \
+  p.name = cuda::score_tensor(problem.name, buffers.name); \
+  p.bias_mask_keys = std::min(p.bias_mask_keys, entry_keys(p.name, problem.name));
+  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
+#undef TESSERA_SCORE_TENSOR
+  p.block_mask = score_tensor(view.block_mask);
   p.head_by_head = head_by_head(problem, p);
   p.mask_block_q = static_cast<int>(view.mask_block_q), p.mask_block_k = static_cast<int>(view.mask_block_k);
   p.alibi_slopes = view.alibi_slopes;
@@ -202,7 +213,7 @@ void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tesse
   const core::ProblemView view = core::problem_view(plan.problem, buffers);
   p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
   fill_indices(p, view, plan, buffers);
-  fill_scores(p, view, plan.problem);
+  fill_scores(p, view, plan.problem, buffers);
 }
 
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 
 #include "core/buffers.hpp"
 #include "core/geometry.hpp"
+#include "cuda/registry.hpp"
 #include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
@@ -26,6 +27,11 @@ int64_t rows_total(const tessera_plan& plan);
 ScoreConfig score_config(const tessera_problem& problem);
 // The same for a kernel that reads a block mask as lists instead of testing each score.
 ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
+
+// In a family's `supports`: tensors with an entry for each score, or for each block of scores.
+#define TESSERA_SCORE_TENSOR(name) #name,
+inline constexpr uint32_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
+#undef TESSERA_SCORE_TENSOR
 
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
 

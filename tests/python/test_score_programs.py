@@ -78,7 +78,8 @@ def test_gradients_of_captured_arrays_are_slopes(arrays, random):
         return float((tessera.attention(q, k, v, **options) * d_o).sum())
 
     step = 1e-5
-    for array, gradient in ((table, gradients.d_captured["table"]), (gain, gradients.d_captured["gain"]), (q, gradients.d_q)):
+    d_table, d_gain = gradients.d_captured["table"], gradients.d_captured["gain"]
+    for array, gradient in ((table, d_table), (gain, d_gain), (q, gradients.d_q)):
         place = tuple(n // 2 for n in array.shape)
         was = array[place]
         array[place] = was + step
@@ -108,10 +109,17 @@ def test_layouts_and_options_compose(arrays, random):
 
 def test_plan_says_the_program(arrays):
     q, k, v, _ = arrays
-    text = tessera.plan(q, k, v, score_mod=lambda s, b, h, i, j: s * 2.0, mask_mod="j <= i")
-    assert "s * 2.0" in text and "j <= i" in text
+    text = tessera.plan(q, k, v, score_mod=lambda s, b, h, i, j: s * 2.0, mask_mod="j <= i && j != 3")
+    assert "s * 2.0" in text and "j != 3" in text and "causal" in text
     said = tessera.plan(q, k, v, score_mod="s + 1", as_dict=True)["program"]
     assert said["score"] == "s + 1.0" and said["mask"] == "" and said["gradient"] == ["d_s = g"]
+
+
+def test_what_options_can_say_is_served_by_every_kernel(arrays):
+    q, k, v = (x.astype(np.float32) for x in arrays[:3])
+    mods = dict(score_mod=lambda s, b, h, i, j: 2.5 * np.tanh(s / 2.5), mask_mod="q_pos - j <= 7 && j <= i")
+    o = tessera.attention(q, k, v, **mods)
+    np.testing.assert_array_equal(o, tessera.attention(q, k, v, softcap=2.5, causal=True, window=(7, 0)))
 
 
 def test_every_kernel_that_lacks_programs_refuses_them(arrays):
@@ -224,7 +232,7 @@ def _mods(torch):
 
 def _by_broadcasting(torch, score_mod, mask_mod, q, k, v):
     """The same functions on whole tensors; FlexAttention has no gradients on the CPU."""
-    b, h, i, j = (torch.arange(n).view([-1 if axis == own else 1 for axis in range(4)]) for own, n in enumerate((B, H, S, S)))
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, S, S)), indexing="ij")
     s = q @ k.transpose(-1, -2) / math.sqrt(D)
     s = s if score_mod is None else score_mod(s, b, h, i, j)
     if mask_mod is not None:
@@ -256,7 +264,8 @@ def test_means_what_flex_attention_means(flex):
 
 
 def test_masks_of_flex_attention_compose(flex):
-    both = flex.and_masks(lambda b, h, i, j: i >= j, flex.or_masks(lambda b, h, i, j: i - j < 4, lambda b, h, i, j: j < 2))
+    near = flex.or_masks(lambda b, h, i, j: i - j < 4, lambda b, h, i, j: j < 2)
+    both = flex.and_masks(lambda b, h, i, j: i >= j, near)
     assert bind(None, both, None).program.mask == "j <= i && (i - j < 4 || j < 2)"
 
 
@@ -295,3 +304,52 @@ def test_second_derivatives_raise(flex):
             q, q, q, o, lse, torch.ones_like(o), score_mod="s * gain[h]", captured={"gain": gain}, grad_captured=True
         )
     assert gradients.d_captured["gain"].shape == (H,)
+
+
+def test_flex_attention_by_its_signature(flex):
+    import torch
+    from tessera.torch import flex_attention
+
+    torch.manual_seed(1)
+    q = torch.randn(B, H, 40, D, dtype=torch.float64)
+    k, v = (torch.randn(B, 2, 56, D, dtype=torch.float64) for _ in range(2))
+    slope = torch.rand(H, dtype=torch.float64)
+    score_mod = lambda s, b, h, i, j: s - slope[h] * (i - j).abs()  # noqa: E731
+    doc = torch.arange(56) // 20
+    masks = {
+        "none": None,
+        "causal": lambda b, h, i, j: i >= j,
+        "documents a head": lambda b, h, i, j: (doc[i] == doc[j]) & (h != 1),
+        "a batch": lambda b, h, i, j: i >= j + b * 3,
+    }
+    for name, mask_mod in masks.items():
+        shape = (B if name == "a batch" else None, H if name == "documents a head" else None, 40, 56)
+        block_mask = mask_mod and flex.create_block_mask(mask_mod, *shape, device="cpu", BLOCK_SIZE=16)
+        given = dict(score_mod=score_mod, block_mask=block_mask, enable_gqa=True)
+        expected, lse = flex.flex_attention(q, k, v, return_lse=True, **given)
+        o, own = flex_attention(q, k, v, return_lse=True, kernel_options={"BLOCK_M": 64}, **given)
+        torch.testing.assert_close(o, expected, atol=1e-10, rtol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(own, lse.float(), atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        assert torch.equal(flex_attention(q, k, v, scale=0.3, **given), flex_attention(q, k, v, scale=0.3, **given))
+
+
+def test_the_lists_of_a_block_mask_win_over_its_function(flex):
+    import torch
+    from tessera.torch import flex_attention
+
+    q = torch.randn(1, H, 32, D, dtype=torch.float64)
+    count = torch.tensor([[[1, 1]]], dtype=torch.int32)
+    partial = torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    causal = lambda b, h, i, j: i >= j  # noqa: E731
+    block_mask = flex.BlockMask.from_kv_blocks(count, partial, count, 1 - partial, BLOCK_SIZE=16, mask_mod=causal)
+    i, j = torch.arange(32)[:, None], torch.arange(32)[None, :]
+    visible = (i // 16 != j // 16) | (i >= j)  # the blocks beside the diagonal are full
+    plain = tessera.attention(q, q, q, mask=visible, layout="bhsd")
+    torch.testing.assert_close(flex_attention(q, q, q, block_mask=block_mask), plain, atol=1e-12, rtol=0)
+    with pytest.raises(tessera.Error, match="block_mask: 2 x 2 blocks of 16 x 16, accepted at least 3 x 3"):
+        longer = torch.randn(1, H, 33, D, dtype=torch.float64)
+        flex_attention(longer, longer, longer, block_mask=block_mask)
+    with pytest.raises(tessera.Error, match="kernel_options: WRITE_DQ changes the result"):
+        flex_attention(q, q, q, kernel_options={"WRITE_DQ": False})
+    with pytest.raises(tessera.Error, match="key: 2 heads with query's 4, accepted with enable_gqa=True"):
+        flex_attention(q, q[:, :2], q[:, :2])

@@ -1,4 +1,4 @@
-"""tessera.serving: engines' steps, as vLLM and SGLang hand them over, against attention of each sequence alone in float64."""
+"""tessera.serving: engines' steps, as vLLM and SGLang pass them, against attention of each sequence in float64."""
 
 import dataclasses
 import math
@@ -46,7 +46,9 @@ def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=Non
 def assert_rows(out, expected, dtype):
     """Twice the rounding of the result, in float32 that of a sum of some hundred terms."""
     tolerance = 2.0**-17 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-    torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+    torch.testing.assert_close(
+        out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
+    )
 
 
 # ---- vLLM -------------------------------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ LAYOUTS = {"LBHNC": (0, 1, 2, 3, 4), "LBNHC": (0, 1, 3, 2, 4), "LHBNC": (0, 2, 1
 
 
 def cache_of(layout, blocks, size, dtype):
-    """[blocks, Hkv, size, 2 D], the second of three layers as vLLM's runner views its memory; unwritten keys are NaN."""
+    """[blocks, Hkv, size, 2 D], the second of three layers, as vLLM's runner views memory; unwritten keys are NaN."""
     order, shape = LAYOUTS[layout], (3, blocks, HEADS_KV, size, 2 * D)
     memory = torch.full([shape[axis] for axis in order], math.nan, dtype=dtype)
     return memory.permute([order.index(axis) for axis in range(5)])[1]
@@ -362,7 +364,7 @@ def test_sglang_layers(device):
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_sglang_graph_of_decoding(device, page_size):
-    """One capture; replays with other batches, fewer than it has room for. On the CPU the graph's calls are made again."""
+    """One capture; replays with other batches, of fewer sequences. On the CPU the graph's calls are made again."""
     engine, padded = SglangEngine(page_size), 3
     engine.step("extend", [0, 1, 2, 3], [20, 11, 3, 30])
     backend, pool, layer = engine.backend, engine.pool, layer_of()
@@ -407,7 +409,9 @@ def test_sglang_drafts_have_keys_of_their_own(device):
     lists = [[*pool.req_to_token[r, : pool.lengths[r]].tolist(), pool.free.pop()] for r in (0, 0, 1, 1)]
     q, k, v = engine.inputs(4)
     spec = SimpleNamespace(
-        kv_indptr=torch.tensor([0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32),
+        kv_indptr=torch.tensor(
+            [0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32
+        ),
         kv_indices=torch.tensor(sum(lists, []) + [0] * 9),  # of a buffer with room for more
     )
     batch = batch_of(pool, "decode", [0, 1], [1, 1], spec)
@@ -427,7 +431,9 @@ def drafts_of(pool, requests, tokens, seed):
     trees = [torch.rand(tokens, tokens, generator=generator, device="cpu") < 0.4 for _ in prompts]
     for tree in trees:
         tree.fill_diagonal_(True)
-    masks = [torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)]
+    masks = [
+        torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)
+    ]
     spec = SimpleNamespace(
         custom_mask=torch.cat([m.flatten() for m in masks]).to(torch.get_default_device()), draft_token_num=tokens
     )
@@ -615,11 +621,14 @@ def test_sinks_in_the_model_s_dtype(dtype):
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_csr_page_tables(device, page_size):
-    """Against a rectangular table of the same pages. Entries of no sequence and keys past the last page's length hold anything."""
+    """Against a rectangular table of the same pages. Entries of no sequence and keys past the last page's length hold
+    anything."""
     counts, kept = [0, 3, 1, 5, 0], [0, 2, 4, 1, 0]
     indptr = torch.tensor([2, 2, 5, 6, 11, 11], dtype=torch.int32)
     pages = torch.randperm(9, generator=torch.Generator().manual_seed(3), device="cpu").to(torch.int32)
-    indices = torch.cat([torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)])
+    indices = torch.cat(
+        [torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)]
+    )
     last = torch.tensor(kept, dtype=torch.int32).clamp(max=page_size)
     lengths = paged.key_lengths(indptr, None if page_size == 1 else last, page_size)
     assert lengths.dtype == torch.int32
@@ -641,7 +650,8 @@ def test_csr_page_tables(device, page_size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size, keys", [(16, 64), (16, 70), (1, 37), (48, 96)])
 def test_a_prefix_read_once(device, dtype, size, keys):
-    """Decoding, drafts and a chunk of a prompt behind common keys, padded with a sequence without tokens and rows of none."""
+    """Decoding, drafts and a chunk of a prompt after common keys, padded with a sequence without tokens and rows of no
+    sequence."""
     counts, owns, shared = [1, 5, 1, 20, 0], [9, 5, 1, 33, 0], keys // size
     lengths = [keys + own for own in owns[:-1]] + [0]
     each = -(-max(lengths) // size)
@@ -665,7 +675,16 @@ def test_a_prefix_read_once(device, dtype, size, keys):
         )  # fmt: skip
         plain = torch.full_like(q, math.nan)
         expected_lse = paged.attend(
-            q, *pool, plain, **step, max_seqlen_q=20, max_seqlen_k=max(lengths), causal=True, scale=SCALE, return_lse=True, **options
+            q,
+            *pool,
+            plain,
+            **step,
+            max_seqlen_q=20,
+            max_seqlen_k=max(lengths),
+            causal=True,
+            scale=SCALE,
+            return_lse=True,
+            **options,
         )
         torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-4)
         for b, (count, length) in enumerate(zip(counts, lengths)):
@@ -722,8 +741,8 @@ def captured(step, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_capture_serves_a_hundred_batches(device, dtype):
-    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows of the
-    table hold anything. On the CPU, where there is no graph, the same call is made again."""
+    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose
+    rows of the table hold anything. On the CPU, where there is no graph, the same call is made again."""
     random = torch.Generator().manual_seed(5)
     batch, tokens, longest, max_pages, size = 6, 150, 80, 40, 16
 
@@ -740,7 +759,15 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
 
     def step():
         paged.attend(
-            q, k_cache, v_cache, out, **index, max_seqlen_q=longest, max_seqlen_k=max_pages * size, causal=True, scale=SCALE
+            q,
+            k_cache,
+            v_cache,
+            out,
+            **index,
+            max_seqlen_q=longest,
+            max_seqlen_k=max_pages * size,
+            causal=True,
+            scale=SCALE,
         )
 
     step = captured(step, device)
@@ -754,7 +781,9 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
         here = dict(
             cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device="cpu"),
             seqused_k=torch.tensor(lengths, dtype=torch.int32, device="cpu"),
-            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu").view(batch, -1).to(torch.int32),
+            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu")
+            .view(batch, -1)
+            .to(torch.int32),
         )
         here["page_table"][used:] = 2**30
         for name, tensor in here.items():
@@ -767,7 +796,8 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
 
 
 def test_one_capture_serves_other_prefixes(device):
-    """Two groups of six sequences, drawn anew for every replay of one graph: their sequences, prefixes, pages and lengths."""
+    """Two groups of six sequences, generated for every replay of one graph: their sequences, prefixes, pages and
+    lengths."""
     random = torch.Generator().manual_seed(6)
     batch, max_pages, size = 6, 12, 16
 

@@ -348,7 +348,7 @@ def test_vmap_over_attention_backward():
     backward = lambda d_o: tuple(  # noqa: E731
         tessera.attention_backward(
             q, k, v, o, lse, d_o, sink=torch.zeros(2), grad_sink=True, bias=torch.zeros(7), grad_bias=True
-        )
+        )[:5]
     )
     for found, expected in zip(torch.func.vmap(backward)(cotangents), zip(*map(backward, cotangents))):
         close(found, torch.stack(expected))

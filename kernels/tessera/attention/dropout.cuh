@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., 2011) as core/philox.hpp of the host defines dropout by it: one call decides, of query i,
-// the eight keys {2c, 2c + 1} + {0, 8, 16, 24} of a group of 32, which is what a lane owns of four tiles of 16 x 8.
+// Philox4x32-10 (Salmon et al., 2011) as core/philox.hpp of the host defines dropout by it: one call decides, of query
+// i, the eight keys {2c, 2c + 1} + {0, 8, 16, 24} of a group of 32, which is what a lane owns of four tiles of 16 x 8.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -11,8 +11,9 @@ struct PhiloxWords {
   uint32 word[4];
 };
 
-// The rounds' keys and the offset. kState false: they are parameters, for the additions that make each key from the one before are a fifth of
-// the instructions. True: they are made of what a tensor on the device has when the kernel runs (ProblemParams::dropout_state).
+// The rounds' keys and the offset. kState false: they are parameters, for the additions that make each key from the one
+// before are a fifth of the instructions. True: they are made of what a tensor on the device has when the kernel runs
+// (ProblemParams::dropout_state).
 template <bool kState>
 struct DropoutKeys {
   const ProblemParams& p;
@@ -63,7 +64,7 @@ TESSERA_DEVICE PhiloxWords dropout_words(const Keys& keys, int head, int query, 
 TESSERA_DEVICE bool keeps_low(uint32 word, uint32 threshold) { return word << 16 >= threshold << 16; }
 TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= threshold << 16; }
 
-// Zero for what dropout takes away of a query's weights, a lane's share of tiles of 8 keys from `key` on: of each the
+// Zero for the weights of a query that dropout drops, a lane's part of tiles of 8 keys from `key` on: of each the
 // elements 2 half and 2 half + 1.
 template <bool kState, int kN>
 TESSERA_DEVICE void drop(float (&weights)[kN][4], int half, const ProblemParams& p, int head, int query, int key) {

@@ -1,5 +1,5 @@
-// Which keys a query sees by its position: causal, window and length, which every kernel has. Masks that are tensors are
-// attention/score's.
+// Which keys a query sees by its position: causal, window and length, which every kernel has. Masks that are tensors
+// are attention/score's.
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
@@ -19,7 +19,7 @@ TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, 
   const int position = query + (p.top_left ? 0 : s.sk - s.sq);
   KeyRange keys{0, s.sk - 1};
   if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
-  // A window is at most 2^31 - 1 and so is a position: the sum is taken in 64 bits.
+  // A window is at most 2^31 - 1 and so is a position: their sum is computed in 64 bits.
   if (p.window_right >= 0) {
     keys.high = static_cast<int>(min(static_cast<int64>(keys.high), static_cast<int64>(position) + p.window_right));
   }
@@ -36,9 +36,7 @@ template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s, int first, int last) {
   // Both ends grow with the query.
   const KeyRange a = visible_keys<kScore>(p, s, first), b = visible_keys<kScore>(p, s, last);
-  TileRange range{{a.low, b.high}, {b.low, a.high}};
-  if constexpr (kScore.tree_mask) range.all.high = min(range.all.high, s.sk - s.sq - 1);
-  return range;
+  return {{a.low, b.high}, {b.low, a.high}};
 }
 
 // Queries low ... high see keys first ... last: some of them. The same relation from the other side.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/attention/divisor.hpp"
+#include "tessera/attention/score/config.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {
@@ -34,7 +35,10 @@ struct ProblemParams {
   float softcap;
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
-  ScoreTensor bias, mask, block_mask;
+#define TESSERA_SCORE_TENSOR(name) ScoreTensor name;
+  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
+#undef TESSERA_SCORE_TENSOR
+  ScoreTensor block_mask;
   int bias_mask_keys;  // 8 or 2: bias and mask of so many keys, the first a multiple, can be read at once; else 1
   int mask_block_q, mask_block_k;
   int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/sequence.cuh
@@ -49,12 +53,11 @@ struct ProblemParams {
   int64 dropout_state_stride;
 };
 
-// Masks by position that are tensors, for the families that take them; NULL where ScoreConfig has them not.
+// Masks by position that are tensors, for the families that support them; NULL where ScoreConfig lacks them.
 struct PositionMasks {
   const unsigned char* causal_seqs;  // [batch]
   int64 causal_seqs_stride;
-  const uint32*
-      tree_mask;  // words [batch, queries, tree_words] or packed [queries, tree_words]: attention/tree_mask.cuh
+  const uint32* tree_mask;  // words [batch, queries, tree_words] or packed [queries, tree_words]
   int64 tree_mask_batch, tree_mask_row, tree_mask_word;
   int tree_words;
 };

@@ -1,5 +1,5 @@
 // One sequence of the batch. Offsets and lengths that lie outside what the tensors hold
-// are taken as the nearest that does not: a kernel cannot refuse.
+// count as the nearest that does not: a kernel cannot refuse.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -23,7 +23,8 @@ TESSERA_DEVICE const int* pages_of(const ProblemParams& p, const Sequence& s, in
   return p.page_table + p.page_table_batch * b + p.page_table_col * s.k_begin;
 }
 
-// kVarlen: sequences may be packed, or use a part of their keys (seqused_k). kPaged: offsets of keys are those of their pages.
+// kVarlen: sequences may be packed, or use a part of their keys (seqused_k). kPaged: offsets of keys are those of their
+// pages.
 template <bool kVarlen = true, bool kPaged = false>
 TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   Sequence s;
@@ -73,12 +74,12 @@ struct SequenceHead {
   int batch, head;
 };
 
-// Which of the batch's heads comes at `index`; packed: which head. Of one sequence they share a mask, as a rule, and keys.
-// But where all sequences share a bias (or mask) of which every head has its own, one head of all of them comes first: its
-// bias comes from memory once, and for the other sequences' tiles they are in the L2 cache.
+// Which of the batch's heads comes at `index`; packed: which head. Of one sequence they share a mask, as a rule, and
+// keys. But where all sequences share a bias (or mask) of which every head has its own, one head of all of them comes
+// first: its bias comes from memory once, and for the other sequences' tiles they are in the L2 cache.
 template <ScoreConfig kScore, class Heads>
 TESSERA_DEVICE SequenceHead sequence_head(const ProblemParams& p, int index, const Heads& heads) {
-  if (kScore.bias_or_mask() && p.head_by_head) return {index % p.batch, index / p.batch};
+  if (kScore.entries() && p.head_by_head) return {index % p.batch, index / p.batch};
   return {index / heads, index % heads};
 }
 

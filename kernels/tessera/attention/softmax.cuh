@@ -1,6 +1,6 @@
-// The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a maximum and a sum
-// for each row, so that softmax(s) = 2^(s - max) / sum when all keys have passed. The maximum may be a stale one, of tiles
-// before: softmax does not depend on it, as long as nothing overflows.
+// The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a maximum and a
+// sum for each row, so that softmax(s) = 2^(s - max) / sum when all keys have passed. The maximum may be a stale one,
+// of tiles before: softmax does not depend on it, as long as nothing overflows.
 #pragma once
 
 #include "tessera/attention/lse.cuh"
@@ -11,13 +11,15 @@
 
 namespace tessera {
 
-// Where every tile's maximum is taken, a row's is replaced only by one that passes it by this much (log2 units): most tiles then rescale
-// nothing. The same maximum divides out at the end; float16 holds 2^8. Where few tiles' maxima are taken the threshold is 0.
+// Where every tile's maximum is computed, a row's maximum is replaced only by one that passes it by this much (log2
+// units): most tiles then rescale nothing. The maximum divides out at the end; float16 holds 2^8. Where few tiles'
+// maxima are computed the threshold is 0.
 inline constexpr float kRescaleThreshold_log2 = 8.0f;
 
-// Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with the rows' new
-// maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is then exact in 16 bits, where one
-// between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/fwd_sm90.md).
+// Against a stale max that is too low a lane's part of a tile's sum may reach this before the tile is done again with
+// the rows' new maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is
+// then exact in 16 bits, where one between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers
+// (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
 
 // A row that sees a key, once all keys have passed: `sum` is that of 2^(score - max), a huge row's of exp(score - max).
@@ -52,8 +54,8 @@ struct RowTotal {
   }
 };
 
-// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since a single chain of additions would be the
-// longest chain of all.
+// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since a single chain of additions would
+// be the longest chain of all.
 struct SumParts {
   float part[2][2];
   TESSERA_DEVICE float of(int half) const { return part[half][0] + part[half][1]; }
@@ -62,7 +64,7 @@ struct SumParts {
 template <int kM>
 struct OnlineSoftmax {
   float max[kM][2];  // in log2 units, a huge row's in natural ones; -inf before the first visible key
-  float sum[kM][2];  // this lane's share
+  float sum[kM][2];  // this lane's part
   bool ready;        // every row of the warp has a maximum, and not a huge one: the same in all lanes
   uint32 huge_rows;  // a bit for each of the lane's
 
@@ -93,8 +95,8 @@ struct OnlineSoftmax {
     exponentiate(s, unit);
   }
 
-  // update() in its three parts, for a caller whose O is not ready at once. The maximum of s replaces a row's where it passes
-  // it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
+  // update() in its three parts, for a caller whose O is not ready at once. The maximum of s replaces a row's where it
+  // passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
   template <int kN>
   TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][2],
                                  float threshold_log2 = kRescaleThreshold_log2) {
@@ -172,9 +174,9 @@ struct OnlineSoftmax {
         for (int e = 0; e < 4; ++e) o[m][d][e] *= alpha[m][e / 2];
   }
 
-  // The same against the stale max, that of the tiles before: no maximum is taken, nothing rescaled, nothing waits for the
-  // whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the
-  // products on. Requires `ready` and a full tile.
+  // The same against the stale max, that of the tiles before: no maximum is computed, nothing rescaled, nothing waits
+  // for the whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(),
+  // from the products on. Requires `ready` and a full tile.
   template <int kN>
   TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], ScoreUnit unit) {
     SumParts total[kM];
@@ -182,8 +184,8 @@ struct OnlineSoftmax {
     return accept(total);
   }
 
-  // try_stale_max() in its two parts, for a caller that does something between two shares of the columns: of s[m] the
-  // fragments kFrom ... kTo - 1, the first share from 0 on.
+  // try_stale_max() in its two parts, for a caller that does something between two parts of the columns: of s[m] the
+  // fragments kFrom ... kTo - 1, the first part from 0 on.
   template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], ScoreUnit unit, SumParts (&total)[kM]) const {
 #pragma unroll
@@ -216,8 +218,8 @@ struct OnlineSoftmax {
   }
 
  private:
-  // The rest of update_max() where some row of the warp is huge or has no maximum yet: from the tile's maxima, as scores are held, and the
-  // rows' before.
+  // The rest of update_max() where some row of the warp is huge or has no maximum yet: from the tile's maxima, as
+  // scores are held, and the rows' before.
   TESSERA_DEVICE bool update_huge(const float (&best)[kM][2], const float (&old)[kM][2], ScoreUnit unit,
                                   float (&alpha)[kM][2], float threshold_log2) {
     bool moves = false;

@@ -1,5 +1,5 @@
-// Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call owns the
-// whole of its outputs, so blocks that have nothing else to do, or do little, clear these.
+// Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call
+// owns the whole of its outputs, so blocks that have nothing else to do, or do little, clear these.
 #pragma once
 
 #include "tessera/attention/lse.cuh"
@@ -37,7 +37,7 @@ TESSERA_DEVICE void clear_row(const RowTensor& tensor, int batch, int64 row, int
   for (int col = lane_id(); col < columns; col += 32) store_element<kDtype>(tensor.data, at + col, 0.0f);
 }
 
-// o = 0 and LSE = -inf: a share of the rows, by warp `warp` of `warps`.
+// o = 0 and LSE = -inf: a part of the rows, by warp `warp` of `warps`.
 template <Dtype kDtype, class Params>
 TESSERA_DEVICE void clear_unowned_outputs(const Params& p, int64 warp, int64 warps) {
   const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);

@@ -1,20 +1,20 @@
-// The order in which a persistent grid (fwd_sm90, fwd_sm80's persistent kernels) takes its work tiles, whose cost differs
-// under a causal mask: a tile of late queries sees the most keys. Plain integers, for the device and for the host's tests;
-// src/cuda/work_order.cpp chooses the numbers in WorkOrder.
+// The order in which a persistent grid (fwd_sm90, fwd_sm80's persistent kernels) processes its work tiles, whose cost
+// differs under a causal mask: a tile of late queries sees the most keys. Plain integers, for the device and for the
+// host's tests; src/cuda/work_order.cpp chooses the numbers in WorkOrder.
 //
 // All work tiles have an index; block b takes a fixed sequence of indices (BlockTiles). Two ways to lay them out follow
 // each other:
 //
-// 1. Paired heads. The tiles of a head come as largest, smallest, second largest, second smallest ... A block takes two
-//    neighbours at a time, and every such pair costs the same. Few heads are in use at once.
-// 2. L2 swizzle. `swizzle_heads` heads, as many as have their K and V in the L2 cache, form a section. Within it the tiles
-//    come longest first (LPT): the largest of every head, then the second largest of every head ... They go to the
-//    blocks forwards in one round and backwards in the next. Neighbouring sections run in opposite directions: blocks reach
-//    the border at different times, and this way no tile there is much larger than the one before it. The last section ends
-//    with its smallest tiles.
+// 1. Paired heads. The tiles of a head come as largest, smallest, second largest, second smallest ... A block takes
+//    two neighbours at a time, and every such pair costs the same. Few heads are in use at once.
+// 2. L2 swizzle. `swizzle_heads` heads, as many as have their K and V in the L2 cache, form a section. Within it
+//    the tiles come longest first (LPT): the largest of every head, then the second largest of every head ... They
+//    go to the blocks forwards in one round and backwards in the next. Neighbouring sections run in opposite
+//    directions: blocks reach the border at different times, and this way no tile there is much larger than the one
+//    before it. The last section ends with its smallest tiles.
 //
-// Where the last round of pairs is not complete, the first section fills it up, so that blocks with a pair less begin the
-// section with its largest tiles.
+// Where the last round of pairs is not complete, the first section fills it up, so that blocks with a pair less begin
+// the section with its largest tiles.
 #pragma once
 
 #include "tessera/attention/divisor.hpp"

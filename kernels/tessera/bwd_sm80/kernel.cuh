@@ -3,26 +3,27 @@
 //
 //   P = exp(S - LSE)   dV = P^T dO   dP = dO V^T   dS = P o (dP - delta)   dQ = scale dS K   dK = scale dS^T Q
 //
-// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so
-// that dK and dV accumulate in registers; dQ accumulates in float32 in global memory (bwd_sm80/dq). Scores are held
-// transposed, a warp's rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do
-// not fit into its registers, several warps have the same keys: each computes the scores of a part of the queries and
-// sums a part of the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared memory, V
-// is loaded into K's place and dO into Q's when they are needed, and back.
+// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads,
+// so that dK and dV accumulate in registers; dQ accumulates in float32 in global memory (bwd_sm80/dq). Scores are held
+// transposed, a warp's rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys
+// do not fit into its registers, several warps have the same keys: each computes the scores of a part of the queries
+// and sums a part of the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared
+// memory, V is loaded into K's place and dO into Q's when they are needed, and back.
 //
-// bwd_sm80/warp_split.cuh is the kernel whose warps have the role of S or of dP; bwd_sm80/rows.cuh has what goes before and
-// after the products. Page, with what was measured: docs/reference/kernels/bwd_sm80.md.
+// bwd_sm80/warp_split.cuh is the kernel whose warps have the role of S or of dP; bwd_sm80/rows.cuh has what goes before
+// and after the products. Page, with what was measured: docs/reference/kernels/bwd_sm80.md.
 //
-// Masked elements have P = 0 and dS = 0, but in a partial tile they are multiplied all the same: a NaN or infinity in a query's
-// dO reaches dV of the tile's keys that it does not see, and one in a key dQ of such queries. Tiles that no query sees are not
-// read.
+// Masked elements have P = 0 and dS = 0, but in a partial tile they are multiplied all the same: a NaN or infinity in a
+// query's dO reaches dV of the tile's keys that it does not see, and one in a key dQ of such queries. Tiles that no
+// query sees are not read.
 #pragma once
 
 #include "tessera/bwd_sm80/dq.cuh"
 
 namespace tessera {
 
-// V in K's place, or K in V's, and dO and Q likewise: waits until all warps are done with what is there, then for the load.
+// V in K's place, or K in V's, and dO and Q likewise: waits until all warps are done with what is there, then for the
+// load.
 template <class Load>
 TESSERA_DEVICE void load_overlaid(Load&& load) {
   __syncthreads();
@@ -80,18 +81,16 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
   clear(rdV);
   int stage = 0;
   QueryStep step{b.head_kv * p.group, b.first_tile};
-  // Bias and mask, of the next slice of a full tile.
-  using BiasMask = BwdBiasMask<kCfg, kM, kN>;
-  [[maybe_unused]] BiasMask bias_mask;
-  [[maybe_unused]] const auto load_next_bias_mask = [&](const QueryStep& at, int slice) {
+  BwdScoreStep<kCfg, kM, kN> score_step;  // has the entries of the next slice of a full tile
+  constexpr bool kLoads = score_step.kLoads;
+  [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
     const int row0 = at.tile * kBlockM;
     if (!b.has_scores || p.bias_mask_keys == 1 || !b.full(row0)) return;
-    load_bias_mask<kCfg, kM, kN>(
-        bias_mask, p, b.s,
-        ScoreTile{b.batch, at.head, row0 + b.warp_query + slice, b.key0 + b.warp_key, nullptr, nullptr});
+    const ScoreTile tile{b.batch, at.head, row0 + b.warp_query + slice, b.key0 + b.warp_key, nullptr, nullptr};
+    score_step.load({p, b.s, tile});
   };
-  if constexpr (BiasMask::kTaken) {
-    if (b.tiles > 0) load_next_bias_mask(step, 0);
+  if constexpr (kLoads) {
+    if (b.tiles > 0) load_next_entries(step, 0);
   }
   for (int left = b.tiles * p.group; left > 0; --left) {
     ptx::cp_async_wait_group<kAhead - 1>();
@@ -106,7 +105,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     for (int slice = 0; slice < Warps::kQueries; slice += Warps::kSlice) {
       const int col = b.warp_query + slice;  // of the tile's queries
       const ScoreTile scores = score_tile(col);
-      [[maybe_unused]] float bias_sum[kM][2] = {};
+      [[maybe_unused]] float sums[kM][2] = {};
       float rP[kM][kN][4], rdS[kM][kN][4];
       if (b.has_scores) {
         clear(rP);
@@ -126,22 +125,22 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
         //    P^T = exp(S^T - LSE), dS^T = P^T o (dP^T - delta)
         if constexpr (kOptions) {
           if (is_far(scores)) [[unlikely]] {
-            differentiate_options<kCfg, false, true>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
-          } else if constexpr (!kCfg.score.bias_or_mask()) {
-            differentiate_options<kCfg, true, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
-          } else if (BiasMask::kTaken && full && p.bias_mask_keys > 1) {
-            if constexpr (BiasMask::kTaken) transpose(bias_mask);
-            differentiate_options<kCfg, BiasMask::kTaken, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
+            differentiate_options<kCfg, false, true>(p, b.s, scores, score_step, rP, rdS, sums);
+          } else if constexpr (!kCfg.score.entries()) {
+            differentiate_options<kCfg, true, false>(p, b.s, scores, score_step, rP, rdS, sums);
+          } else if (kLoads && full && p.bias_mask_keys > 1) {
+            if constexpr (kLoads) score_step.transpose();
+            differentiate_options<kCfg, kLoads, false>(p, b.s, scores, score_step, rP, rdS, sums);
           } else {
-            differentiate_options<kCfg, false, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
+            differentiate_options<kCfg, false, false>(p, b.s, scores, score_step, rP, rdS, sums);
           }
-          if constexpr (BiasMask::kTaken) {
+          if constexpr (kLoads) {
             if (slice + Warps::kSlice < Warps::kQueries) {
-              load_next_bias_mask(step, slice + Warps::kSlice);
+              load_next_entries(step, slice + Warps::kSlice);
             } else if (left > 1) {
               QueryStep following = step;
               following.advance(b.first_tile, b.tiles);
-              load_next_bias_mask(following, 0);
+              load_next_entries(following, 0);
             }
           }
         } else {
@@ -149,7 +148,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
             return make_float2(rP[m][n][2 * half], rP[m][n][2 * half + 1]);
           });
         }
-        if constexpr (!kCfg.score.bias_or_mask()) {
+        if constexpr (!kCfg.score.entries()) {
           if (!full) {
             for_masked<kM, kN>(p, b.s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
           }
@@ -158,7 +157,9 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
         if constexpr (Warps::kExchange) store_accumulator<1>(shared.sScores[1], rP, b.warp_key, col, 1.0f);
       }
       if constexpr (kCfg.d_bias) {
-        if (p.d_bias.row == 0) add_bias_sums<kCfg, Warps::kQueryParts>(p, b.s, scores, b.part, bias_sum);
+        if (p.d_bias.row == 0) {
+          score_step.template collect_sums<Warps::kQueryParts>({p, b.s, scores}, b.part, sums);
+        }
       }
 
       //    dV += P^T dO, dK += dS^T Q

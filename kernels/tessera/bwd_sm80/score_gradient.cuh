@@ -3,17 +3,17 @@
 
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/far_rows.cuh"
-#include "tessera/attention/score/transposed.cuh"
+#include "tessera/attention/score/step.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
-#include "tessera/ptx/atomic.cuh"
 #include "tessera/tile/product.cuh"
 #include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
 
-// Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e and of the
-// keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two neighbouring keys, of which
-// each lane wants one: so one of the two calls is the neighbour's, who wants the other half of mine. By all lanes of a warp.
+// Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e
+// and of the keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two
+// neighbouring keys, of which each lane wants one: so one of the two calls is the neighbour's, who wants the other half
+// of mine. By all lanes of a warp.
 template <class Keys>
 TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& keys, int head, int query, int group,
                                             int row) {
@@ -34,11 +34,6 @@ struct ScoreTile {
   int query, key;                         // of the warp's first column and row
   const float *row_lse_log2, *row_delta;  // of the first column's query on
 };
-
-// Entry (b, h, 0, 0) of dBias.
-TESSERA_DEVICE float* bias_gradient(const BwdParams& p, const ScoreTile& tile) {
-  return static_cast<float*>(p.d_bias.data) + p.d_bias.batch * tile.batch + p.d_bias.head * tile.head;
-}
 
 // Which rows of a warp's tile the query of column `col` sees: keys low ... high of the tile's, from the lane's on.
 TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, int col) {
@@ -74,8 +69,8 @@ TESSERA_DEVICE void far_probabilities(const BwdParams& p, const Sequence& s, con
     }
 }
 
-// P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a query
-// does not see becomes 0; else the caller sets it to 0. kRaised: by kBwdRaise_log2.
+// P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a
+// query does not see becomes 0; else the caller sets it to 0. kRaised: by kBwdRaise_log2.
 template <bool kMasked, bool kRaised = false, int kM, int kN>
 TESSERA_DEVICE void probabilities(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                   float (&rP)[kM][kN][4]) {
@@ -104,8 +99,8 @@ TESSERA_DEVICE void probabilities(const BwdParams& p, const Sequence& s, const S
   }
 }
 
-// dS^T in place of dP^T; probability(m, n, half): P^T at elements 2 half and 2 half + 1. What is not visible becomes 0 by
-// choice, not by multiplication: its dP may be anything.
+// dS^T in place of dP^T; probability(m, n, half): P^T at elements 2 half and 2 half + 1. What is not visible becomes 0
+// by choice, not by multiplication: its dP may be anything.
 template <bool kMasked, int kM, int kN, class Probability>
 TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
                                     float (&rdS)[kM][kN][4], Probability&& probability) {
@@ -133,8 +128,8 @@ TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, c
   }
 }
 
-// body(m, n, e) for the elements that their queries do not see, and which are to become 0. By choice, not by multiplication:
-// they may be anything.
+// body(m, n, e) for the elements that their queries do not see, and which are to become 0. By choice, not by
+// multiplication: they may be anything.
 template <int kM, int kN, class Body>
 TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
 #pragma unroll
@@ -153,30 +148,39 @@ TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const 
     }
 }
 
-// Bias and mask of a warp's tile whose keys every query sees.
-template <BwdConfig kCfg, int kM, int kN>
-using BwdBiasMask = BiasMaskFragment<kCfg.score, kN, kM * 2, BwdWarps<kCfg>::kLaneOrder>;
+// Which (b, h, i, j) the scores of a warp's tile are.
+template <BwdConfig kCfg, int kM, int kTiles>
+struct BwdCoordinates {
+  static constexpr bool kTransposed = true, kKeepsProduct = true;
+  static constexpr int kKeys = kM * 2, kN = kTiles;
+  static constexpr bool kLaneOrder = BwdWarps<kCfg>::kLaneOrder, kAlone = kCfg.deterministic;
 
-template <BwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& bias_mask, const ProblemParams& p, const Sequence& s,
-                                   const ScoreTile& tile) {
-#pragma unroll
-  for (int n = 0; n < kN; ++n) {
-    bias_mask.load(n, p, ScoreRow<kCfg.score>(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row()), tile.key);
-  }
-}
+  const BwdParams& p;
+  const Sequence& s;
+  const ScoreTile& tile;
 
-// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias sums dS before
-// the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
-// kFull: every query sees all keys of the tile, and `bias_mask`, transposed, is what bias and mask say of it; or the caller
-// sets the masked elements to 0. kFar: the tile of queries is marked.
+  TESSERA_DEVICE const Sequence& sequence() const { return s; }
+  TESSERA_DEVICE int batch() const { return tile.batch; }
+  TESSERA_DEVICE int head() const { return tile.head; }
+  TESSERA_DEVICE int query() const { return tile.query; }
+  TESSERA_DEVICE int key() const { return tile.key; }
+};
+template <BwdConfig kCfg, int kM, int kN>
+using BwdScoreStep = ScoreStep<kCfg.score, BwdCoordinates<kCfg, kM, kN>>;
+
+// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). Gradients of the options'
+// tensors collect dS before the gradient of a reshaped score: at once where every query has its own elements, and where
+// all share one, summed in `sums`. kFull: every query sees all keys of the tile, and `step` has its entries,
+// transposed; or the caller sets the hidden elements to 0. kFar: the tile of queries is marked.
 template <BwdConfig kCfg, bool kFull, bool kFar, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
-                                          const BwdBiasMask<kCfg, kM, kN>& bias_mask, float (&rP)[kM][kN][4],
-                                          float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
-  constexpr bool kMasks = !kFull || kCfg.score.bias_or_mask();
+                                          const BwdScoreStep<kCfg, kM, kN>& step, float (&rP)[kM][kN][4],
+                                          float (&rdS)[kM][kN][4], float (&sums)[kM][2]) {
+  using Step = BwdScoreStep<kCfg, kM, kN>;
+  const BwdCoordinates<kCfg, kM, kN> at{p, s, tile};
+  constexpr bool kMasks = !kFull || kCfg.score.entries();
   const ScoreUnit unit = score_unit<kCfg.score>(p);
-  [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
+  [[maybe_unused]] const typename Step::Collector collector(p, tile.batch, tile.head);
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     [[maybe_unused]] uint32 bits[(kM + 1) / 2][2][2];
@@ -192,7 +196,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
     for (int e = 0; e < 2; ++e) {
       const int col = n * 8 + lane_col() + e, query = tile.query + col;
       const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
-      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, kFull ? query : min(query, s.sq - 1));
+      const typename Step::Row score_row = Step::row(at, kFull ? query : min(query, s.sq - 1));
       const auto log2_weight = [&] {
         if constexpr (kFar) {
           const FarRow row(p, s, tile.batch, tile.head, query, unit);
@@ -206,16 +210,9 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
         const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          constexpr bool kLaneOrder = BwdWarps<kCfg>::kLaneOrder;
-          const int key0 = tile.key + key_at<kLaneOrder>(0, lane_row()), offset = key_at<kLaneOrder>(m * 2 + half, 0);
+          const int key0 = Step::first_key(at), block = m * 2 + half;
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
-          Score score;
-          if constexpr (kFull) {
-            score = visible_score(p, s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
-                                  bias_mask.of(n, m * 2 + half, e != 0));
-          } else {
-            score = tessera::score<kCfg.score>(p, s, score_row, key0 + offset, x);
-          }
+          const Score score = step.template apply<kFull>(at, score_row, key0, n, block, e, x);
           const bool visible = !kMasks || (score.value != -infinity() && (kFull || query < s.sq));
           const float probability = ptx::ex2_approx_ftz(log2_weight(score.value));
           bool kept = true;
@@ -228,46 +225,12 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           x = visible && kept ? probability : 0.0f;
           d = visible ? probability * (d_probability - delta) : 0.0f;
           if constexpr (kCfg.d_bias) {
-            if (p.d_bias.row == 0) {
-              bias_sum[m][half] += d;
-            } else if (visible) {
-              float* to = gdBias + p.d_bias.row * query + p.d_bias.col * (key0 + offset);
-              if constexpr (kCfg.deterministic) {
-                *to += d;
-              } else {
-                ptx::red_add_f32(to, d);
-              }
-            }
+            collector.template add<at.kAlone>(p, sums[m][half], visible, query, key0 + Step::key_offset(block), d);
           }
-          if constexpr (kCfg.score.softcap) d = visible ? d * score.slope : 0.0f;
+          d = Step::gradient(score, visible, d);
         }
       }
     }
-  }
-}
-
-// The sums of differentiate_options over the queries, of which kParts warps have a part each: for a key they add one after
-// another.
-template <BwdConfig kCfg, int kParts, int kM>
-TESSERA_DEVICE void add_bias_sums(const BwdParams& p, const Sequence& s, const ScoreTile& tile, int part,
-                                  const float (&bias_sum)[kM][2]) {
-  float* gdBias = bias_gradient(p, tile);
-#pragma unroll
-  for (int adder = 0; adder < kParts; ++adder) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float sum = row_sum(bias_sum[m][half]);
-        const int key = tile.key + key_at<BwdWarps<kCfg>::kLaneOrder>(m * 2 + half, lane_row());
-        if (part != adder || lane_col() != 0 || key >= s.sk) continue;
-        if constexpr (kCfg.deterministic) {
-          gdBias[p.d_bias.col * key] += sum;
-        } else {
-          ptx::red_add_f32(gdBias + p.d_bias.col * key, sum);
-        }
-      }
-    if constexpr (kParts > 1 && kCfg.deterministic) __syncthreads();
   }
 }
 

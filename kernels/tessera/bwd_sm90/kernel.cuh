@@ -1,9 +1,11 @@
-// Backward on Hopper: dQ, dK, dV from Q, K, V, dO, LSE and delta, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
+// Backward on Hopper: dQ, dK, dV from Q, K, V, dO, LSE and delta, FlashAttention-3's plan: TMA, wgmma and warpgroups
+// with roles.
 //
-// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
-// dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh clears and
-// converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh);
-// deterministic also threads that add dQ (dq_thread.cuh), with dropout warps that draw it (dropout_warps.cuh).
+// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads,
+// so that dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh
+// clears and converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one
+// for dQ (dq.cuh); deterministic also threads that add dQ (dq_thread.cuh), with dropout warps that draw it
+// (dropout_warps.cuh).
 //
 // Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
 #pragma once
@@ -20,7 +22,7 @@ template <BwdSm90Config kCfg>
 TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
-  static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
+  static_assert(!kCfg.score.facts().blocks && !(kCfg.score.facts().reshapes && kCfg.score.adds()), "BwdSm90Config");
   static_assert(!kCfg.block_mask || kCfg.block_m == 64,
                 "a step is a list's entry, which says for each score warpgroup whether it is masked");
   static_assert(!(kCfg.block_mask && kCfg.alternate), "a warpgroup skips steps that are hidden from its keys");

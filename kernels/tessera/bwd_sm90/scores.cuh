@@ -1,12 +1,12 @@
-// bwd_sm90's score warpgroups: each has 64 of the block's keys, accumulates their dK and dV in registers, and passes dS to the
-// dQ warpgroup. Scores are transposed, [keys][queries], so that P^T and dS^T are A operands from registers.
+// bwd_sm90's score warpgroups: each has 64 of the block's keys, accumulates their dK and dV in registers, and passes dS
+// to the dQ warpgroup. Scores are transposed, [keys][queries], so that P^T and dS^T are A operands from registers.
 //
 //   S^T = K Q^T    P = exp(scale S - LSE)    dP^T = V dO^T    dS = P o (dP - delta)    dV += P^T dO    dK += dS^T Q
 //
-// P is computed before dP is issued, which reuses the registers of S; dS is stored while the products of dV and dK run. From S
-// to dS a thread keeps P in float16, scaled by 2^15 so that small weights keep their bits: in 16 registers instead of 32 it is
-// as exact as dS needs, which bfloat16 is not (relative error of dQ and dK: 2.9e-3 instead of 2.35e-3). P for the product with
-// dO is rounded from it.
+// P is computed before dP is issued, which reuses the registers of S; dS is stored while the products of dV and dK run.
+// From S to dS a thread keeps P in float16, scaled by 2^15 so that small weights keep their bits: in 16 registers
+// instead of 32 it is as exact as dS needs, which bfloat16 is not (relative error of dQ and dK: 2.9e-3 instead of
+// 2.35e-3). P for the product with dO is rounded from it.
 #pragma once
 
 #include "tessera/bwd_sm90/key_rows.cuh"
@@ -30,10 +30,11 @@ struct ScoreWarpgroup {
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kPartM, false>;
   using KeyGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim, true>;
   using ValueGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v(), true>;
-  using Options = StepOptions<kCfg>;
+  using Coordinates = StepCoordinates<kCfg, ScoreWarpgroup>;
+  using Step = ScoreStep<kCfg.score, Coordinates>;
   // LSE and delta of so many eights of queries are loaded ahead of their use, where no option has the registers.
   static constexpr bool kNoneAhead =
-      kCfg.score.bias || kCfg.score.mask || kCfg.score.softcap || (kParts > 1 && kCfg.score.scaled());
+      kCfg.score.entries() || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 
@@ -46,7 +47,7 @@ struct ScoreWarpgroup {
   float rdK[1][kD][4], rdV[1][kDv][4];
   float rS[1][kM][4];                    // S, then dP
   uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
-  Options options;                       // of the step
+  Step score_step;                       // has the entries of the step's scores
   float2 ahead[kM];                      // LSE, then delta, where registers are left for it
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
@@ -80,7 +81,8 @@ struct ScoreWarpgroup {
     }
     store();
   }
-  // Whose queries the block mask hides from this warpgroup's keys, but not from the other's: no product but dQ's, with dS = 0.
+  // Whose queries the block mask hides from this warpgroup's keys, but not from the other's: no product but dQ's, with
+  // dS = 0.
   TESSERA_DEVICE void skip_step() const {
     if constexpr (kCfg.score.dropout) {
       shared.wait_full(Shared::kDrawn, drawn_at());
@@ -104,7 +106,7 @@ struct ScoreWarpgroup {
       }
     }
     issue_scores();
-    options.load(*this);
+    score_step.load(Coordinates(*this));
     load_stats<0, kLseAhead>(false);
     bool hides_some = kStats > 0 && masked();
     const bool far = is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x);
@@ -117,7 +119,7 @@ struct ScoreWarpgroup {
     }
     issue_probability_gradients();
     if constexpr (kCfg.score.dropout) {
-      if (!kCfg.score.softcap || step_row0() >= 0) mark_dropped();  // as in score_gradients, for the registers
+      if (!kCfg.score.facts().reshapes || step_row0() >= 0) mark_dropped();  // as in score_gradients, for the registers
     }
     if constexpr (kCfg.alternate) {
       if (warpgroup == 0) {
@@ -232,8 +234,8 @@ struct ScoreWarpgroup {
            part * (kPartM * 4) + lane() % 4 * 8;
   }
   TESSERA_DEVICE float2 lse(int m) const { return ptx::ld_shared_f32x2(stats(false) + m * 32); }
-  // Ahead of their use, under the product that they are subtracted from: while products read shared memory, it answers after 150
-  // clocks.
+  // Ahead of their use, under the product that they are subtracted from: while products read shared memory, it answers
+  // after 150 clocks.
   template <int kFirst, int kEnd>
   TESSERA_DEVICE void load_stats(bool delta) {
     const uint32 from = stats(delta);
@@ -251,18 +253,16 @@ struct ScoreWarpgroup {
   }
   template <bool kMasked>
   TESSERA_DEVICE bool hides(const SeeingQueries& seeing, int m, int half, int e) const {
-    if constexpr (kCfg.score.mask) {
-      if (options.hidden & Options::bit(m, half, e)) return true;
-    }
+    if (score_step.hides(m, half, e)) return true;
     return kMasked && seeing.hides(half, m * 8 + e);
   }
 
   // S - LSE -> P in float16.
   TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
-    if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
+    if constexpr (kCfg.score.scaled()) score_step.apply(Coordinates(*this), rS[0]);
     if (far) [[unlikely]] {
       far_exponents();
-    } else if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
+    } else if (Step::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -325,7 +325,8 @@ struct ScoreWarpgroup {
       }
   }
 
-  // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.
+  // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score
+  // warpgroup's keys it hides the queries.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
   TESSERA_DEVICE int step_row0() const {
     return (kCfg.block_mask ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;
@@ -335,14 +336,14 @@ struct ScoreWarpgroup {
 
   // dP -> dS; P and dS become operands.
   TESSERA_DEVICE void score_gradients(bool hides_some) {
-    if constexpr (kCfg.score.softcap && kCfg.dtype != Dtype::kFloat16) {
+    if constexpr (kCfg.score.facts().reshapes && kCfg.dtype != Dtype::kFloat16) {
       // A branch that is always taken: the compiler would have all logarithms under way at once, and spill for it.
       score_gradients<0, kM / 2>();
       if (step_row0() >= 0) score_gradients<kM / 2, kM / 2>();
     } else {
       score_gradients<0, kM>();
     }
-    if (!Options::kHiddenByWeight && (kStats > 0 ? hides_some : masked())) clear_hidden();
+    if (!Step::kHiddenByWeight && (kStats > 0 ? hides_some : masked())) clear_hidden();
   }
   template <int kFirst, int kRows>
   TESSERA_DEVICE void score_gradients() {
@@ -374,16 +375,16 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
-  static constexpr bool kOptionsOfGradients =
-      kCfg.score.dropout || kCfg.score.softcap || kCfg.score.mask || kCfg.d_bias;
+  static constexpr bool kOptionsOfGradients = kCfg.score.dropout || Step::kHiddenByWeight || kCfg.d_bias;
 
   // The same of queries 8 m + 2 c, + 1 and one key. A dropped weight has its sign bit set.
   TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
                                       float2 minus) {
     const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
-    float ds[2] = {Options::gradient(p, x.x, d[2 * half], minus.x),
-                   Options::gradient(p, x.y, d[2 * half + 1], minus.y)};
-    Options::finish_gradients(*this, m, half, x, ds);
+    float ds[2] = {score_gradient<kCfg>(p, x.x, d[2 * half], minus.x),
+                   score_gradient<kCfg>(p, x.y, d[2 * half + 1], minus.y)};
+    Step::gradient(
+        Coordinates(*this), m, half, x, [this](int m) { return lse(m); }, ds);
     packed_ds = pack_pair<kCfg.dtype>(ds[0], ds[1]);
     if constexpr (kCfg.dtype == Dtype::kFloat16) {
       if constexpr (kCfg.score.dropout) packed_p = ptx::max_f16x2(packed_p, 0);
@@ -401,8 +402,8 @@ struct ScoreWarpgroup {
 
   // ---- results ----
 
-  // dV is staged over V's rows in shared memory, which only this warpgroup reads, and dK over K's once the dQ warpgroup is
-  // done.
+  // dV is staged over V's rows in shared memory, which only this warpgroup reads, and dK over K's once the dQ warpgroup
+  // is done.
   TESSERA_DEVICE void store() {
     sync_warpgroup();
     const int row = warpgroup * 64 + warp_key();

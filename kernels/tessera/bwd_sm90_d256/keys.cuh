@@ -4,12 +4,12 @@
 //   block 0   S^T = K Q^T     P = exp(scale S - LSE) -> block 1     dV += P^T dO
 //   block 1   dP^T = V dO^T   dS = P o (dP - delta)  -> block 0     dK += dS^T Q
 //
-// P travels in float16, raised by 2^15 so that small weights keep their bits too. A thread of block 0 sends what the same
-// thread of block 1 wants, to the 16-byte words that this one's warp then overwrites with dS: no other warp reads or
-// writes them before dS is whole.
+// P travels in float16, raised by 2^15 so that small weights keep their bits too. A thread of block 0 sends what the
+// same thread of block 1 wants, to the 16-byte words that this one's warp then overwrites with dS: no other warp reads
+// or writes them before dS is whole.
 #pragma once
 
-#include "tessera/attention/score/score.cuh"
+#include "tessera/attention/score/options.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90_d256/shared.cuh"
@@ -23,7 +23,8 @@ struct KeyWarpgroup {
   using Keys = typename Shared::Keys;
   using Exchange = typename Shared::Exchange;
   static constexpr int kRank = Shared::kRank;
-  // A half of what the keys are multiplied by, and of what gathers into dV or dK: Q's and dO's, in block 1 dO's and Q's.
+  // A half of what the keys are multiplied by, and of what gathers into dV or dK: Q's and dO's, in block 1 dO's and
+  // Q's.
   static constexpr int kFactorCols = kRank == 0 ? kCfg.half_dim() : kCfg.half_dim_v();
   static constexpr int kGatheredCols = kRank == 0 ? kCfg.half_dim_v() : kCfg.half_dim();
   using Factor = SwizzledTile<kCfg.block_m, kFactorCols>;
@@ -33,7 +34,8 @@ struct KeyWarpgroup {
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
   using GradientProduct = ptx::Wgmma<kCfg.dtype, kGatheredCols, true>;  // with A from registers 256 does not assemble
 
-  using Options = StepOptions<kCfg>;
+  using Coordinates = StepCoordinates<kCfg, KeyWarpgroup>;
+  using Step = ScoreStep<kCfg.score, Coordinates>;
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -46,7 +48,7 @@ struct KeyWarpgroup {
   float rdX[2][1][kHalfD][4];  // dV or dK, in halves of columns
   float rS[1][kM][4];          // S or dP
   uint32 rA[kSteps][4];        // A fragments of P^T or dS^T
-  Options options;             // of the step, block 0
+  Step score_step;             // has the entries of the step's scores, block 0
   bool far = false;            // its tile of queries is marked, block 0
 
   TESSERA_DEVICE KeyWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
@@ -97,7 +99,7 @@ struct KeyWarpgroup {
     multiply_half<kFactorCols>(keys, shared.half_descriptor(second));
     ptx::wgmma_commit_group();
     if constexpr (kRank == 0) {
-      options.load(*this);
+      score_step.load(Coordinates(*this));
       far = is_far(ptx::ld_shared_f32x2(stats()).x);
     }
     ptx::wgmma_wait_group<0>();
@@ -142,8 +144,8 @@ struct KeyWarpgroup {
     }
   }
 
-  // A half of a step's Q or dO. Packed, TMA fills it with the next sequence's queries past the end: these become 0, since a NaN there times
-  // 0 were NaN. Both warpgroups write the same, so neither waits for the other.
+  // A half of a step's Q or dO. Packed, TMA fills it with the next sequence's queries past the end: these become 0,
+  // since a NaN there times 0 were NaN. Both warpgroups write the same, so neither waits for the other.
   template <class Half>
   TESSERA_DEVICE void wait_half(const typename Shared::HalfAt& half, int query_tile) const {
     shared.wait_half(half);
@@ -161,15 +163,15 @@ struct KeyWarpgroup {
   // Of queries 8 m + 2 c, + 1 of the step, for m = 0: LSE in log2 units, or delta.
   TESSERA_DEVICE uint32 stats() const { return shared.stats(stage) + lane() % 4 * 8; }
 
-  // Of the words of a stage that a warp's dS will fill, the one that carries this lane's fragment `step` of P. Eight lanes
-  // of a store have rows of one parity, whose swizzled words are in different banks.
+  // Of the words of a stage that a warp's dS will fill, the one that carries this lane's fragment `step` of P. Eight
+  // lanes of a store have rows of one parity, whose swizzled words are in different banks.
   TESSERA_DEVICE uint32 exchange_word(uint32 tile, int step) const {
     const int l = lane(), row = step * 16 + l / 16 * 8 + l / 2 % 4 * 2 + l / 8 % 2;
     return Exchange::at(tile, row, warpgroup * 64 + warp_key() + l % 2 * 8);
   }
 
-  // A step's word: its first query; with a block mask also, in the lowest bits, from which key warpgroup it hides the queries. Once its
-  // first half is there.
+  // A step's word: its first query; with a block mask also, in the lowest bits, from which key warpgroup it hides the
+  // queries. Once its first half is there.
   TESSERA_DEVICE int step_word([[maybe_unused]] int query_tile) const {
     return kCfg.has_steps() ? ptx::ld_shared_s32(shared.step(left) + 4) : query_tile * kCfg.block_m;
   }
@@ -194,10 +196,10 @@ struct KeyWarpgroup {
 
   // S - LSE -> P, which goes to block 1.
   TESSERA_DEVICE void probabilities(int word) {
-    if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
+    if constexpr (kCfg.score.scaled()) score_step.apply(Coordinates(*this), rS[0]);
     if (far) [[unlikely]] {
       far_exponents(word);
-    } else if (Options::kHiddenByWeight || masked(word)) {
+    } else if (Step::kHiddenByWeight || masked(word)) {
       exponents<true>(word);
     } else {
       exponents<false>(word);
@@ -251,7 +253,7 @@ struct KeyWarpgroup {
         float& x = rS[0][m][i];
         x = fmaf(x, unit, i % 2 ? -pair.y : -pair.x);
         bool hides = kMasked && seen.hides(i / 2, m * 8 + i % 2);
-        if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, i / 2, i % 2)) != 0;
+        hides |= score_step.hides(m, i / 2, i % 2);
         if (hides) x = -infinity();
       }
     }
@@ -267,7 +269,7 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         bool hides = seen.hides(i / 2, m * 8 + i % 2);
-        if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, i / 2, i % 2)) != 0;
+        hides |= score_step.hides(m, i / 2, i % 2);
         if (hides) rS[0][m][i] = -infinity();
       }
   }
@@ -287,13 +289,14 @@ struct KeyWarpgroup {
         const int m = step * 2 + t / 2, half = t % 2;
         const float2 minus = ptx::ld_shared_f32x2(delta + m * 32), x = unpack_pair<Dtype::kFloat16>(rP[t]);
         const float(&d)[4] = rS[0][m];
-        float ds[2] = {Options::gradient(p, x.x, d[2 * half], minus.x),
-                       Options::gradient(p, x.y, d[2 * half + 1], minus.y)};
-        Options::finish_gradients(*this, m, half, x, ds);
+        float ds[2] = {score_gradient<kCfg>(p, x.x, d[2 * half], minus.x),
+                       score_gradient<kCfg>(p, x.y, d[2 * half + 1], minus.y)};
+        Step::gradient(
+            Coordinates(*this), m, half, x, [this](int m) { return lse(m); }, ds);
         rA[step][t] = pack_pair<kCfg.dtype>(ds[0], ds[1]);
       }
     }
-    if (!Options::kHiddenByWeight && masked(word)) {
+    if (!Step::kHiddenByWeight && masked(word)) {
       const SeeingQueries seen = seeing(word);
 #pragma unroll
       for (int m = 0; m < kM; ++m)

@@ -1,16 +1,17 @@
-// bwd_sm90_d512's score warpgroup: the 64 keys of its block's side. Scores stand transposed, [keys][queries], so that P^T and
-// dS^T are operands from registers.
+// bwd_sm90_d512's score warpgroup: the 64 keys of its block's side. Scores stand transposed, [keys][queries], so that
+// P^T and dS^T are operands from registers.
 //
 //   kD512Values   S^T = K Q^T      P = exp(scale S - LSE) -> kD512Keys, other side     dV += P^T dO
 //   kD512Keys     dP^T = V dO^T    dS = P o (dP - delta) -> all                        dK += dS^T Q
 //
-// P travels to kD512Keys in float16, raised by 2^15 so that small weights keep their bits too. A thread sends what the same
-// thread there wants, to the 16-byte words that this one's warp then overwrites with dS: no other warp reads or writes them
-// before dS is whole. To the other side's dQ warpgroup, which gathers dV of these keys too, it travels as an operand.
+// P travels to kD512Keys in float16, raised by 2^15 so that small weights keep their bits too. A thread sends what the
+// same thread there wants, to the 16-byte words that this one's warp then overwrites with dS: no other warp reads or
+// writes them before dS is whole. To the other side's dQ warpgroup, which gathers dV of these keys too, it travels as
+// an operand.
 #pragma once
 
 #include "tessera/attention/far_rows.cuh"
-#include "tessera/attention/score/score.cuh"
+#include "tessera/attention/score/options.cuh"
 #include "tessera/bwd_sm90_d512/gather.cuh"
 #include "tessera/tile/element.cuh"
 
@@ -88,8 +89,8 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     ++steps;
   }
 
-  // S^T = K Q^T or dP^T = V dO^T, each slot as soon as it is there. All but the last are released here: the next step's are then
-  // on their way before this one's scores are done.
+  // S^T = K Q^T or dP^T = V dO^T, each slot as soon as it is there. All but the last are released here: the next step's
+  // are then on their way before this one's scores are done.
   TESSERA_DEVICE void multiply_keys() {
     const TileDescriptor keys = shared.tile_descriptor(Shared::kAt.keys);
     ptx::wgmma_forget(flat(rS));

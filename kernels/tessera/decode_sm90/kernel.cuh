@@ -1,15 +1,15 @@
-// Forward with few query rows and many keys (decoding): O = softmax(scale Q K^T + ...) V and LSE in one launch. Bound by the
-// reading of K and V, or, where they are few, by the way from the launch to the last store.
+// Forward with few query rows and many keys (decoding): O = softmax(scale Q K^T + ...) V and LSE in one launch. Bound
+// by the reading of K and V, or, where they are few, by the way from the launch to the last store.
 //
-// Grid: as many blocks as the GPU holds, each with an equal share of all tiles of keys (schedule.cuh), whatever the sequences'
-// lengths. Block: `warps` warps that share nothing but the block's rows: each has every warps-th tile of keys, a ring of its own
-// that it fills itself (loads.cuh), and its own online softmax; they meet only where a work tile ends (merge.cuh). So the reading
-// never stops: while warps wait at a barrier or merge, the next work tile's K and V are under way. Shared memory: DecodeShared. Its
-// page, with what was measured: docs/reference/kernels/decode_sm90.md.
+// Grid: as many blocks as the GPU holds, each with an equal share of all tiles of keys (schedule.cuh), whatever the
+// sequences' lengths. Block: `warps` warps that share nothing but the block's rows: each has every warps-th tile of
+// keys, a ring of its own that it fills itself (loads.cuh), and its own online softmax; they meet only where a work
+// tile ends (merge.cuh). So the reading never stops: while warps wait at a barrier or merge, the next work tile's K and
+// V are under way. Shared memory: DecodeShared. Its page, with what was measured:
+// docs/reference/kernels/decode_sm90.md.
 #pragma once
 
-#include "tessera/attention/score/fragment.cuh"
-#include "tessera/attention/tree_mask.cuh"
+#include "tessera/attention/score/step.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/decode_sm90/loads.cuh"
 #include "tessera/decode_sm90/merge.cuh"
@@ -22,7 +22,8 @@ template <DecodeSm90Config kCfg>
 struct DecodeQueries {
   SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
 
-  // Global -> shared, by all threads, none of which reads what was there before. Rows and columns that there are not become 0.
+  // Global -> shared, by all threads, none of which reads what was there before. Rows and columns that there are not
+  // become 0.
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
     constexpr int kBytes = dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim * kBytes / kLoadBytes;
     const DecodeRows rows(p, segment.head_kv);
@@ -59,32 +60,45 @@ struct DecodeShared {
   int scan[kCfg.warps + 2];  // the last two: whether this block merges this one's work tile, and the last segment's
 };
 
-// Scores of a tile from key key0 on -> P in place, O rescaled where the stale max is replaced. `full`: all rows see all of its keys.
+// Which (b, h, i, j) the scores of a tile of keys are.
+template <DecodeSm90Config kCfg>
+struct DecodeCoordinates {
+  static constexpr int kRows = 2, kAheadRows = 2, kN = kCfg.block_n / 8;
+  static constexpr bool kLaneOrder = false, kFused = true;
+
+  const DecodeSm90Params& p;
+  const Segment& segment;
+  DecodeRows rows;
+  int key0;
+
+  TESSERA_DEVICE DecodeCoordinates(const DecodeSm90Params& p, const Segment& segment, int key0)
+      : p(p), segment(segment), rows(p, segment.head_kv), key0(key0) {}
+  TESSERA_DEVICE const Sequence& sequence() const { return segment.s; }
+  TESSERA_DEVICE int batch() const { return segment.batch; }
+  TESSERA_DEVICE int head(int row) const { return rows.head(p, row); }
+  TESSERA_DEVICE int query(int row) const { return rows.query(p, row); }
+  TESSERA_DEVICE static int col() { return lane_col(); }
+  TESSERA_DEVICE int row(int i) const { return segment.row0 + min(i * 8 + lane_row(), segment.rows - 1); }
+};
+
+// Scores of a tile from key key0 on -> P in place, O rescaled where the stale max is replaced. `full`: all rows see all
+// of its keys.
 template <DecodeSm90Config kCfg, class Queries, class Tile>
 TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
                                 float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
                                 const DecodeSm90Params& p, const Segment& segment, int key0, bool full) {
   constexpr ScoreConfig kScore = kCfg.score;
-  const DecodeRows rows(p, segment.head_kv);
+  ScoreStep<kScore, DecodeCoordinates<kCfg>> scores;
+  const DecodeCoordinates<kCfg> at(p, segment, key0);
   const ScoreUnit unit = score_unit<kScore>(p);
   bool stale_max = kScore.stale_max() && full && softmax.ready;
   for (;; stale_max = false) {
     queries.product(rS, sK);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = segment.row0 + min(half * 8 + lane_row(), segment.rows - 1);
-      if constexpr (kScore.scaled()) {
-        const ScoreRow<kScore> score_row(p, segment.s, segment.batch, rows.head(p, row), rows.query(p, row));
-        BiasMaskFragment<kScore, 2, kCfg.block_n / 8, false> none;
-        none.apply(rS[0], half, half, p, segment.s, score_row, key0);
-      }
-      if (!full) {
-        const KeyRange keys = visible_keys<kScore>(p, segment.s, rows.query(p, row));
-        mask_outside(rS[0], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
-        if constexpr (kScore.tree_mask) {
-          mask_tree<false>(rS[0], half, p, segment.s, segment.batch, rows.query(p, row), key0);
-        }
-      }
+    for (int i = 0; i < at.kRows; ++i) {
+      const int row = at.row(i);
+      if constexpr (!scores.kPlain) scores.apply_row(rS[0], at, i, scores.row(at, row));
+      if (!full) scores.hide_row(rS[0], at, i, row);
     }
     if (!stale_max) break;
     if (softmax.try_stale_max(rS, unit)) return;
@@ -128,8 +142,9 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   const auto k_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes; };
   const auto v_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes + 8; };
 
-  // 1. Which share is this block's. The kernel ahead in the stream may still run until griddepcontrol_wait: before it nothing is read that
-  // it may have written. A launch of the same call, which waited itself, has written nothing of this one's.
+  // 1. Which share is this block's. The kernel ahead in the stream may still run until griddepcontrol_wait: before it
+  // nothing is read that it may have written. A launch of the same call, which waited itself, has written nothing of
+  // this one's.
   ptx::griddepcontrol_launch_dependents();
   if constexpr (kCfg.bulk) {
     if (threadIdx.x == 0) ptx::prefetch_tensormap(&p.k_map), ptx::prefetch_tensormap(&p.v_map);
@@ -169,8 +184,9 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
     clear(rO);
     OnlineSoftmax<1> softmax;
     const int tiles_end = segment.end, keys = segment.s.sk;
-    const KeyRange all_see =
-        visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group).all;
+    const KeyRange all_see = ScoreOptions<kCfg.score>::range(p, segment.s, segment.row0 / p.group,
+                                                             (segment.row0 + segment.rows - 1) / p.group)
+                                 .all;
     wait_for_queries<kCfg>(number == 0);
     __syncthreads();  // Q, the segment's parts and the next segments
     const Segment& next = segments[number + 1];
@@ -206,8 +222,8 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   }
   if (number == 0) return;
 
-  // 5. Work tiles of which other blocks have parts, too, the share's first and last: the last block to arrive merges them. Both
-  // counters at once, so that their latency is paid once.
+  // 5. Work tiles of which other blocks have parts, too, the share's first and last: the last block to arrive merges
+  // them. Both counters at once, so that their latency is paid once.
   const Segment& last = segments[number - 1];
   const bool pending = shared.parted.rows > 0;
   const bool parted = !last.whole && last.parts.shared();

@@ -1,9 +1,9 @@
-// A work tile of the forward kernels by mma.sync: some query rows of one head, or with packed GQA of the heads that share a
-// KV head, and the tiles of keys that they see.
+// A work tile of the forward kernels by mma.sync: some query rows of one head, or with packed GQA of the heads that
+// share a KV head, and the tiles of keys that they see.
 #pragma once
 
-#include "tessera/attention/mask.cuh"
 #include "tessera/attention/packed_slots.cuh"
+#include "tessera/attention/score/options.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm80/config.hpp"
@@ -37,8 +37,8 @@ TESSERA_DEVICE WorkTileIndex query_tile(const FwdParams& p, TileCoord place, con
   return w;
 }
 
-// Rows of no sequence (attention/unowned_rows.cuh), in a grid with a block for each place: by the blocks whose slots come after
-// the last sequence's, of which there is always one. Where keys are split, their merge does it.
+// Rows of no sequence (attention/unowned_rows.cuh), in a grid with a block for each place: by the blocks whose slots
+// come after the last sequence's, of which there is always one. Where keys are split, their merge does it.
 template <FwdConfig kCfg>
 TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place, int heads) {
   if (kCfg.split || !p.cu_seqlens_q || blockIdx.y != 0) return;
@@ -51,8 +51,8 @@ TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place
                                     static_cast<int64>(heads) * slots * kCfg.warps);
 }
 
-// Row r of a sequence: query r of the block's head, or, with packed GQA, query r / group of head r % group of the group, so
-// that a tile's queries are neighbours and see nearly the same keys.
+// Row r of a sequence: query r of the block's head, or, with packed GQA, query r / group of head r % group of the
+// group, so that a tile's queries are neighbours and see nearly the same keys.
 template <FwdConfig kCfg>
 struct QueryRows {
   int rows;  // of the sequence
@@ -77,7 +77,7 @@ struct FwdBlock {
   int row0, count;         // rows of the sequence
   TileRange visible;       // keys
   int first, last;         // [first, last), tiles of block_n keys
-  int dv_begin, dv_count;  // columns of V: more than registers hold are taken in slices, each by a block of its own
+  int dv_begin, dv_count;  // columns of V: columns beyond what registers hold are slices, each of a block of its own
 
   TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
       : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,
@@ -88,21 +88,21 @@ struct FwdBlock {
         head_kv(kCfg.pack_gqa ? work.head : work.head / p.group),
         row0(work.tile * kCfg.block_m),
         count(min(map.rows - row0, kCfg.block_m)),
-        visible(visible_keys<kCfg.score>(p, s, map.query(row0), map.query(row0 + count - 1))),
+        visible(ScoreOptions<kCfg.score>::range(p, s, map.query(row0), map.query(row0 + count - 1))),
         dv_begin(static_cast<int>(blockIdx.y) * kCfg.head_dim_v),
         dv_count(min(p.head_dim_v - dv_begin, kCfg.head_dim_v)) {
     const int begin = max(max(visible.some.low, 0), kCfg.split ? work.split * p.split_keys : 0);
     const int end = min(visible.some.high + 1, kCfg.split ? (work.split + 1) * p.split_keys : s.sk);
     first = begin / kCfg.block_n, last = (end + kCfg.block_n - 1) / kCfg.block_n;
-    // A window that ends before this part of the keys or begins after it: the kernels take a tile all the same, which must be
-    // one that no row sees.
+    // A window that ends before this part of the keys or begins after it: the kernels take a tile all the same, which
+    // must be one that no row sees.
     if (kCfg.split && last <= first) first = last = (s.sk + kCfg.block_n - 1) / kCfg.block_n;
   }
 
   // What rows first ... of the block see; a row past the last counts as the last.
   TESSERA_DEVICE TileRange seen_by(const FwdParams& p, int first, int rows) const {
     const auto query = [&](int row) { return map.query(row0 + min(row, count - 1)); };
-    return visible_keys<kCfg.score>(p, s, query(first), query(first + rows - 1));
+    return ScoreOptions<kCfg.score>::range(p, s, query(first), query(first + rows - 1));
   }
 };
 

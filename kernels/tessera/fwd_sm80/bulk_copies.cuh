@@ -1,5 +1,5 @@
-// Q, K and V: global -> shared memory by bulk copies (TMA), one a tile, Hopper and later. cp.async shares with ldmatrix the
-// path to shared memory; a bulk copy does not.
+// Q, K and V: global -> shared memory by bulk copies (TMA), one a tile, Hopper and later. cp.async shares with ldmatrix
+// the path to shared memory; a bulk copy does not.
 #pragma once
 
 #include "tessera/fwd_sm80/block.cuh"
@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// By one thread: rows of Q, K or V, of one head, columns col ..., into a tile, whose bytes count at a barrier. A box's rows
-// are as long as the tile's with their padding, which lies outside the tensor and becomes zero, as rows past the tensor's
-// last do; rows past the sequence's last are what memory holds.
+// By one thread: rows of Q, K or V, of one head, columns col ..., into a tile, whose bytes count at a barrier. A box's
+// rows are as long as the tile's with their padding, which lies outside the tensor and becomes zero, as rows past the
+// tensor's last do; rows past the sequence's last are what memory holds.
 template <class Tile>
 TESSERA_DEVICE void copy_rows(Tile& sTile, const Barrier& full, const TensorMap& map, int col, int row, int head,
                               int batch) {
@@ -25,8 +25,8 @@ TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdBulkPar
   copy_rows(sTile, full, map, col, b.s.k_begin + first, b.head_kv, p.cu_seqlens_k ? 0 : b.work.batch);
 }
 
-// By one thread: the block's queries, where they stand in memory as in the tile. Their bytes count at a barrier at which
-// copy_keys is yet to arrive.
+// By one thread: the block's queries, where their order in memory is the tile's. Their bytes count at a barrier at
+// which copy_keys has not arrived yet.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void copy_queries(Tile& sQ, const Barrier& full, const FwdBulkParams& p, const FwdBlock<kCfg>& b) {
   ptx::mbarrier_expect_tx(full.address(), sizeof(Tile));

@@ -1,5 +1,5 @@
-// What fwd_sm80's kernels are compiled for (config), what a launch passes (params), and where their shared memory lies: one
-// text for the host and the kernels.
+// What fwd_sm80's kernels are compiled for (config), what a launch passes (params), and where their shared memory lies:
+// one text for the host and the kernels.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -23,12 +23,12 @@ struct FwdConfig {
   int head_dim_v;         // likewise
   int block_m;            // query rows a tile
   int block_n;            // keys a tile
-  int warps;              // each takes block_m / warps query rows; a pair those of both
+  int warps;              // each has block_m / warps query rows; a pair has those of both warps
   int stages;             // tiles of keys, and of values, in shared memory
   int min_blocks_per_sm;  // that registers must allow
   bool aligned;           // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
   bool paged;             // keys and values by page table
-  bool pack_gqa;          // the query heads that share a KV head stand in one tile's rows
+  bool pack_gqa;          // a tile's rows are of all query heads that share a KV head
   bool split;             // keys in parts: float32 partial results instead of o
   RowMap row_map;
   bool bulk;  // tiles of keys and values come by bulk copies (TMA), of pairs full ones: Hopper and later
@@ -37,12 +37,12 @@ struct FwdConfig {
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
                       aligned, paged, pack_gqa, split, row_map, bulk, score)
 
-// The tile scheduler: persistent blocks, which take one work tile after another, or a block for each.
+// The tile scheduler: persistent blocks, which process one work tile after another, or a block for each.
 TESSERA_HOST_DEVICE constexpr bool persistent(const FwdConfig& c) { return c.row_map != RowMap::kContiguous; }
 
 inline constexpr int kFwdBlockBytes = 104;  // of what a persistent block knows of a work tile, in shared memory
 
-// Offsets in bytes from the start of shared memory. What a kernel has not takes no bytes.
+// Offsets in bytes from the start of shared memory. Parts that a kernel lacks have no bytes.
 struct FwdLayout {
   int q;         // [block_m][head_dim]; contiguous rows: at the end O
   int k;         // [stages][block_n][head_dim]; spread rows: a stage is a tile of K, then one of V
@@ -81,8 +81,8 @@ struct FwdParams : ProblemParams {
   PositionMasks masks;
 };
 
-// Where tiles come by bulk copies: FwdConfig::bulk. Maps of [batch, head, row, two columns], boxes of a tile's rows with their
-// padding.
+// Where tiles come by bulk copies: FwdConfig::bulk. Maps of [batch, head, row, two columns], boxes of a tile's rows
+// with their padding.
 struct FwdBulkParams : FwdParams {
   TensorMap q_map, k_map, v_map;  // pairs: no q
 };

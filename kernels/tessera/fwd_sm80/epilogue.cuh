@@ -101,7 +101,7 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
     }
   if constexpr (!kCfg.split) {
     __syncwarp();  // a warp stores its own rows
-                   // Written out it takes time to compile, as a loop the registers that a persistent kernel has not.
+                   // Unrolled it costs compile time; as a loop it costs registers that a persistent kernel lacks.
 #pragma unroll(FwdBlock <kCfg>::kPersistent ? kM : 1)
     for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, row + m * kRowStep);
   }

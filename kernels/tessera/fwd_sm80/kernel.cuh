@@ -2,12 +2,12 @@
 // GPU from Ampere on, and with every option there is.
 //
 // Grid: one block for each tile of block_m query rows, head and part of the keys. Block: `warps` warps, each with
-// block_m / warps rows, all of whose scores and outputs it holds in registers: no exchange between warps. Shared memory:
-// FwdSharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm80.md.
+// block_m / warps rows, all of whose scores and outputs it holds in registers: no exchange between warps. Shared
+// memory: FwdSharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm80.md.
 //
-// The family's four kernels differ in three policies, and share the parts that are named after them. The loader brings tiles
-// by cp.async (loads.cuh) or by TMA (bulk_copies.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile
-// scheduler gives a thread block one work tile or one after another (scheduler.cuh).
+// The family's four kernels differ in three policies, and share the parts that are named after them. The loader brings
+// tiles by cp.async (loads.cuh) or by TMA (bulk_copies.cuh). The row map says which of a tile's rows a warp has
+// (RowMap). The tile scheduler gives a thread block one work tile or one after another (scheduler.cuh).
 //
 //                        loader            row map      tile scheduler   options
 //   kernel.cuh           cp.async, pages   contiguous   single           all
@@ -15,10 +15,11 @@
 //   persistent.cuh       cp.async, pages   spread       persistent       none
 //   pairs.cuh            either, pages     pairs        persistent       none
 //
-// The loops stay apart, for each is the schedule that its policies make possible: with cp.async all warps meet at a barrier a
-// tile and the loads of one iteration are for a later one; with TMA no warp waits for another; spread rows drop half of a
-// warp's rows for the last tiles; pairs compute P one tile ahead. Even this loop's scores by the function that bulk.cuh and
-// persistent.cuh call (score_tile) are other machine code: one register less, and other schedules of the whole loop.
+// The loops stay apart, for each is the schedule that its policies make possible: with cp.async all warps meet at a
+// barrier a tile and the loads of one iteration are for a later one; with TMA no warp waits for another; spread rows
+// drop half of a warp's rows for the last tiles; pairs compute P one tile ahead. Even this loop's scores by the
+// function that bulk.cuh and persistent.cuh call (score_tile) are other machine code: one register less, and other
+// schedules of the whole loop.
 #pragma once
 
 #include "tessera/fwd_sm80/epilogue.cuh"
@@ -67,7 +68,8 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   int stage = kAhead == 0 ? 0 : 1;  // kAhead iterations before stage 0
 #pragma unroll 1
   for (int tile = b.first - kAhead; tile < b.last; ++tile) {
-    // The first tile waits for K alone before its product; the others, loaded long ago, for V too, which saves a barrier.
+    // The first tile waits for K alone before its product; the others, loaded long ago, for V too, which saves a
+    // barrier.
     const bool v_later = kCfg.stages == 1 || tile == b.first;
     if (tile >= b.first) {
       if (v_later) {
@@ -94,28 +96,21 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     bool stale_max = kCfg.score.stale_max() && softmax.ready;
-    using BiasMask = FwdBiasMask<kCfg, kM, kN>;
-    [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.bias_mask_keys > 1;
-    [[maybe_unused]] BiasMask bias_mask;
-    if (loads_pairs) load_bias_mask<kCfg, kM, kN>(bias_mask, p, b, b.row0 + warp_row, key0);
+    FwdScoreStep<kCfg, kM, kN> scores;
+    const FwdCoordinates<kCfg, kM, kN> at{p, b, b.row0 + warp_row, key0};
+    const bool loaded = scores.kLoads && full && p.bias_mask_keys > 1;
+    if (loaded) scores.load(at);
     const ScoreUnit unit = score_unit<kCfg.score>(p);
     for (;; stale_max = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
-      if constexpr (!kCfg.score.bias_or_mask() && !kCfg.score.scaled()) {
-        if (stale_max && full) {  // nothing stands between the product and its exponentials
+      if constexpr (scores.kPlain) {
+        if (stale_max && full) {
           if (softmax.try_stale_max(rS, unit)) break;
           continue;
         }
       }
-      if constexpr (!kCfg.score.bias_or_mask()) {
-        if constexpr (kCfg.score.scaled()) apply_full_scores<kCfg>(rS, bias_mask, p, b, b.row0 + warp_row, key0);
-        if (!full) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-      } else if (loads_pairs) {
-        apply_full_scores<kCfg>(rS, bias_mask, p, b, b.row0 + warp_row, key0);
-      } else {
-        apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-      }
+      scores.apply(rS, at, loaded, full);
       if (stale_max) {
         if (softmax.try_stale_max(rS, unit)) break;
         continue;

@@ -1,13 +1,13 @@
-// Forward as fwd_sm80/kernel.cuh, for head sizes whose outputs leave a warp room for 16 query rows only: two warps, a pair,
-// share 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a fragment
-// of K or V from shared memory serves 32 rows. P, rounded as the product wants it, goes through shared memory.
+// Forward as fwd_sm80/kernel.cuh, for head sizes whose outputs leave a warp room for 16 query rows only: two warps, a
+// pair, share 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a
+// fragment of K or V from shared memory serves 32 rows. P, rounded to the product's type, goes through shared memory.
 //
-// A loop of its own because it is software-pipelined, with one barrier a tile: S of the next tile is computed before P V of
-// this one, and its exponentials, against the stale max (attention/softmax), stand between the products of P V. No options:
-// they need the registers.
+// A loop of its own because it is software-pipelined, with one barrier a tile: S of the next tile is computed before P
+// V of this one, and its exponentials, against the stale max (attention/softmax), stand between the products of P V. No
+// options: they need the registers.
 //
-// Grid: persistent blocks (fwd_sm80/scheduler), one a multiprocessor: alone there, no other block would cover a work tile's
-// first loads, so those of the next one are issued under this one's last product. Block: as
+// Grid: persistent blocks (fwd_sm80/scheduler), one a multiprocessor: alone there, no other block would cover a work
+// tile's first loads, so those of the next one are issued under this one's last product. Block: as
 // fwd_sm80/kernel.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
@@ -22,8 +22,8 @@
 
 namespace tessera {
 
-// Where the compiler finds registers for a work tile's end, which every tile of keys reads (with the other bounds, on sm_90 4 to 7 % faster
-// than from shared memory), and for the addresses of loads beside a product.
+// Where the compiler finds registers for a work tile's end, which every tile of keys reads (with the other bounds, on
+// sm_90 4 to 7 % faster than from shared memory), and for the addresses of loads beside a product.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr bool kRegistersLeft = false;
 #else
@@ -46,7 +46,8 @@ struct FwdPairsSharedMemory {
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
-// Keys first ... of K or V, columns col ..., into a tile by a bulk copy if the tile is whole; if not, the caller loads it.
+// Keys first ... of K or V, columns col ..., into a tile by a bulk copy if the tile is whole; if not, the caller loads
+// it.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p, const TensorMap& map,
                                     const FwdBlock<kCfg>& b, int first, int col) {
@@ -61,8 +62,8 @@ TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdB
   return whole;
 }
 
-// The loads of an iteration: K of the tile after the next, V of the next. All at once they would delay the first fragments of
-// the scores, so where both tiles are full they are issued one at a time between the products of S.
+// The loads of an iteration: K of the tile after the next, V of the next. All at once they would delay the first
+// fragments of the scores, so where both tiles are full they are issued one at a time between the products of S.
 template <FwdConfig kCfg>
 struct KeyLoads {
   using KTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
@@ -119,8 +120,8 @@ struct PairWarp {
   int my_read, partner_read, together;  // barriers: the warp has read P, for its partner warp; the pair
   float rO[kM][kD][4], rS[kM][kN][4];
   OnlineSoftmax<kM> softmax;
-  // Of the last tile: whether its exponentials were taken against the stale max; whether mine passed the bound; the
-  // sums before it. A pair's first tile is taken as one that has failed.
+  // Of the last tile: whether its exponentials are against the stale max; whether this warp's sum passed the bound; the
+  // sums before it. A pair's first tile counts as one that has failed.
   bool stale_max, failed = true;
   float sum_before[kM][2] = {};
 
@@ -334,7 +335,8 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     ptx::cp_async_commit_group();
   };
 
-  // A work tile's bounds to shared memory, and its first loads; of the block's first work tile V, too, whose place is free.
+  // A work tile's bounds to shared memory, and its first loads; of the block's first work tile V, too, whose place is
+  // free.
   const auto open = [&](TileCoord coord, int place, bool with_v) {
     const FwdBlock<kCfg> b(p, coord);
     if (threadIdx.x == 0) shared.work[place] = b;

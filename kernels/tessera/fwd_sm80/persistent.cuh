@@ -1,10 +1,11 @@
-// Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows, half a block apart:
-// where the upper half of the block sees no more keys under a causal mask, every warp then does half of the products. A loop of its own because
-// it runs in two parts, over both of the warp's tiles and then over the lower one alone.
+// Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows, half a block
+// apart: where the upper half of the block sees no more keys under a causal mask, every warp then does half of the
+// products. A loop of its own because it runs in two parts, over both of the warp's tiles and then over the lower one
+// alone.
 //
-// Grid: persistent blocks (fwd_sm80/scheduler), under a causal mask as many as the GPU holds, otherwise one a work tile. The
-// first loads of a work tile are issued under the last product of the one before: K and V into the other stage, Q into its
-// place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory:
+// Grid: persistent blocks (fwd_sm80/scheduler), under a causal mask as many as the GPU holds, otherwise one a work
+// tile. The first loads of a work tile are issued under the last product of the one before: K and V into the other
+// stage, Q into its place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory:
 // FwdPersistentSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
@@ -97,7 +98,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   while (scheduler.more) {
     const FwdBlock<kCfg>& b = shared.work[place];
     place ^= 1;
-    const int end = max(b.last, b.first + 1);  // where no row sees any key one tile is taken, all of it masked
+    const int end = max(b.last, b.first + 1);  // where no row sees any key, one tile is processed, all of it masked
 
     // 3. For every tile of keys that a row of mine sees.
     float rO[kM][kD][4];
@@ -127,10 +128,10 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       }
       ptx::cp_async_commit_group();
 
-      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
-      //    and O rescaled. Against the stale max first, where that may serve: attention/softmax.
+      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of
+      //    S and O rescaled. Against the stale max first, where that may serve: attention/softmax.
       const int key0 = tile * kCfg.block_n;
-      // Where only the last 16 rows are taken, at the end of a causal mask, the tile is partial.
+      // Where only the last 16 rows are processed, at the end of a causal mask, the tile is partial.
       const bool full = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
       float rS[kTiles][kN][4];
       score_tile<kCfg, kRowStep>(rS, softmax, rO, shared.sQ, shared.stage[stage].sK, p, b, row, key0, full);
@@ -147,7 +148,8 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       product_pb(rO, rP, shared.stage[stage].sV);
       stage ^= 1;
     };
-    // The upper half of the block's rows does not see the tiles from upper_end on: every warp leaves out half of its rows.
+    // The upper half of the block's rows does not see the tiles from upper_end on: every warp leaves out half of its
+    // rows.
     const int upper_high = visible_keys<kCfg.score>(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
     const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
     int tile = b.first;

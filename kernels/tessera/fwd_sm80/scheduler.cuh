@@ -1,4 +1,4 @@
-// The tile schedulers: a thread block for each work tile, or persistent blocks, which take one after another.
+// The tile schedulers: a thread block for each work tile, or persistent blocks, which process one after another.
 #pragma once
 
 #include "tessera/attention/work_order.hpp"
@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// A thread block's only work tile. Tiles of one head stand together, so that they share its keys and values in the L2 cache; of
-// a sequence the last tile comes first, since under a causal mask it sees the most.
+// A thread block's only work tile. Tiles of one head are neighbours, so that its keys and values are in the L2 cache;
+// of a sequence the last tile comes first, since under a causal mask it sees the most keys.
 TESSERA_DEVICE TileCoord single_tile(const FwdParams& p) {
   const int index = static_cast<int>(blockIdx.x);
   return {index / p.tiles, index % p.tiles};
@@ -32,7 +32,7 @@ struct PersistentScheduler {
     step(p);
     find(p);
   }
-  // The block's share of the rows that belong to no sequence. Before its first work tile.
+  // The block's part of the rows that belong to no sequence, before its first work tile.
   TESSERA_DEVICE void clear_unowned(const FwdParams& p) const {
     if (kCfg.split || !p.cu_seqlens_q) return;
     if (one_each(p)) {

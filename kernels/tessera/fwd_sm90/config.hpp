@@ -1,5 +1,5 @@
-// What fwd_sm90 is compiled for (config), what a launch passes (params), and where its shared memory lies: one text for the
-// host, the kernel and the search of tiles.
+// What fwd_sm90 is compiled for (config), what a launch passes (params), and where its shared memory lies: one text for
+// the host, the kernel and the search of tiles.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -35,11 +35,12 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
-// Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers share the K/V blocks of a work
-// tile, the union of what their rows see; a consumer releases those that only others see as soon as they arrive. At the
-// border of two tiles it releases such blocks of K, after its last block and before its first of the next tile, while its
-// last P V still holds back the release of V. Until then the producers can be ahead by k_stages + v_stages - 1 blocks: with
-// more blocks to skip than that, the consumer waits for K that is not loaded before another consumer gets its own.
+// Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers share the K/V blocks of a
+// work tile, the union of what their rows see; a consumer releases those that only others see as soon as they arrive.
+// At the border of two tiles it releases such blocks of K, after its last block and before its first of the next tile,
+// while its last P V still holds back the release of V. Until then the producers can be ahead by k_stages + v_stages -
+// 1 blocks: with more blocks to skip than that, the consumer waits for K that is not loaded before another consumer
+// gets its own.
 TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int block_n, int k_stages, int v_stages) {
   for (int consumer = 0; consumer < consumers; ++consumer) {
     const int before = consumer * kConsumerRows, after = (consumers - 1 - consumer) * kConsumerRows;
@@ -49,19 +50,20 @@ TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int b
   return true;
 }
 
-// Each stage of Q is one consumer's. Of one that went from consumer to consumer the next might wait for its own phase while the last
-// one's Q has not arrived: two phases ahead of the barrier, whose parity then answers at once.
+// Each stage of Q is one consumer's. Of one that went from consumer to consumer the next might wait for its own phase
+// while the last one's Q has not arrived: two phases ahead of the barrier, whose parity then answers at once.
 TESSERA_HOST_DEVICE constexpr bool whole_q_stages(int consumers, int q_stages) {
   return q_stages >= consumers && q_stages % consumers == 0;
 }
 
-// With a block mask a consumer may pass over any number of blocks. So many, together, while the same P V holds back V: up to a work tile's
-// end, and in the next one where its Q does not wait for that of a consumer that still wants V (tests/protocols/test_fwd_sm90_lists.py).
+// With a block mask a consumer may pass over any number of blocks. So many, together, while the same P V holds back V:
+// up to a work tile's end, and in the next one where its Q does not wait for that of a consumer that still needs V
+// (tests/protocols/test_fwd_sm90_lists.py).
 TESSERA_HOST_DEVICE constexpr int most_unseen_v(int consumers, int k_stages, int v_stages, int q_stages) {
   return q_stages < 2 * consumers ? v_stages : k_stages + v_stages - 1;
 }
 
-// Offsets in bytes from the start of shared memory, which is aligned to 1024 as the swizzle wants it.
+// Offsets in bytes from the start of shared memory, which is aligned to 1024, as the swizzle requires.
 struct FwdSm90Layout {
   int q;                                  // [q_stages] tiles of kConsumerRows x head_dim
   int k;                                  // [k_stages] blocks of block_n x head_dim
@@ -95,17 +97,18 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse, lse_low;
   WorkOrder order;
-  // Dynamic scheduler (packed batches and block masks): how many work tiles are taken; NULL: a static schedule. Work tiles of at
-  // most so many K/V blocks are scheduled last.
+  // Dynamic scheduler (packed batches and block masks): how many work tiles are claimed; NULL: a static schedule. Work
+  // tiles of at most so many K/V blocks are scheduled last.
   int* tile_counter;
   int short_tile_blocks;
-  // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that each
-  // keeps its place.
+  // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that
+  // each keeps its place.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
   PositionMasks masks;
   BlockLists lists;       // with a block mask
   const LiveTiles* live;  // with live tiles
-  // With a block mask and a dynamic scheduler: how many lists are long; where more than most_long_lists are, none goes first.
+  // With a block mask and a dynamic scheduler: how many lists are long; where more than most_long_lists are, none goes
+  // first.
   const int* long_lists;
   int most_long_lists;
 };

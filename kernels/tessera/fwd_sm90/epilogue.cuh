@@ -33,7 +33,7 @@ TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCf
 template <FwdSm90Config kCfg>
 struct Epilogue {
   static constexpr int kD = kCfg.head_dim_v / 8;
-  float factor[2];  // of a lane's two rows: 1 / l, with a sink's and dropout's share; below 0: the row sees no key
+  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; below 0: the row sees no key
 
   // The rows' sums, once all keys have passed: LSE to global memory, and `factor`.
   TESSERA_DEVICE void finish_sums(const WorkTile<kCfg>& tile, OnlineSoftmax<1>& softmax,
@@ -68,8 +68,8 @@ struct Epilogue {
     }
   }
 
-  // O / l: registers -> shared -> global, o_chunks chunks of columns at a time. TMA stores a warp's 16 rows, or, where a
-  // packed sequence ends among them and the next rows belong to another one, the lanes store those that exist.
+  // O / l: registers -> shared -> global, o_chunks chunks of columns at a time. TMA stores a warp's 16 rows, or, where
+  // a packed sequence ends among them and the next rows belong to another one, the lanes store those that exist.
   TESSERA_DEVICE void store(const WorkTile<kCfg>& tile, float (&rO)[1][kD][4], const ConsumerGroup<kCfg>& group) {
     using OutputTile = typename FwdSm90SharedMemory<kCfg>::OutputTile;
     if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {

@@ -1,16 +1,18 @@
-// Forward on Hopper: O = softmax(scale Q K^T) V and LSE, by FlashAttention-3's plan: TMA, wgmma, and warpgroups with roles.
+// Forward on Hopper: O = softmax(scale Q K^T) V and LSE, by FlashAttention-3's plan: TMA, wgmma, and warpgroups with
+// roles.
 //
-// A persistent block takes work tiles (fwd_sm90/work_tile), each with 64 query rows for each consumer warpgroup. The threads
-// of a producer warpgroup schedule the tiles and load their Q, K and V (fwd_sm90/producers). Two or three consumers overlap
-// their own products: each issues S' = Q K'^T of the next K/V block together with O += P V of this one, and the
-// exponentials of S' run under P V, and under the products of the other consumers, with which it is not synchronised. Four
-// consumers take one step after another: the products of the other three are enough to hide the softmax.
+// A persistent block processes work tiles (fwd_sm90/work_tile), each with 64 query rows for each consumer warpgroup.
+// The threads of a producer warpgroup schedule the tiles and load their Q, K and V (fwd_sm90/producers). Two or three
+// consumers overlap their own products: each issues S' = Q K'^T of the next K/V block together with O += P V of this
+// one, and the exponentials of S' run under P V, and under the products of the other consumers, with which it is not
+// synchronised. Four consumers do one step after another: the products of the other three are enough to hide the
+// softmax.
 //
-// The maxima of a row are taken in its first block; later blocks use this stale max (attention/softmax), unless ALiBi or a
-// bias may raise the scores from block to block. Where a sum passes a bound, a warp does the block again.
+// The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), unless
+// ALiBi or a bias may raise the scores from block to block. Where a sum passes a bound, a warp does the block again.
 //
-// Block: (consumers + 1) x 128 threads, one block a multiprocessor; setmaxnreg moves registers from the producers to the
-// consumers. Shared memory: FwdSm90SharedMemory. Page, with what was measured: docs/reference/kernels/fwd_sm90.md.
+// Block: (consumers + 1) x 128 threads, one block a multiprocessor; setmaxnreg moves registers from the producers to
+// the consumers. Shared memory: FwdSm90SharedMemory. Page, with what was measured: docs/reference/kernels/fwd_sm90.md.
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
@@ -40,8 +42,8 @@ struct Consumer {
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : at(p, shared, consumer) {
-    // No result depends on these values. But products are issued even where there is nothing to multiply yet, and a compiler
-    // (NVRTC 12.8) that brings any value there between two of them serialises them all.
+    // No result depends on these values. But products are issued even where there is nothing to multiply yet, and a
+    // compiler (NVRTC 12.8) that brings any value there between two of them serialises them all.
     clear(scores.rS);
     clear(rO);
     ptx::wgmma_pin(flat(scores.rS));
@@ -68,7 +70,7 @@ struct Consumer {
   TESSERA_DEVICE void attend_in_steps() {
     while (uniform(at.next_tile(false))) {
       issue_scores();
-      if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
+      if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
       wait_scores();
       first_block();
       scores.pack(at);
@@ -79,7 +81,7 @@ struct Consumer {
           at.next_block();
           if constexpr (Scores::kInPlace) wait_output();
           issue_scores();
-          if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
+          if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
           wait_scores();
           if constexpr (!Scores::kInPlace) wait_output();
           scores.next_block(at, rO, [] {});
@@ -96,8 +98,9 @@ struct Consumer {
     }
   }
 
-  // The K/V blocks of all work tiles form one stream. The scores of a block are issued together with O += P V of the block
-  // before it and become the next P meanwhile; so at the end of a work tile the first exponentials of the next one run.
+  // The K/V blocks of all work tiles form one stream. The scores of a block are issued together with O += P V of the
+  // block before it and become the next P meanwhile; so at the end of a work tile the first exponentials of the next
+  // one run.
   TESSERA_DEVICE void attend_overlapping() {
     int pending = 0;  // 1: P of a work tile's last block waits for its V. Read from one lane, for a uniform register
     while (true) {
@@ -108,7 +111,7 @@ struct Consumer {
       issue_scores();
       if (kCfg.varlen && pending && v_tail > 0) clear_v_tail();
       issue_output(pending);
-      if (Scores::kBiasMaskAhead && found) scores.load_bias_mask(at);
+      if (Scores::kEntriesAhead && found) scores.load_entries(at);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(scores.rS));
       if (pending) epilogue.finish_sums(at.shared.work_tiles[finished_at.stage()], scores.softmax, at);
@@ -141,7 +144,7 @@ struct Consumer {
   TESSERA_DEVICE void attend_block() {
     issue_scores();
     issue_output();
-    if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
+    if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(scores.rS));
     scores.next_block(at, rO, [this] {
@@ -150,8 +153,8 @@ struct Consumer {
     });
   }
 
-  // A work tile's first block, at which is also known what its last one leaves in V. Rows of V past the sequence's end meet
-  // P = 0, but in packed and in paged tensors they may hold NaN.
+  // A work tile's first block, at which is also known what its last one leaves in V. Rows of V past the sequence's end
+  // meet P = 0, but in packed and in paged tensors they may hold NaN.
   TESSERA_DEVICE void first_block() {
     const int sk = uniform(at.tile().s.sk);
     v_tail = 0;
@@ -165,8 +168,8 @@ struct Consumer {
     at.template clear_from<V>(shared_address(at.shared.sV[at.v.stage()].data), v_tail);
   }
 
-  // ---- products. Issued without a branch: where there is nothing to multiply they read what is there and are not used,
-  // since one wgmma inside a branch would make the compiler serialise all ----
+  // ---- products. Issued without a branch: where there is nothing to multiply they read what is there and are not
+  // used, since one wgmma inside a branch would make the compiler serialise all ----
 
   template <class Tile, int kStages>
   TESSERA_DEVICE TileDescriptor descriptor(const Tile* tiles, const RingPosition<kStages>& at, uint32 high) const {
@@ -219,7 +222,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma of 16-bit types");
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "setmaxnreg has numbers for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
-  static_assert(!kCfg.score.block_mask, "a mask has an entry for every key");
+  static_assert(!kCfg.score.facts().blocks, "a mask has an entry for every key");
   static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers == kListHalves),
                 "a list a tile");
   static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
@@ -234,8 +237,9 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp. The kernel ahead in the stream may still run until
-  // griddepcontrol_wait; the next one may begin after it, since decode_sm90 beside this one waits for none before.
+  // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp. The kernel ahead in the
+  // stream may still run until griddepcontrol_wait; the next one may begin after it, since decode_sm90 beside this one
+  // waits for none before.
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&p.q_map);
     ptx::prefetch_tensormap(&p.k_map);

@@ -1,5 +1,5 @@
-// The producer warpgroup of fwd_sm90: one thread is the tile scheduler, three load Q, K and V by TMA. Each runs ahead of the
-// consumers as far as its ring goes, across the borders of work tiles.
+// The producer warpgroup of fwd_sm90: one thread is the tile scheduler, three load Q, K and V by TMA. Each runs ahead
+// of the consumers as far as its ring goes, across the borders of work tiles.
 #pragma once
 
 #include "tessera/fwd_sm90/config.hpp"
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// kBlocks > 1: every block of the cluster gets the tile, and this one multicasts its share of the chunks to all.
+// kBlocks > 1: every block of the cluster gets the tile, and this one multicasts its part of the chunks to all.
 template <int kBlocks = 1, class Tile>
 TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
 #pragma unroll
@@ -23,14 +23,14 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
   }
 }
 
-// The tile scheduler: this block's work tiles in their order. To decode one takes hundreds of instructions, with divisions
-// and, in packed batches, a binary search; nothing else waits for this thread.
+// The tile scheduler: this block's work tiles in their order. To decode one takes hundreds of instructions, with
+// divisions and, in packed batches, a binary search; nothing else waits for this thread.
 //
-// Static: block b's tiles are a function of b. Dynamic (packed batches, whose lengths only the GPU knows): blocks draw from
-// p.tile_counter. A first pass over all indices takes the long tiles, a second one the short ones, some indices at a draw,
-// so that the grid ends with short tiles (LPT). With a block mask, whose lists the GPU makes, too, in one pass; but where a few lists are long
-// among short ones, each block first takes those of every so many tiles. A tile is drawn when the last but one before it is done: as late as
-// still hides the latency of its loads.
+// Static: block b's tiles are a function of b. Dynamic (packed batches, whose lengths only the GPU knows): blocks claim
+// tiles from p.tile_counter. A first pass over all indices claims the long tiles, a second one the short ones, several
+// at once, so that the grid ends with short tiles (LPT). With a block mask, whose lists the GPU makes, too, in one
+// pass; but where a few lists are long among short ones, each block first processes those of every so many tiles. The
+// next tile is claimed two tiles ahead: the latest point at which its loads are still hidden.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kWorkTilesAhead> at;
@@ -64,7 +64,7 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     const int tiles = work_tiles(WorkTile<kCfg>::order_of(p));
     const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
     while (true) {
-      auto last_but_one = at;  // whose stage the tile after the next one takes
+      auto last_but_one = at;  // whose stage the tile after the next one will have
       last_but_one.advance(2);
       shared.tile_ring.wait_empty(last_but_one);
       const int drawn = atomicAdd(p.tile_counter, 1);
@@ -155,13 +155,14 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
   }
 }
 
-// The same by page table, by a warp. A K/V block is block_n / page_rows boxes, each of page_rows rows of one page, and each
-// lane loads one. It looks up its page of the next block before it waits for that block's stage, so that the two latencies
-// overlap. The full barrier counts the bytes of all boxes, so no lane can be a round ahead of another.
+// The same by page table, by a warp. A K/V block is block_n / page_rows boxes, each of page_rows rows of one page, and
+// each lane loads one. It looks up its page of the next block before it waits for that block's stage, so that the two
+// latencies overlap. The full barrier counts the bytes of all boxes, so no lane can be a round ahead of another.
 //
-// A box that starts at the sequence's end or after it is loaded from past the end of a page, where TMA fills in zeros: the
-// page table is not read there. Within the box that holds the sequence's end lies what the page holds; as with any
-// seqused_k, which every paged call has, consumers mask it in K and clear it in V. A page index out of range is clamped.
+// A box that starts at the sequence's end or after it is loaded from past the end of a page, where TMA fills in zeros:
+// the page table is not read there. Within the box that holds the sequence's end lies what the page holds; as with any
+// seqused_k, which every paged call has, consumers mask it in K and clear it in V. A page index out of range is
+// clamped.
 template <FwdSm90Config kCfg, int kStages, class Tile>
 TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
                                   Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {

@@ -2,15 +2,15 @@
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
-#include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/score/step.cuh"
 #include "tessera/attention/softmax.cuh"
-#include "tessera/attention/tree_mask.cuh"
 #include "tessera/fwd_sm90/kv_cursor.cuh"
 
 namespace tessera {
 
-// By how much the max of a work tile's first block is raised where a row may see few of that block's keys: these say little
-// about later ones, and a max that is too low costs a block twice. A power of two: the largest weight stays exact.
+// By how much the max of a work tile's first block is raised where a row may see few of that block's keys: these say
+// little about later ones, and a max that is too low costs a block twice. A power of two: the largest weight stays
+// exact.
 inline constexpr float kFewKeysLead_log2 = 4.0f;
 
 template <FwdSm90Config kCfg>
@@ -20,77 +20,80 @@ struct ScoreStage {
   using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   static constexpr bool kOverlaps = kCfg.consumers < 4;  // the softmax runs under this consumer's own products, too
-  // Registers of a consumer's thread for S, P and O where they fit beside each other. P takes the place of S where they do
-  // not, among the 112 registers of four consumers.
+  // Registers of a consumer's thread for S, P and O where they fit beside each other. P replaces S where they
+  // do not, among the 112 registers of four consumers.
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
-  // A block's bias and mask are loaded before its products are issued where registers hold them beside S, P and O; else
-  // for one row at a time, when they are needed.
-  static constexpr int kBiasMaskRegisters =
-      (kCfg.score.bias ? kN * dtype_bytes(kCfg.score.bias_dtype) : 0) + (kCfg.score.mask ? kN : 0);
-  static constexpr bool kBiasMaskAhead =
-      kBiasMaskRegisters <= 48 &&
-      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kBiasMaskRegisters <= (kCfg.consumers == 2   ? 192
-                                                                             : kCfg.consumers == 3 ? 128
-                                                                                                   : 96);
-  // Biases of 16 bits from D = 128 on fill the registers as they lie: fused, they would spill up to 500 bytes.
-  static constexpr bool kFused = dtype_bytes(kCfg.score.bias_dtype) == 4 || kCfg.head_dim_v < 128;
-  using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false, kFused>;
+  // A block's entries are loaded before its products are issued where registers hold them beside S, P and O; else for
+  // one row at a time, when they are needed.
+  static constexpr int kEntryRegisters = kN * ScoreOptions<kCfg.score>::kEntryBytes;
+  static constexpr bool kEntriesAhead =
+      kEntryRegisters <= 48 &&
+      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <= (kCfg.consumers == 2   ? 192
+                                                                          : kCfg.consumers == 3 ? 128
+                                                                                                : 96);
+
+  // Which (b, h, i, j) the scores of a block are.
+  struct Coordinates {
+    static constexpr int kRows = 2, kAheadRows = kEntriesAhead ? 2 : 1, kN = ScoreStage::kN;
+    static constexpr bool kLaneOrder = false;
+    // Packed addends fill the registers from D = 128 on: fused, they would spill up to 500 bytes.
+    static constexpr bool kFused = !ScoreOptions<kCfg.score>::kPackedAddend || kCfg.head_dim_v < 128;
+
+    const Cursor& at;
+    const FwdSm90Params& p;
+    const WorkTile<kCfg>& tile;
+    int key0;
+
+    TESSERA_DEVICE explicit Coordinates(const Cursor& at)
+        : at(at), p(at.p), tile(at.tile()), key0(at.bounds.block * kCfg.block_n) {}
+    TESSERA_DEVICE const Sequence& sequence() const { return tile.s; }
+    TESSERA_DEVICE int batch() const { return tile.batch; }
+    TESSERA_DEVICE int head(int) const { return tile.head; }
+    TESSERA_DEVICE int query(int row) const { return row; }
+    TESSERA_DEVICE static int col() { return warp_lane() % 4 * 2; }
+    TESSERA_DEVICE int row(int i) const { return min(at.query(tile, warp_lane(), i), tile.s.sq - 1); }
+  };
+  using Step = ScoreStep<kCfg.score, Coordinates>;
 
   float rS[1][kN][4];
   uint32 rP[kSteps][4];  // A fragments of P V
   OnlineSoftmax<1> softmax;
-  BiasMask bias_mask;  // of the block whose scores are next
+  Step step;  // has the entries of the block whose scores are next
 
   // ---- S with every option ----
 
-  TESSERA_DEVICE ScoreRow<kCfg.score> score_row(const Cursor& at, int half) const {
-    const WorkTile<kCfg>& tile = at.tile();
-    return {at.p, tile.s, tile.batch, tile.head, min(at.query(tile, warp_lane(), half), tile.s.sq - 1)};
-  }
-
-  // A block that ends within the sequence has bias and mask of two keys loaded at once, seen or not.
+  // Entries of a block that ends within the sequence are loaded by pairs of keys, visible or not.
   TESSERA_DEVICE bool loads_pairs(const Cursor& at) const {
     return at.p.bias_mask_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
   }
-  TESSERA_DEVICE void load_bias_mask(const Cursor& at) {
-    if constexpr (BiasMask::kTaken) {
-      if (!loads_pairs(at)) return;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        bias_mask.load(half, at.p, score_row(at, half), at.bounds.block * kCfg.block_n);
-      }
+  TESSERA_DEVICE void load_entries(const Cursor& at) {
+    if constexpr (Step::kLoads && kEntriesAhead) {
+      if (loads_pairs(at)) step.load(Coordinates(at));
     }
   }
 
   TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
     if constexpr (kCfg.score.any()) {
-      const WorkTile<kCfg>& tile = at.tile();
-      const int key0 = at.bounds.block * kCfg.block_n;
-      const bool pairs = !BiasMask::kTaken || loads_pairs(at);
+      const Coordinates scores(at);
+      const bool pairs = !Step::kLoads || loads_pairs(at);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const ScoreRow<kCfg.score> row = score_row(at, half);
+        const typename Step::Row row = Step::row(scores, scores.row(half));
         if (pairs) {
-          if constexpr (BiasMask::kTaken && !kBiasMaskAhead) {
+          if constexpr (Step::kLoads && !kEntriesAhead) {
             reload_memory();  // the loads of one row stay after the uses of the other
-            bias_mask.load(0, at.p, row, key0);
+            step.load_row(scores, half, row);
           }
-          bias_mask.apply(rS[0], half, kBiasMaskAhead ? half : 0, at.p, tile.s, row, key0);
+          step.apply_row(rS[0], scores, half, row);
         } else {
-#pragma unroll
-          for (int n = 0; n < kN; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& x = rS[0][n][2 * half + e];
-              x = score<kCfg.score, kFused>(at.p, tile.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
-            }
+          Step::apply_each_row(rS[0], scores, half, row);
         }
       }
     }
     apply_mask(at);
   }
 
-  // -inf for keys that a row does not see by its position, in partial blocks.
+  // -inf for keys that a row does not see by position, in partial blocks.
   TESSERA_DEVICE void apply_mask(const Cursor& at) {
     const WorkTile<kCfg>& tile = at.tile();
     const bool low = at.bounds.cuts_low();
@@ -103,18 +106,16 @@ struct ScoreStage {
       const KeyRange keys = visible_keys<kCfg.score>(at.p, tile.s, at.query(tile, lane, half));
       if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
       if (high) mask_outside(rS[0], half, 0, hidden ? -1 : keys.high - key0);
-      if constexpr (kCfg.score.tree_mask) {
-        if (high) {
-          const int query = min(at.query(tile, lane, half), tile.s.sq - 1);
-          mask_tree<false>(rS[0], half, at.p, tile.s, tile.batch, query, at.bounds.block * kCfg.block_n);
-        }
+      if constexpr (Step::Options::kHidesByPosition) {
+        const Coordinates scores(at);
+        if (high) Step::hide_by_options(rS[0], scores, half, scores.row(half));
       }
     }
   }
 
   // ---- S to exponentials, in place ----
 
-  // A work tile's first block: the rows' maxima are taken.
+  // A work tile's first block: the rows' maxima are computed.
   TESSERA_DEVICE void first_block(Cursor& at) {
     apply_options_and_mask(at);
     at.release_k();
@@ -127,10 +128,11 @@ struct ScoreStage {
     softmax.exponentiate(rS, unit);
   }
 
-  // A later block, against the stale max: no maximum is taken and nothing is rescaled. Half of the exponentials run under
-  // O += P V of the block before, which mostly is done by then; after wait_output() the other half is mixed with the
-  // rounding to P, whose registers are free now. A warp without a max, or whose sums pass the bound, computes the block's
-  // scores again with mma.sync and takes the maxima: the warpgroup's wgmma are the same for all its warps either way.
+  // A later block, against the stale max: no maximum is computed and nothing is rescaled. Half of the exponentials run
+  // under O += P V of the block before, which mostly is done by then; after wait_output() the other half is mixed with
+  // the rounding to P, whose registers are free now. A warp without a max, or whose sums pass the bound, computes the
+  // block's scores again with mma.sync and computes the maxima: the warpgroup's wgmma are the same for all its warps
+  // either way.
   template <class WaitOutput>
   TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
     constexpr int kEarly = kSteps / 2 * 2;
@@ -173,7 +175,7 @@ struct ScoreStage {
     at.release_k();
   }
 
-  // P as A fragments. The sums are taken before: the LSE is that without dropout.
+  // P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack(const Cursor& at) {
     if constexpr (kCfg.score.dropout) {
       const WorkTile<kCfg>& tile = at.tile();

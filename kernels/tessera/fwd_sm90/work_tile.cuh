@@ -1,8 +1,8 @@
 // A work tile of fwd_sm90: some query rows of one head, and the K/V blocks that they see.
 #pragma once
 
-#include "tessera/attention/mask.cuh"
 #include "tessera/attention/packed_slots.cuh"
+#include "tessera/attention/score/options.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/attention/work_order.hpp"
 #include "tessera/fwd_sm90/config.hpp"
@@ -15,8 +15,8 @@ TESSERA_DEVICE int find_live_sequence(const LiveTiles& tiles, int batch, int slo
   return last_sequence_from(batch, slot, [first](int b) { return first[b]; });
 }
 
-// Of a warpgroup's 64 rows the first of this warp, and the lane. Both are recomputed where they are used: kept in registers
-// over the loops they would cost what the accumulators need.
+// Of a warpgroup's 64 rows the first of this warp, and the lane. Both are recomputed where they are used: kept in
+// registers over the loops they would cost what the accumulators need.
 TESSERA_DEVICE int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
 TESSERA_DEVICE int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
@@ -35,8 +35,8 @@ struct WorkTile {
     return p.order;
   }
 
-  // From the tile's index in the grid's order. Without a causal mask tiles cost the same, and those of a head, which share
-  // its keys, are neighbours; attention/work_order has the order under a causal mask.
+  // From the tile's index in the grid's order. Without a causal mask tiles cost the same, and those of a head, which
+  // share its keys, are neighbours; attention/work_order has the order under a causal mask.
   TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
     const WorkOrder& order = order_of(p);
     TileCoord place{index / order.tiles, index % order.tiles};
@@ -57,7 +57,7 @@ struct WorkTile {
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
     if constexpr (kCfg.varlen) count = max(count, 0);  // a slot before the first sequence's
-    visible = visible_keys<kCfg.score>(p, s, row0, row0 + max(count, 1) - 1);
+    visible = ScoreOptions<kCfg.score>::range(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
     if constexpr (kCfg.block_mask) {
@@ -68,8 +68,8 @@ struct WorkTile {
 
   TESSERA_DEVICE void set_consumer_bounds(const FwdSm90Params& p) {
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const TileRange seen = visible_keys<kCfg.score>(p, s, row0 + consumer * kConsumerRows,
-                                                      row0 + consumer * kConsumerRows + kConsumerRows - 1);
+      const TileRange seen = ScoreOptions<kCfg.score>::range(p, s, row0 + consumer * kConsumerRows,
+                                                             row0 + consumer * kConsumerRows + kConsumerRows - 1);
       first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);
       last_of[consumer] = clamp(seen.some.high / kCfg.block_n, first_of[consumer], last - 1);
       if constexpr (kCfg.block_mask) first_of[consumer] = 0, last_of[consumer] = last - 1;

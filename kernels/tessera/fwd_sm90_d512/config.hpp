@@ -1,5 +1,6 @@
-// The forward kernel for Hopper at head sizes above 256, fwd_sm90_d512: what is fixed when it is compiled and how its shared
-// memory is laid out. Its params are fwd_sm90's. Plain structs and constexpr functions, the same text for host and device.
+// The forward kernel for Hopper at head sizes above 256, fwd_sm90_d512: what is fixed when it is compiled and how its
+// shared memory is laid out. Its params are fwd_sm90's. Plain structs and constexpr functions, the same text for host
+// and device.
 #pragma once
 
 #include "tessera/fwd_sm90/config.hpp"
@@ -29,7 +30,7 @@ struct FwdSm90D512Layout {
   int q;         // [consumers] tiles of kConsumerRows x half_dim; at the end O
   int k;         // [k_stages] blocks of block_n x half_dim
   int v;         // [v_stages] likewise
-  int partial;   // [consumers][block_n / 8][128 threads][4] float32: the other block's share of S
+  int partial;   // [consumers][block_n / 8][128 threads][4] float32: the other block's part of S
   int tile;      // FwdD512Tile
   int barriers;  // FwdD512Shared has their order
   int bytes;

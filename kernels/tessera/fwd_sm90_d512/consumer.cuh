@@ -1,12 +1,12 @@
 // fwd_sm90_d512's consumer warpgroups: each has 64 query rows of a cluster's tile, and the block's half of O's columns.
 //
-//   S = Q K^T over the block's half of the head's columns; the other block's half comes to the same thread of its consumer,
-//   and goes there. a + b = b + a: both blocks have the same bits of S from here on, and take the same maxima.
+//   S = Q K^T over the block's half of the head's columns; the other block's half comes to the same thread of its
+//   consumer, and goes there. a + b = b + a: both blocks have the same bits of S from here on, and the same maxima.
 //   O += P V, P from registers, the block's half of V's columns.
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
-#include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/score/step.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm90_d512/shared.cuh"
 
@@ -20,7 +20,24 @@ struct FwdD512Consumer {
   static constexpr int kN = kCfg.block_n / 8, kSteps = kCfg.block_n / 16, kD = kCfg.half_dim / 8;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.half_dim, true>;
-  using BiasMask = BiasMaskFragment<kCfg.score, 1, kN, false>;
+
+  // Which (b, h, i, j) the scores of a block are. Its entries are loaded for one row at a time, when they are needed.
+  struct Coordinates {
+    static constexpr int kRows = 2, kAheadRows = 1, kN = FwdD512Consumer::kN;
+    static constexpr bool kLaneOrder = false, kFused = true;
+
+    const FwdSm90Params& p;
+    const FwdD512Consumer& of;
+    int key0;
+
+    TESSERA_DEVICE const Sequence& sequence() const { return of.tile.s; }
+    TESSERA_DEVICE int batch() const { return of.tile.batch; }
+    TESSERA_DEVICE int head(int) const { return of.tile.head; }
+    TESSERA_DEVICE int query(int row) const { return row; }
+    TESSERA_DEVICE static int col() { return lane() % 4 * 2; }
+    TESSERA_DEVICE int row(int i) const { return min(of.query(i), of.tile.s.sq - 1); }
+  };
+  using Step = ScoreStep<kCfg.score, Coordinates>;
 
   const FwdSm90Params& p;
   const Shared& shared;
@@ -29,11 +46,11 @@ struct FwdD512Consumer {
   int parity = 0;  // of the block whose scores are made P, in the barriers that have a phase a block
   int block = 0;   // whose scores are made P; K is up to two blocks ahead, V one behind
   OnlineSoftmax<1> softmax;
-  float rNext[1][kN][4];  // this block's share of the next scores
+  float rNext[1][kN][4];  // this block's part of the next scores
   float rS[1][kN][4];
   float rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments of P V
-  float factor[2];       // of a lane's two rows: 1 / l, with a sink's and dropout's share; below 0: the row sees no key
+  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; below 0: the row sees no key
 
   TESSERA_DEVICE FwdD512Consumer(const FwdSm90Params& p, const Shared& shared, const FwdD512Tile& tile, int consumer)
       : p(p), shared(shared), tile(tile), consumer(consumer) {
@@ -78,8 +95,8 @@ struct FwdD512Consumer {
     store();
   }
 
-  // A block's scores become P under the next block's S = Q K^T and O += P V of the block before: the tensor cores have work
-  // while the other block's share is on its way, which was sent as soon as it was there.
+  // A block's scores become P under the next block's S = Q K^T and O += P V of the block before: the tensor cores have
+  // work while the other block's part is on its way, which was sent as soon as it was computed.
   template <bool kFirst, bool kLast>
   TESSERA_DEVICE void attend() {
     if constexpr (!kLast) issue_scores(block + 1);
@@ -109,7 +126,7 @@ struct FwdD512Consumer {
   TESSERA_DEVICE void issue_scores(int of) {
     wait_k(of);
     TileDescriptor q = shared.q_descriptor(consumer), k = shared.k_descriptor(place<kCfg.k_stages>(of));
-    q.address = not_hoisted(q.address);  // kept over the loop it would take registers
+    q.address = not_hoisted(q.address);  // kept over the loop it would cost registers
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.half_dim; d += 16) {
@@ -178,7 +195,7 @@ struct FwdD512Consumer {
 
   // ---- S ----
 
-  // This block's share of the next scores goes to the other block, once it has read the share before.
+  // This block's part of the next scores goes to the other block, once it has read the part before.
   TESSERA_DEVICE void send_scores(int of, int phase) {
     ptx::wgmma_pin(flat(rNext));
     release_k(of);
@@ -227,25 +244,20 @@ struct FwdD512Consumer {
   TESSERA_DEVICE void apply_options_and_mask() {
     const int key0 = block * kCfg.block_n;
     if constexpr (kCfg.score.any()) {
-      const bool pairs = !BiasMask::kTaken || (p.bias_mask_keys > 1 && key0 + kCfg.block_n <= tile.s.sk);
+      const Coordinates at{p, *this, key0};
+      const bool pairs = !Step::kLoads || (p.bias_mask_keys > 1 && key0 + kCfg.block_n <= tile.s.sk);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const ScoreRow<kCfg.score> row(p, tile.s, tile.batch, tile.head, min(query(half), tile.s.sq - 1));
+        const typename Step::Row row = Step::row(at, at.row(half));
         if (pairs) {
-          BiasMask bias_mask;
-          if constexpr (BiasMask::kTaken) {
+          Step step;
+          if constexpr (Step::kLoads) {
             reload_memory();  // the loads of one row stay after the uses of the other
-            bias_mask.load(0, p, row, key0);
+            step.load_row(at, half, row);
           }
-          bias_mask.apply(rS[0], half, 0, p, tile.s, row, key0);
+          step.apply_row(rS[0], at, half, row);
         } else {
-#pragma unroll
-          for (int n = 0; n < kN; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& x = rS[0][n][2 * half + e];
-              x = score<kCfg.score>(p, tile.s, row, key0 + n * 8 + lane() % 4 * 2 + e, x).value;
-            }
+          Step::apply_each_row(rS[0], at, half, row);
         }
       }
     }
@@ -259,7 +271,7 @@ struct FwdD512Consumer {
     }
   }
 
-  // P as A fragments. The sums are taken before: the LSE is that without dropout.
+  // P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack() {
     if constexpr (kCfg.score.dropout) {
 #pragma unroll
@@ -304,8 +316,8 @@ struct FwdD512Consumer {
     }
   }
 
-  // O / l: registers -> Q's place -> global. TMA stores a warp's 16 rows, or, where a packed sequence ends among them and
-  // the next rows belong to another one, the lanes store those that exist.
+  // O / l: registers -> Q's place -> global. TMA stores a warp's 16 rows, or, where a packed sequence ends among them
+  // and the next rows belong to another one, the lanes store those that exist.
   TESSERA_DEVICE void store() {
     const int row0 = consumer * kConsumerRows + warp() * 16, count = min(tile.count - row0, 16);
     const int col0 = static_cast<int>(rank()) * kCfg.half_dim;

@@ -67,7 +67,7 @@ template <FwdSm90D512Config kCfg>
 TESSERA_DEVICE void fwd_sm90_d512(const FwdSm90Params& p) {
   using Shared = FwdD512Shared<kCfg>;
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma of 16-bit types");
-  static_assert(!kCfg.score.block_mask, "a mask has an entry for every key");
+  static_assert(!kCfg.score.facts().blocks, "a mask has an entry for every key");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(Shared::kAt.bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];

@@ -1,8 +1,8 @@
 // fwd_sm90_d512's shared memory: a cluster's work tile, where a block's tiles and barriers are, and the other block's.
 #pragma once
 
-#include "tessera/attention/mask.cuh"
 #include "tessera/attention/packed_slots.cuh"
+#include "tessera/attention/score/options.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/fwd_sm90_d512/config.hpp"
 #include "tessera/ptx/barrier.cuh"
@@ -20,7 +20,8 @@ struct FwdD512Tile {
   int batch, head, row0, count;  // count 0: none
   Sequence s;
   int first, last;  // blocks first ... last - 1: what any of the rows sees
-  // Of each consumer's rows: the blocks that some row sees, first_of ... last_of - 1, and those that every row sees in full.
+  // Of each consumer's rows: the blocks that some row sees, first_of ... last_of - 1, and those that every row sees in
+  // full.
   int first_of[kFwdD512Consumers], last_of[kFwdD512Consumers];
   int full_first_of[kFwdD512Consumers], full_last_of[kFwdD512Consumers];
 
@@ -41,7 +42,7 @@ struct FwdD512Tile {
         ((t.s.sq + kRows - 1) / kRows - 1 - tile) * kRows;  // the last queries, which see the most keys, come first
     t.count = t.row0 < 0 ? 0 : clamp(t.s.sq - t.row0, 0, kRows);
     const auto range = [&](int row, int rows, int& first, int& last) {
-      const TileRange seen = visible_keys(p, t.s, row, row + rows - 1);
+      const TileRange seen = ScoreOptions<kCfg.score>::range(p, t.s, row, row + rows - 1);
       first = max(seen.some.low, 0) / kCfg.block_n;
       last = rows > 0 && seen.some.high >= seen.some.low ? seen.some.high / kCfg.block_n + 1 : first;
       return seen.all;
@@ -107,7 +108,7 @@ struct FwdD512Shared {
   static constexpr int kQFull = 0;  // [consumer]
   static constexpr int kKFull = kQFull + kFwdD512Consumers, kKEmpty = kKFull + kCfg.k_stages;
   static constexpr int kVFull = kKEmpty + kCfg.k_stages, kVEmpty = kVFull + kCfg.v_stages;
-  static constexpr int kPartialFull = kVEmpty + kCfg.v_stages;  // [consumer warp]: the other block's share is here
+  static constexpr int kPartialFull = kVEmpty + kCfg.v_stages;  // [consumer warp]: the other block's part is here
   static constexpr int kPartialFree = kPartialFull + kWarps;    // [consumer warp]: the other block has read this one's
   static_assert(kPartialFree + kWarps == fwd_sm90_d512_barriers(kCfg));
 
@@ -119,8 +120,8 @@ struct FwdD512Shared {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // By one thread, before anything else. What the other block sends is announced here for the first block of keys, and from
-  // then on by the waiter of each for the next.
+  // By one thread, before anything else. What the other block sends is announced here for the first block of keys, and
+  // from then on by the waiter of each for the next.
   TESSERA_DEVICE void init() const {
     for (int i = 0; i < kFwdD512Consumers; ++i) ptx::mbarrier_init(barrier(kQFull + i), 1);
     for (int i = 0; i < kCfg.k_stages; ++i) {

@@ -9,14 +9,19 @@
 
     nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention)     # a layer of Flax, with its dropout
 
+    tessera.jax.ring_attention(q, k, v, axis_name="ring", causal=True)       # one sequence over devices, in shard_map
+    tessera.jax.append(k, v, k_cache, v_cache, lengths)                      # new keys and values into donated caches
+
 XLA calls the library through its foreign function interface: nothing is computed in Python, and no data leave the
 device.
 """
 
 from .api import attention
+from .cache import Appended, append
 from .nn import activate, dot_product_attention, flax_attention, restore
 from .ring import ring_attention, ring_positions
 
 __all__ = [
-    "activate", "attention", "dot_product_attention", "flax_attention", "restore", "ring_attention", "ring_positions",
+    "Appended", "activate", "append", "attention", "dot_product_attention", "flax_attention", "restore",
+    "ring_attention", "ring_positions",
 ]  # fmt: skip

@@ -24,8 +24,9 @@ _NUMBERING = (
     "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens",
 )  # fmt: skip
 
-for _platform, _handler in _core.jax_handlers().items():
-    jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
+for _target, _handlers in _core.jax_handlers().items():
+    for _platform, _handler in _handlers.items():
+        jax.ffi.register_ffi_target(_target, _handler, platform=_platform)
 
 
 class Settings(NamedTuple):
@@ -104,7 +105,7 @@ def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensor
         return list(call(*arrays, operands=" ".join(operands), results=" ".join(results), **attributes))
 
     shapes = {name: x.shape for name, x in operands.items()}
-    division = sharding.Division(shapes, settings.heads_first, bool(settings.get("dropout_p")))
+    division = sharding.of_attention(shapes, settings.heads_first, bool(settings.get("dropout_p")))
     call = sharding.divided(run, division, list(operands), list(results), backward)
     return dict(zip(results, call(*operands.values())))
 
@@ -213,12 +214,16 @@ def _mappable(call: Any) -> Any:
     """`call(settings, static, tensors)` with that rule. `static` names its results."""
 
     def run(settings: Settings, static: Any, tensors: Tensors) -> Tensors:
-        mapped = jax.custom_batching.custom_vmap(functools.partial(call, settings, static))
-        mapped.def_vmap(functools.partial(_rule, settings, static))
-        return _vary_with(tensors, mapped(tensors))
+        return _vary_with(tensors, mapped(settings, static, tensors))
 
-    def _rule(settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
-        return _vmapped(run, settings, static, axis_size, in_batched, tensors)
+    def mapped(settings: Settings, static: Any, tensors: Tensors) -> Tensors:
+        with_rule = jax.custom_batching.custom_vmap(functools.partial(call, settings, static))
+        with_rule.def_vmap(functools.partial(rule, settings, static))
+        return with_rule(tensors)
+
+    # `mapped`, not `run`: under vmap of shard_map, the `_vary` of the call that it replaces is in the program already.
+    def rule(settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
+        return _vmapped(mapped, settings, static, axis_size, in_batched, tensors)
 
     return run
 

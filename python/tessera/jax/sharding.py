@@ -24,41 +24,14 @@ _BY_SCORES = ("bias", "mask", "block_mask")
 
 
 class Division:
-    """Of one call, whose tensors' shapes are `shapes`."""
+    """Of one call: `roles_of(name, shape)` gives the roles of the axes of an operand, a result, or a gradient. A batch
+    of 1 is not divided."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], heads_first: bool, dropout: bool):
-        self._shapes, self._heads_first = shapes, heads_first
-        self._packed = len(shapes["q"]) == 3
-        # Dropout's bits are of a sequence's and a head's number, which begin at 0 on every device.
-        self._whole = dropout or any(name in shapes for name in _ACROSS)
-        self._batch = 1 if self._packed else shapes["q"][0]
-        self._heads_q, self._heads_kv = (shapes[name][-3 if heads_first else -2] for name in ("q", "k"))
+    def __init__(self, batch: int, heads_q: int, heads_kv: int, roles_of: Callable[[str, tuple[int, ...]], list[Role]]):
+        self._batch, self._heads_q, self._heads_kv, self._roles_of = batch, heads_q, heads_kv, roles_of
 
     def roles(self, name: str, shape: tuple[int, ...]) -> Roles:
-        """Of each axis of a tensor: an operand, a result, or a gradient."""
-        name = name.removeprefix("d_")
-        found: list[Role] = [None] * len(shape)
-        if self._whole:
-            return tuple(found)
-        if name in ("q", "k", "v", "o"):
-            found[-3 if self._heads_first else -2] = "heads_kv" if name in ("k", "v") else "heads_q"
-            if not self._packed and not (name in ("k", "v") and "page_table" in self._shapes):
-                found[0] = "batch"
-        elif name in ("lse", "lse_low"):
-            found[-2] = "heads_q"
-            if not self._packed:
-                found[0] = "batch"
-        elif name in _BY_SEQUENCE:
-            found[0] = "batch"
-        elif name in _BY_SCORES:
-            if len(shape) == 4 and shape[0] == self._batch:
-                found[0] = "batch"
-            if len(shape) >= 3 and shape[-3] == self._heads_q:
-                found[-3] = "heads_q"
-        elif name in ("alibi_slopes", "sink"):
-            found[-1] = "heads_q"
-            if len(shape) == 2:
-                found[0] = "batch"
+        found = self._roles_of(name, shape)
         return tuple(None if extent == 1 else role for role, extent in zip(found, shape))
 
     def rule(self, names: list[str], shapes: list[tuple[int, ...]], operands: int) -> SdyShardingRule:
@@ -78,8 +51,6 @@ class Division:
     def axes(self, mesh: Any, names: list[str], arguments: Any) -> dict[str, tuple[str, ...]]:
         """The mesh's axes that divide each role, of what the arguments are divided by: what divides evenly."""
         extents = {"batch": self._batch, "heads": self._heads_kv if self._heads_kv > 1 else self._heads_q}
-        if self._packed:
-            del extents["batch"]
         result: dict[str, tuple[str, ...]] = {"batch": (), "heads": ()}
         for kind, extent in extents.items():
             taken = {axis for axes in result.values() for axis in axes}
@@ -90,6 +61,63 @@ class Division:
                     result[kind] = found
                     break
         return result
+
+
+def of_attention(shapes: dict[str, tuple[int, ...]], heads_first: bool, dropout: bool) -> Division:
+    """`shapes`: those of the operands."""
+    packed, paged = len(shapes["q"]) == 3, "page_table" in shapes
+    batch = 1 if packed else shapes["q"][0]
+    head_axis = -3 if heads_first else -2
+    heads_q, heads_kv = (shapes[name][head_axis] for name in ("q", "k"))
+    # Dropout's bits are of a sequence's and a head's number, which begin at 0 on every device.
+    whole = dropout or any(name in shapes for name in _ACROSS)
+
+    def roles_of(name: str, shape: tuple[int, ...]) -> list[Role]:
+        name = name.removeprefix("d_")
+        found: list[Role] = [None] * len(shape)
+        if whole:
+            return found
+        if name in ("q", "k", "v", "o"):
+            found[head_axis] = "heads_kv" if name in ("k", "v") else "heads_q"
+            if not packed and not (name in ("k", "v") and paged):
+                found[0] = "batch"
+        elif name in ("lse", "lse_low"):
+            found[-2] = "heads_q"
+            if not packed:
+                found[0] = "batch"
+        elif name in _BY_SEQUENCE:
+            found[0] = "batch"
+        elif name in _BY_SCORES:
+            if len(shape) == 4 and shape[0] == batch:
+                found[0] = "batch"
+            if len(shape) >= 3 and shape[-3] == heads_q:
+                found[-3] = "heads_q"
+        elif name in ("alibi_slopes", "sink"):
+            found[-1] = "heads_q"
+            if len(shape) == 2:
+                found[0] = "batch"
+        return found
+
+    return Division(batch, heads_q, heads_kv, roles_of)
+
+
+def of_append(shapes: dict[str, tuple[int, ...]]) -> Division:
+    """Pages are all sequences', and `dropped` counts tokens of all: then devices divide the heads alone."""
+    by_sequence = len(shapes["k"]) == 4 and "page_table" not in shapes and "dropped" not in shapes
+    heads_kv = shapes["k"][-2]
+
+    def roles_of(name: str, shape: tuple[int, ...]) -> list[Role]:
+        found: list[Role] = [None] * len(shape)
+        if name in ("k", "v", "k_cache", "v_cache", "q", "q_out"):
+            found[-2] = "heads_q" if name in ("q", "q_out") else "heads_kv"
+        elif name not in ("seqused_k", "positions_q", "positions_k"):
+            return found
+        if by_sequence:
+            found[0] = "batch"
+        return found
+
+    heads_q = shapes["q"][-2] if "q" in shapes else heads_kv
+    return Division(shapes["k"][0] if by_sequence else 1, heads_q, heads_kv, roles_of)
 
 
 def _kind(role: Role) -> str | None:

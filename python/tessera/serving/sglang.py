@@ -11,7 +11,6 @@ from tessera._core import Error
 
 from .paged import attend, key_lengths, write_slots
 
-
 NAME = "tessera"  # --attention-backend tessera
 
 
@@ -97,7 +96,8 @@ class Backend:
         lengths = (batch.seq_lens + tokens).to(torch.int32)
         longest = self.max_context_len if batch.seq_lens_cpu is None else _longest(batch.seq_lens_cpu) + tokens
         self.step = Step(
-            self._one_each(batch.batch_size) * tokens, lengths, {"page_table": self._pages(batch.req_pool_indices, longest)},
+            self._one_each(batch.batch_size) * tokens, lengths,
+            {"page_table": self._pages(batch.req_pool_indices, longest)},
             tokens, longest, self.page_size,
             None if custom_mask is None else tree_bits(custom_mask, lengths, tokens),
         )  # fmt: skip
@@ -200,9 +200,9 @@ class Backend:
 
 
 def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
-    """`tree_mask` int32 [B tokens, W] of a mask of all keys, a request's rows of lengths[b] bytes after another's, whose last
-    `tokens` columns are the drafted tokens'. Requests after the mask's end, a CUDA graph's padding, have any bits.
-    Waits for no GPU."""
+    """`tree_mask` int32 [B tokens, W] of a mask of all keys, a request's rows of lengths[b] bytes after another's,
+    whose last `tokens` columns are the drafted tokens'. Requests after the mask's end, a CUDA graph's padding, have any
+    bits. Waits for no GPU."""
     rows = lengths.to(torch.int64)[:, None]
     token = torch.arange(tokens, device=lengths.device)
     begins = torch.cumsum(rows, 0) * tokens - rows * tokens

@@ -16,13 +16,15 @@ Importing this module registers the name "Tessera" and activates nothing.
 
 from .api import attention
 from .blocks import block_mask
+from .flex import flex_attention
 from .merge import combine
 from .sdpa import activate, fallback_reasons, register, restore
 
 register()
 
 __all__ = [
-    "activate", "attention", "block_mask", "combine", "context_parallel", "fallback_reasons", "register", "restore",
+    "activate", "attention", "block_mask", "combine", "context_parallel", "fallback_reasons", "flex_attention",
+    "register", "restore",
 ]  # fmt: skip
 
 

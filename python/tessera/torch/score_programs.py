@@ -1,5 +1,6 @@
-"""Score programs in PyTorch: calls with gradients of the tensors that a program captures. They run eagerly: in a compiled
-program they break the graph."""
+"""Score programs in PyTorch: calls with gradients of the tensors that a program captures.
+
+They run eagerly: in a compiled program they break the graph."""
 
 from __future__ import annotations
 

@@ -76,9 +76,8 @@ Bindings bindings_of(const Bound& bound) {
   return bindings;
 }
 
-void keep(const tessera_program& program, tessera_plan_program& kept) {
+void keep(const Checked& checked, const tessera_program& handle, tessera_plan_program& kept) {
   kept = {};
-  const Checked& checked = *program.checked;
   kept.hash = checked.hash;
   kept.text_bytes = static_cast<int32_t>(checked.text.size());
   std::memcpy(kept.text, checked.text.data(), checked.text.size());
@@ -88,8 +87,8 @@ void keep(const tessera_program& program, tessera_plan_program& kept) {
     }
     return static_cast<int32_t>(used.size());
   };
-  kept.num_tensors = places(checked.program.tensors, program.tensors, kept.tensors);
-  kept.num_scalars = places(checked.program.scalars, program.scalars, kept.scalars);
+  kept.num_tensors = places(checked.program.tensors, handle.tensors, kept.tensors);
+  kept.num_scalars = places(checked.program.scalars, handle.scalars, kept.scalars);
 }
 
 Bound bind(const tessera_plan& plan, const tessera_buffers* buffers) {

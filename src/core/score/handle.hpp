@@ -18,7 +18,7 @@ struct tessera_program {
 
 namespace tessera::core::score {
 
-// Into the area of a plan.
-void keep(const tessera_program& program, tessera_plan_program& kept);
+// A program of a handle's names, or what is left of it, into the area of a plan.
+void keep(const Checked& checked, const tessera_program& handle, tessera_plan_program& kept);
 
 }  // namespace tessera::core::score

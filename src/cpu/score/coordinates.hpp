@@ -31,6 +31,7 @@ struct QueryLanes {
 
   TESSERA_INLINE VecI queries(int c) const { return load_as<VecI>(tile.query + c * kLanes); }
   TESSERA_INLINE VecI heads(int c) const { return load_as<VecI>(tile.head + c * kLanes); }
+  TESSERA_INLINE VecI keys(int64_t n) const { return splat(static_cast<int32_t>(key(n))); }
   // query + Sk - Sq - key
   TESSERA_INLINE VecI distance(int64_t n, int c) const {
     return queries(c) + static_cast<int32_t>(sequence().sk - sequence().sq - key(n));

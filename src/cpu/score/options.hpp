@@ -1,10 +1,11 @@
-// The options of a score, in the order in which they are applied: scale, softcap, bias, ALiBi, then all masks. An
-// option is what its file declares:
+// The options of a score, in the order in which they are applied: scale, softcap, bias, ALiBi, a program, then all
+// masks. An option is what its file declares:
 //
 //   kName, asked(problem), asked(params)     all
 //   In<At>::scaled(product)                  it replaces the product by the scale
 //   In<At>::add(scaled, n, c)                it is added, fused with the last multiplication
 //   In<At>::apply(score, n, c)               it makes a new score
+//   rewrite(params, at, scores, ...)         it makes new scores of whole rows, and -inf of what it hides
 //   In<At>::visible(n, c)                    it hides keys
 //   In<At>::load, begin_row; kLoadedTiles    what it reads ahead, of all rows of the scores and of one
 //   sees(params, entry)                      whether it leaves an entry visible
@@ -22,6 +23,7 @@
 #include "cpu/score/block_mask.hpp"
 #include "cpu/score/dropout.hpp"
 #include "cpu/score/mask.hpp"
+#include "cpu/score/program.hpp"
 #include "cpu/score/softcap.hpp"
 #include "cpu/score/tree_mask.hpp"
 
@@ -40,7 +42,19 @@ struct OptionList {
     return (fact.template operator()<Option>() && ...);
   }
 };
-using ScoreOptions = OptionList<Softcap, Bias, Alibi, TreeMask, Mask, BlockMask, Dropout>;
+using ScoreOptions = OptionList<Softcap, Bias, Alibi, ScoreProgram, TreeMask, Mask, BlockMask, Dropout>;
+
+// Tiles of scores that the options read ahead.
+template <class... Option>
+constexpr int64_t loaded_tiles(OptionList<Option...>) {
+  const auto of = []<class One>() -> int64_t {
+    if constexpr (requires { One::kLoadedTiles; }) return One::kLoadedTiles;
+    return 0;
+  };
+  return (of.template operator()<Option>() + ...);
+}
+constexpr int64_t kScoreTiles = loaded_tiles(ScoreOptions{});
+static_assert(kScoreTiles >= 1, "dropout's factors take their place when the scores are there");
 
 // ---- what an option is ----
 
@@ -69,6 +83,12 @@ template <class Option>
 concept NeedsProduct = requires(VecF x) {
   Option::slope(x);
 };
+// It rewrites whole rows, and whether a key is hidden may depend on its score: kernels mark hidden entries in their
+// weights.
+template <class Option>
+concept Rewrites = requires(const Params& p, const QueryLanes& at, float* rows) {
+  Option::rewrite(p, at, rows, int64_t{}, int64_t{}, rows);
+};
 // A gradient of its own is collected.
 template <class Option>
 concept Collects = requires(const Params& p) {
@@ -93,12 +113,17 @@ TESSERA_INLINE bool hides_by_position(const Params& p) {
 }
 // A key that is visible by its position may be hidden.
 TESSERA_INLINE bool may_mask_entries(const Params& p) {
-  return ScoreOptions::any(p, []<class Option>() { return Hides<Option> && !HidesAfter<Option>; });
+  return ScoreOptions::any(p,
+                           []<class Option>() { return (Hides<Option> && !HidesAfter<Option>) || Rewrites<Option>; });
 }
 // Some key may be hidden from some query of the call, by that or by position.
 TESSERA_INLINE bool may_hide_keys(const Params& p) {
   return p.causal || p.window_left >= 0 || p.window_right >= 0 ||
-         ScoreOptions::any(p, []<class Option>() { return Hides<Option>; });
+         ScoreOptions::any(p, []<class Option>() { return Hides<Option> || Rewrites<Option>; });
+}
+// Hidden entries are told by their weights.
+TESSERA_INLINE bool marks_hidden(const Params& p) {
+  return ScoreOptions::any(p, []<class Option>() { return Rewrites<Option>; });
 }
 TESSERA_INLINE bool gradient_needs_product(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return NeedsProduct<Option>; });

@@ -14,6 +14,15 @@
 namespace tessera::cpu {
 namespace {
 
+// What the options need beside the scores. Tiles are as large as the scores.
+struct ScoreScratch {
+  float* loaded = nullptr;  // kLoadedTiles tiles: what they read ahead
+  int64_t tile_floats = 0;
+  float* slope = nullptr;      // for a gradient that needs the product; NULL: none follows
+  float* before = nullptr;     // the scores before a program, for its gradient; NULL: none follows
+  float* registers = nullptr;  // of a program: program_floats()
+};
+
 template <class Option, class At>
 struct NotApplied {
   TESSERA_INLINE NotApplied(const Params&, const At&) {}
@@ -62,11 +71,12 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
 
  public:
   // `at` must outlive it.
-  TESSERA_INLINE ScoreStepOf(const Params& p, const At& at) : In<Option>(p, at)..., p_(p), at_(at) {}
+  TESSERA_INLINE ScoreStepOf(const Params& p, const At& at, const ScoreScratch& scratch)
+      : In<Option>(p, at)..., p_(p), at_(at), scratch_(scratch) {}
 
   // Whether the score of a visible key is more than scale * (q . k).
   TESSERA_INLINE static bool changes_scores(const Params& p) {
-    return (((kScales<Option> || kAdds<Option> || kApplies<Option>)&&Option::asked(p)) || ...);
+    return (((kScales<Option> || kAdds<Option> || kApplies<Option> || Rewrites<Option>)&&Option::asked(p)) || ...);
   }
 
   // The first run of rows begin ... end - 1 of the scores.
@@ -76,51 +86,73 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
     return run;
   }
 
-  // Ahead of apply, for rows begin ... end - 1. `scratch`: kLoadedTiles tiles as large as the scores'.
-  TESSERA_INLINE void load(int64_t begin, int64_t end, float* scratch, int64_t tile_floats) {
-    ScoreTiles tiles{scratch, tile_floats};
+  // Ahead of apply, for rows begin ... end - 1.
+  TESSERA_INLINE void load(int64_t begin, int64_t end) {
+    ScoreTiles tiles{scratch_.loaded, scratch_.tile_floats};
     (load_of<Option>(begin, end, tiles), ...);
   }
 
-  // Rows begin ... end - 1 in place. `slope`: of the gradient through an option that needs the product, in the scores'
-  // layout, or NULL. then(score, n, c) follows every vector.
+  // Rows begin ... end - 1 in place. then(score, n, c) follows every vector.
   template <class Then>
-  TESSERA_INLINE void apply(float* scores, int64_t begin, int64_t end, float* slope, Then&& then) {
+  TESSERA_INLINE void apply(float* scores, int64_t begin, int64_t end, Then&& then) {
     const bool all_seen = at_.all_seen(begin, end);
     const bool asked[] = {Option::asked(p_)...};
     const VecF scale = splat(p_.scale);
-    for (int64_t n = begin; n < end; n += At::kStep) {
+    const auto before_masks = [&](int64_t n, int c) TESSERA_LAMBDA_INLINE {
+      Scaled scaled{::tessera::cpu::load(scores + at_.offset(n, c)), scale};
+      each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
+        if constexpr (kScales<One>) {
+          scaled = in<One>().scaled(scaled.value);
+          if (scratch_.slope) store(scratch_.slope + at_.offset(n, c), One::slope(scaled.value));
+        }
+      });
+      // As written, whatever the compiler would fuse: forward and backward must make the same bits of a score.
+      VecF score = scaled.value * scaled.factor;
+      each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
+        if constexpr (kAdds<One>) score = in<One>().add(scaled, n, c);
+      });
+      each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
+        if constexpr (kApplies<One>) score = in<One>().apply(score, n, c);
+      });
+      return score;
+    };
+    const auto begin_row = [&](int64_t n) TESSERA_LAMBDA_INLINE {
       each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
         if constexpr (kBeginsRows<One>) {
           if (!HidesAfter<One> || !all_seen) in<One>().begin_row(n);
         }
       });
-      for (int c = 0; c < at_.vecs(); ++c) {
-        float* to = scores + at_.offset(n, c);
-        Scaled scaled{::tessera::cpu::load(to), scale};
-        each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
-          if constexpr (kScales<One>) {
-            scaled = in<One>().scaled(scaled.value);
-            if (slope) store(slope + at_.offset(n, c), One::slope(scaled.value));
-          }
-        });
-        // As written, whatever the compiler would fuse: forward and backward must make the same bits of a score.
-        VecF score = scaled.value * scaled.factor;
-        each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
-          if constexpr (kAdds<One>) score = in<One>().add(scaled, n, c);
-        });
-        each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
-          if constexpr (kApplies<One>) score = in<One>().apply(score, n, c);
-        });
-        if (!all_seen) score = select(at_.seen(n, c), score, splat(-infinity()));
-        each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
-          if constexpr (kHides<One>) {
-            if (!HidesAfter<One> || !all_seen) score = select(in<One>().visible(n, c), score, splat(-infinity()));
-          }
-        });
-        store(to, score);
-        then(score, n, c);
+    };
+    const auto mask = [&](VecF score, int64_t n, int c) TESSERA_LAMBDA_INLINE {
+      if (!all_seen) score = select(at_.seen(n, c), score, splat(-infinity()));
+      each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
+        if constexpr (kHides<One>) {
+          if (!HidesAfter<One> || !all_seen) score = select(in<One>().visible(n, c), score, splat(-infinity()));
+        }
+      });
+      store(scores + at_.offset(n, c), score);
+      then(score, n, c);
+    };
+    if (!marks_hidden(p_)) {
+      for (int64_t n = begin; n < end; n += At::kStep) {
+        begin_row(n);
+        for (int c = 0; c < at_.vecs(); ++c) mask(before_masks(n, c), n, c);
       }
+      return;
+    }
+    for (int64_t n = begin; n < end; n += At::kStep) {
+      for (int c = 0; c < at_.vecs(); ++c) {
+        const VecF score = before_masks(n, c);
+        store(scores + at_.offset(n, c), score);
+        if (scratch_.before) store(scratch_.before + at_.offset(n, c), score);
+      }
+    }
+    each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
+      if constexpr (Rewrites<One>) One::rewrite(p_, at_, scores, begin, end, scratch_.registers);
+    });
+    for (int64_t n = begin; n < end; n += At::kStep) {
+      begin_row(n);
+      for (int c = 0; c < at_.vecs(); ++c) mask(::tessera::cpu::load(scores + at_.offset(n, c)), n, c);
     }
   }
 
@@ -136,12 +168,19 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
     return d;
   }
 
-  // Of rows 0 ... count - 1 of dScore. `scratch`: [kBlockM][kKeyBlock].
-  TESSERA_INLINE static void collect(const Params& p, const At& at, const float* d_score, float* scratch,
-                                     int64_t count) {
+  // Of rows 0 ... count - 1 of dScore, which becomes the gradient of the score before a program. `rows`: scratch,
+  // [kBlockM][kKeyBlock].
+  TESSERA_INLINE static void collect(const Params& p, const At& at, float* d_score, const ScoreScratch& scratch,
+                                     float* rows, int64_t count) {
+    const auto through = [&]<class One>() TESSERA_LAMBDA_INLINE {
+      if constexpr (Rewrites<One>) {
+        if (One::asked(p)) One::gradient(p, at, d_score, scratch.before, count, scratch.registers);
+      }
+    };
+    (through.template operator()<Option>(), ...);
     const auto of = [&]<class One>() TESSERA_LAMBDA_INLINE {
       if constexpr (Collects<One>) {
-        if (One::collects(p)) One::collect(p, at, d_score, scratch, at.key(0), count);
+        if (One::collects(p)) One::collect(p, at, d_score, rows, at.key(0), count);
       }
     };
     (of.template operator()<Option>(), ...);
@@ -174,9 +213,34 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
 
   const Params& p_;
   const At& at_;
+  const ScoreScratch scratch_;
 };
 template <class At>
 using ScoreStep = ScoreStepOf<At, ScoreOptions>;
+
+// The scores of rows begin ... end - 1 of a tile, from its raw products, with every option.
+TESSERA_OWN_FUNCTION inline void apply_scores(const Params& p, const QueryLanes& at, float* scores, int64_t begin,
+                                              int64_t end, const ScoreScratch& scratch) {
+  ScoreStep<QueryLanes> step(p, at, scratch);
+  step.load(begin, end);
+  step.apply(scores, begin, end, [](VecF, int64_t, int) TESSERA_LAMBDA_INLINE {});
+}
+
+// Floats of a call's program registers, over rows of `vecs` vectors.
+TESSERA_INLINE int64_t program_floats(const Params& p, int64_t vecs) {
+  int64_t floats = 0;
+  for (const ScoreCode* code : {p.program, p.program_gradient}) {
+    if (code) floats = max_of(floats, code_floats(*code, vecs, kLanes));
+  }
+  return floats;
+}
+
+// Where a program is asked for, hidden entries have a weight of -0, which adds nothing: so a product with NaN or
+// infinities can tell them from visible ones.
+TESSERA_INLINE VecF marked_weight(VecF weight, VecF score) {
+  return select(score == -infinity(), splat(-0.0f), weight);
+}
+TESSERA_INLINE VecI not_marked(VecF weight) { return (VecI)weight != INT32_MIN; }
 
 }  // namespace
 }  // namespace tessera::cpu

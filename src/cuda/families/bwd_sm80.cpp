@@ -88,7 +88,7 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);
   config.score.scale_first = false;  // a saved LSE needs no largest score, but what is hidden a score of -inf
-  config.score.scale_first = config.score.bias_or_mask() && problem.scale <= 0;
+  config.score.scale_first = config.score.entries() && problem.scale <= 0;
   return config;
 }
 

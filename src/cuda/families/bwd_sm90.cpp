@@ -63,7 +63,7 @@ bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
-  const bool options = score.softcap || score.bias_or_mask() || (score.dropout && plan.problem.deterministic);
+  const bool options = score.softcap || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
 

@@ -164,7 +164,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured there alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = kAllTensors & ~tensors({"bias", "mask", "block_mask"})};
+                             .tensors = kAllTensors & ~kScoreTensors};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -22,8 +22,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kMostHeadDim = 128;
-constexpr uint32_t kTensors = ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias",
-                                                           "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"}));
+constexpr uint32_t kTensors =
+    ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+      tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_sink", "d_bias"}));
 
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
@@ -188,8 +189,7 @@ BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   config.min_blocks_per_sm = 1;
   config.aligned = true;
   config.score = score_config(plan.problem);
-  config.score.scale_first =
-      config.score.bias_or_mask() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
+  config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
   return config;
 }
 

@@ -32,8 +32,7 @@ std::string refuse(const tessera_plan& plan) {
   if (core::present(plan.problem.tree_mask)) return "tree_mask" + above;
   if (core::present(plan.problem.block_mask)) return "block_mask" + above;
   const ScoreConfig score = score_config(plan.problem);
-  if (score.dropout && (score.bias_or_mask() || score.alibi || score.softcap))
-    return "dropout beside other options" + above;
+  if (score.dropout && (score.entries() || score.alibi || score.softcap)) return "dropout beside other options" + above;
   return "";
 }
 

@@ -131,7 +131,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = kAllTensors & ~tensors({"bias", "mask", "block_mask"})};
+                             .tensors = kAllTensors & ~kScoreTensors};
 
 }  // namespace
 

@@ -33,9 +33,9 @@ struct StandardPlan {
   Grid rows_grid;
 };
 
-constexpr uint32_t kTensors =
-    ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias", "alibi_slopes", "block_mask",
-                                 "sink", "d_lse", "d_bias", "d_sink", "lse_low", "dropout_state"}));
+constexpr uint32_t kTensors = ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+                                tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_lse",
+                                         "d_bias", "d_sink", "lse_low", "dropout_state"}));
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
 }

@@ -156,7 +156,7 @@ TEST(ProblemWithAProgram, IsRefusedByEveryKernelThatLacksThem) {
   const Handle handle = created("s + 1", "");
   Problem problem = dense_problem(bfloat16);
   problem.program = handle.get();
-  EXPECT_CONTAINS(refusal(problem, cpu()), "score programs: not supported");
+  EXPECT_EQ(plan(problem, cpu()).kernel, TESSERA_KERNEL_TILED);
   EXPECT_CONTAINS(refusal(problem, cuda_arch(90)), "score programs: not supported");
 }
 
@@ -301,7 +301,8 @@ TEST(IndicesOfAProgram, AreRefusedByThePlanWhereEveryOneIsOutside) {
   EXPECT_EQ(planned("s + (n > 0 ? bias[h, j + 100] : 0.0)"), "accepted");
 }
 
-// What a forward call with float64 q [2, 16, 4, 8] over 24 keys answers; bias is [4, 64], doc [2, 24] of 0 .. 23, but one is 64.
+// What a forward call with float64 q [2, 16, 4, 8] over 24 keys answers; bias is [4, 64], doc [2, 24] of 0 .. 23, but
+// one is 64.
 std::string called(const char* score, const char* mask, bool causal = false) {
   const Handle handle = created(score, mask);
   Attention attention;
@@ -335,6 +336,70 @@ TEST(IndicesOfAProgram, AreRefusedByACallBeforeAnythingIsWritten) {
   EXPECT_EQ(called("s + bias[h, int(s * 1000)]", ""), "");  // never read outside, and not checked
   EXPECT_CONTAINS(called("s", "bias[h, j + 60] > 0.0"),
                   "bias: index 1 of bias[h, j + 60] is 64 for b 0, h 0, i 0, j 4");
+}
+
+// ---- what options can say -------------------------------------------------------------------------------------------
+
+struct Said {
+  std::int32_t causal, alignment;
+  std::int64_t left, right;
+  double softcap;
+  std::string rest;  // of the program
+
+  bool operator==(const Said&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Said& said) {
+  return out << said.causal << " " << said.alignment << " " << said.left << " " << said.right << " " << said.softcap
+             << " '" << said.rest << "'";
+}
+
+// Over 24 keys of 16 queries, or of as many.
+Said recognised(
+    const char* score, const char* mask, bool square = false, void (*set)(Problem& problem) = [](Problem&) {}) {
+  const Handle handle = created(score, mask);
+  Problem problem = bound(handle);
+  if (square) problem.q = layout(float64, {2, 24, 4, 8}), problem.o = layout(float64, {2, 24, 4, 6});
+  set(problem);
+  const Plan made = plan(problem, reference_device());
+  const tessera_problem& p = made.problem;
+  std::string rest(made.program.text, static_cast<size_t>(made.program.text_bytes));
+  rest = rest.substr(0, rest.find('\n', rest.find('\n', rest.find('\n') + 1) + 1));
+  return {p.causal, p.alignment, p.window_left, p.window_right, p.softcap, rest.empty() ? "" : rest.substr(2)};
+}
+
+TEST(OptionsOfAProgram, AreRecognised) {
+  EXPECT_EQ(recognised("", "j <= q_pos"), (Said{1, 0, -1, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "q_pos - j < 8 && q_pos >= j"), (Said{1, 0, 7, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "abs(j - q_pos) <= 5"), (Said{0, 0, 5, 5, 0, ""}));
+  EXPECT_EQ(recognised("", "j <= i"), (Said{1, 1, -1, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "j <= i", true), (Said{1, 0, -1, 0, 0, ""}));
+  EXPECT_EQ(recognised("", "j - 3 < q_pos + 4 && 2 + j >= q_pos"), (Said{0, 0, 2, 6, 0, ""}));
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j <= q_pos"), (Said{1, 0, -1, 0, 5, ""}));
+  EXPECT_EQ(recognised("", "j <= q_pos && doc[b, i] == doc[b, j]"), (Said{1, 0, -1, 0, 0, "\ndoc[b, i] == doc[b, j]"}));
+  EXPECT_EQ(recognised("s + 1.0", "doc[b, i] == 1 && j <= q_pos && j != 2"),
+            (Said{1, 0, -1, 0, 0, "s + 1.0\ndoc[b, i] == 1 && j != 2"}));
+  EXPECT_EQ(recognised("", "j <= q_pos + 3", false, [](Problem& p) { p.causal = 1; }), (Said{1, 0, -1, 3, 0, ""}));
+}
+
+TEST(OptionsOfAProgram, AreOnlyWhatMeansTheSame) {
+  EXPECT_EQ(recognised("", "j < q_pos").rest, "\nj < q_pos");  // a query does not see its own key: no window says so
+  EXPECT_EQ(recognised("", "j <= q_pos || j < 4").rest, "\nj <= q_pos || j < 4");
+  EXPECT_EQ(recognised("", "j < n").rest, "\nj < n");
+  EXPECT_EQ(recognised("", "j <= i && j <= q_pos").rest, "\nj <= q_pos");
+  EXPECT_EQ(recognised("", "j <= i", false, [](Problem& p) { p.causal = 1; }).rest, "\nj <= i");
+  EXPECT_EQ(recognised("5.0 * tanh(s / 4)", "").softcap, 0);
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j != 2").softcap, 0);
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "", false, [](Problem& p) { p.softcap = 3; }).softcap, 3);
+  EXPECT_EQ(recognised("c * tanh(s / c)", "").softcap, 0);
+}
+
+TEST(OptionsOfAProgram, StayWhenThePlansProblemIsPlannedAgain) {
+  const Handle handle = created("5.0 * tanh(s / 5)", "j <= q_pos");
+  Problem problem = bound(handle);
+  const Plan once = plan(problem, reference_device()), again = plan(once.problem, reference_device());
+  EXPECT_EQ(once.problem.program, nullptr);
+  EXPECT_EQ(again.problem.softcap, 5);
+  EXPECT_EQ(again.program.text_bytes, 0);
 }
 
 // ---- C++ ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-// The kernels' softcap, kernels/tessera/attention/score/softcap.cuh, on the host (tests/emulated_warp), against tanh in
-// float64.
-#include "tessera/attention/score/softcap.cuh"
+// The kernels' softcap, kernels/tessera/attention/score/builtin/softcap.cuh, on the host (tests/emulated_warp), against
+// tanh in float64.
+#include "tessera/attention/score/builtin/softcap.cuh"
 
 #include <gtest/gtest.h>
 

@@ -136,14 +136,8 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
       float rS[kM][kN][4];
       clear(rS);
       product_abt(rS, shared.sQ[stage], warp_row, shared.sK, 0);
-      if constexpr (kCfg.score.bias_or_mask()) {
-        apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-      } else {
-        if constexpr (kCfg.score.scaled()) {
-          apply_full_scores<kCfg>(rS, FwdBiasMask<kCfg, kM, kN>{}, p, b, b.row0 + warp_row, key0);
-        }
-        if (!mine.all.holds(key0, kCfg.block_n)) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-      }
+      FwdScoreStep<kCfg, kM, kN> scores;
+      scores.apply(rS, {p, b, b.row0 + warp_row, key0}, false, mine.all.holds(key0, kCfg.block_n));
 
       //    m', P, l'; rescale O
       softmax.update(rS, unit, rO, 0.0f);

@@ -14,6 +14,9 @@
 using std::max;
 using std::min;
 
+struct float2 {
+  float x, y;
+};
 struct float4 {
   float x, y, z, w;
 };
@@ -28,6 +31,7 @@ T uniform(T x) {
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline float __saturatef(float x) { return x > 0 ? min(x, 1.0f) : 0.0f; }  // NaN becomes 0
 inline float __fmul_rn(float a, float b) {
   volatile float product = a * b;  // not fused with its use
   return product;

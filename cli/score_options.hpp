@@ -1,0 +1,44 @@
+// A score program from the command line, and what its names stand for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tensor.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+
+// A program with what it names: of a call, or of a plan, whose tensors have no memory.
+struct ScoreProgram {
+  std::shared_ptr<tessera_program> handle;
+  std::vector<std::string> names;  // of the tensors
+  std::vector<Tensor> tensors;     // those of rank 0 as [1]
+  std::vector<Tensor> gradients;   // as many; absent: not requested
+  std::vector<std::string> files;  // of the gradients
+  std::vector<double> scalars;
+
+  // For a plan of the backward pass: gradients of all floating-point tensors, without memory.
+  void ask_for_gradients();
+  void describe(tessera_problem& problem) const;
+  void add_to(tessera_buffers& buffers) const;
+};
+
+class ScoreOptions {
+ public:
+  void add_to(CLI::App& command);
+  // Adds the flag of gradients' files.
+  void add_gradients_to(CLI::App& command);
+
+  // NULL: no program was given. `of_layouts`: a tensor may be "float32[8, 1024]" instead of a file. Throws WrongUse.
+  std::shared_ptr<ScoreProgram> program(bool of_layouts) const;
+  bool has_gradients() const { return !gradient_files_.empty(); }
+
+ private:
+  std::string score_, mask_;
+  std::vector<std::string> bindings_, gradient_files_;  // NAME=VALUE, NAME=FILE
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,30 @@
+// ALiBi: s -= slope_h |i + Sk - Sq - j|.
+#pragma once
+
+#include "tessera/attention/score/element.cuh"
+
+namespace tessera {
+
+template <ScoreConfig kCfg>
+struct Alibi : ScoreOptionDefaults<Alibi<kCfg>, kAlibiFacts> {
+  static constexpr bool kGiven = kCfg.alibi;
+
+  struct Row {
+    float slope;
+
+    TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& place) {
+      slope = p.alibi_slopes[p.alibi_batch * place.batch + p.alibi_head * place.head];
+    }
+  };
+
+  // Two instructions for each of several scores that share `key` and whose offsets from it the compiler knows.
+  template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
+  TESSERA_DEVICE static void apply(Score& r, float unit, const Sequence& s, const ScoreRow& row, int key, int offset,
+                                   const ScoreEntry&) {
+    const float from_key = row.slope * static_cast<float>(row.query + s.sk - s.sq - key);
+    const float slopes = -fabsf(fmaf(-row.slope, static_cast<float>(offset), from_key));
+    r.value = add_term<kScaled>(r.value, unit, slopes);
+  }
+};
+
+}  // namespace tessera

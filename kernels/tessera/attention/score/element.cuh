@@ -1,0 +1,118 @@
+// What the options of a score share: where a score lies, what it is on its way from the product to the softmax, and
+// what an option does unless it says otherwise.
+#pragma once
+
+#include "tessera/attention/problem.hpp"
+#include "tessera/attention/score/config.hpp"
+#include "tessera/attention/sequence.cuh"
+#include "tessera/tile/numbers.cuh"
+
+namespace tessera {
+
+// A row of scores: the sequence b, the query head h, and the query i, counted from 0 in its sequence.
+struct ScorePlace {
+  int batch, head, query;
+};
+
+struct Score {
+  float value;  // after all options in units of score_unit, -inf where the key is not visible
+  float slope;  // d(reshaped score) / d(product x scale): what multiplies its gradient
+};
+
+// What is read from tensors for one score. Each option adds its own members.
+struct ScoreEntryBase {
+  bool visible = true;
+};
+
+// value x unit + term, or value + term where an earlier option has multiplied the unit already. kFused: by one
+// instruction. Its operand `term` is then prepared before the product arrives, and not every kernel has registers for
+// that.
+template <bool kScaled, bool kFused = true>
+TESSERA_DEVICE float add_term(float value, float unit, float term) {
+  if constexpr (kScaled) return value + term;
+  return kFused ? fmaf(value, unit, term) : __fmul_rn(value, unit) + term;
+}
+
+// The n-th block of 8 columns of a tile: which of the tile's keys is its i-th column (tile/shared_tile.cuh).
+template <bool kLaneOrder>
+TESSERA_DEVICE constexpr int key_at(int n, int i) {
+  return kLaneOrder ? n / 4 * 32 + i / 2 * 8 + n % 4 * 2 + i % 2 : n * 8 + i;
+}
+
+// An option of the score, of which each file in builtin/ defines one. All of it is element-wise: a function of the
+// score so far and of the place (b, h, i, j) of its element. What an option does not define does nothing.
+//
+//   Row            what the scores of one query share: made once for each row
+//   Entry          what the option reads for one score; load_entry reads it for any key
+//   Fragment       the entries of a lane's part of a tile, loaded ahead of the product by pairs of keys or by eights
+//   reshape        product -> score, before anything is added to it
+//   apply          score -> score. kScaled: an earlier option has multiplied the scale already
+//   KeyFragment    the entries of a lane's part of a tile whose rows are keys, on Hopper, as each option keeps them
+//   slope_of       d(reshaped score) / d(product x scale) from the score, where the product is gone
+//   collect        sums of dScore for the gradient of the option's own tensor
+//   range          which keys of a tile the option may hide from some of its queries
+//   hide           -inf for the scores of a row that the option hides, where it knows them by position
+template <class Self, ScoreFacts kTheFacts>
+struct ScoreOptionDefaults {
+  static constexpr ScoreFacts kFacts = kTheFacts;
+  static constexpr int kEntryBytes = 0;            // of a key, of entries that a Fragment has
+  static constexpr bool kPackedAddend = false;     // a Fragment has two addends in a register
+  static constexpr bool kHidesByPosition = false;  // has range and hide
+
+  struct Row {
+    TESSERA_DEVICE Row(const ProblemParams&, const ScorePlace&) {}
+  };
+  struct Entry {};
+  template <int kRows, int kKeys>
+  struct Fragment {
+    template <class ScoreRow>
+    TESSERA_DEVICE void load_eights(int, int, const ScoreRow&, int64) {}
+    template <bool kLaneOrder, class ScoreRow>
+    TESSERA_DEVICE void load_pairs(int, const ScoreRow&, int64) {}
+    template <class ScoreEntry>
+    TESSERA_DEVICE void entry(ScoreEntry&, int, int, bool) const {}
+    TESSERA_DEVICE void transpose() {}
+  };
+
+  template <class ScoreEntry, class ScoreRow>
+  TESSERA_DEVICE static void load_entry(ScoreEntry&, const ProblemParams&, const ScoreRow&, int) {}
+  template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
+  TESSERA_DEVICE static void apply(Score&, float, const Sequence&, const ScoreRow&, int, int, const ScoreEntry&) {}
+  // Of queries 8 m + 2 c, 8 m + 2 c + 1 and keys g, g + 8 of a lane's tile, with g = lane / 4 and c = lane % 4. `Place`
+  // has
+  //   p, sequence(), batch(), head()   the problem, the tile's sequence and head
+  //   row0(), key(), lane()            the tile's first query, the warp's first key, and the lane
+  //   pairs(row0)                      whether the tile's keys and queries all exist and entries may be read by pairs
+  template <int kM, int kHeld>
+  struct KeyFragment {
+    template <class Place>
+    TESSERA_DEVICE void load_bits(const Place&) {}
+    template <int kFirst, class Place>
+    TESSERA_DEVICE void load(const Place&) {}
+    template <class Place>
+    TESSERA_DEVICE void transpose(const Place&) {}
+    template <class ScoreEntry>
+    TESSERA_DEVICE void entry(ScoreEntry&, int, int, int) const {}
+    TESSERA_DEVICE bool hides(int, int, int) const { return false; }
+  };
+
+  // Where every score's dScore is at hand: of sequence b and head h. kAlone: no other thread adds at the same time.
+  // What all queries share is summed in `sum`, one number for each key, and added at the end.
+  template <class Params>
+  struct Collector {
+    TESSERA_DEVICE Collector(const Params&, int, int) {}
+    template <bool kAlone>
+    TESSERA_DEVICE void add(const Params&, float&, bool, int, int, float) const {}
+    template <bool kAlone>
+    TESSERA_DEVICE void add_sum(const Params&, int, float) const {}
+  };
+  template <class Place>
+  TESSERA_DEVICE static void collect_pair(const Place&, int, int, float2, const float (&)[2], float) {}
+
+  template <class TileRange>
+  TESSERA_DEVICE static void range(TileRange&, const Sequence&) {}
+  template <bool kLaneOrder, int kN, class Params>
+  TESSERA_DEVICE static void hide(float (&)[kN][4], int, const Params&, const Sequence&, int, int, int) {}
+};
+
+}  // namespace tessera

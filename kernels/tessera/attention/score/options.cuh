@@ -1,0 +1,304 @@
+// The options of a score as one: ScoreOptions<score config> has those that a kernel is compiled for, and folds each of
+// their functions. A kernel calls them through ScoreStep (score/step.cuh), which knows where its scores are.
+//
+//   scale, softcap, bias, ALiBi, masks     in tessera.h's order; an option's file in builtin/ says what it means
+#pragma once
+
+#include "tessera/attention/mask.cuh"
+#include "tessera/attention/score/builtin/alibi.cuh"
+#include "tessera/attention/score/builtin/bias.cuh"
+#include "tessera/attention/score/builtin/block_mask.cuh"
+#include "tessera/attention/score/builtin/mask.cuh"
+#include "tessera/attention/score/builtin/softcap.cuh"
+#include "tessera/attention/score/builtin/tree_mask.cuh"
+#include "tessera/attention/score/unit.cuh"
+
+namespace tessera {
+
+// ---- the options of a kernel ----
+
+template <class... Options>
+struct OptionList;
+
+// Of the options after the first list, those that a kernel has join it.
+template <class... Kept>
+TESSERA_DEVICE constexpr auto given_options(OptionList<Kept...>*, OptionList<>*) {
+  return static_cast<OptionList<Kept...>*>(nullptr);
+}
+template <class... Kept, class First, class... Rest>
+TESSERA_DEVICE constexpr auto given_options(OptionList<Kept...>*, OptionList<First, Rest...>*) {
+  OptionList<Rest...>* const rest = nullptr;
+  if constexpr (First::kGiven) {
+    return given_options(static_cast<OptionList<Kept..., First>*>(nullptr), rest);
+  } else {
+    return given_options(static_cast<OptionList<Kept...>*>(nullptr), rest);
+  }
+}
+template <class T>
+struct PointedTo;
+template <class T>
+struct PointedTo<T*> {
+  using Type = T;
+};
+
+// In the order in which they change a score.
+template <ScoreConfig kCfg>
+using GivenOptions = typename PointedTo<decltype(given_options(
+    static_cast<OptionList<>*>(nullptr),
+    static_cast<OptionList<Softcap<kCfg>, Bias<kCfg>, Alibi<kCfg>, Mask<kCfg>, BlockMask<kCfg>, TreeMask<kCfg>>*>(
+        nullptr)))>::Type;
+
+// What the scores of one query share, beside what its options add.
+struct PositionRow {
+  int query;
+  KeyRange keys;  // visible by position
+};
+
+template <ScoreConfig kCfg, class List = GivenOptions<kCfg>>
+struct ScoreOptions;
+
+template <ScoreConfig kCfg, class... Options>
+struct ScoreOptions<kCfg, OptionList<Options...>> {
+  static constexpr int kEntryBytes = (Options::kEntryBytes + ... + 0);  // of a key, of what a Fragment has
+  static constexpr bool kPackedAddend = (Options::kPackedAddend || ... || false);
+  static constexpr bool kHidesByPosition = (Options::kHidesByPosition || ... || false);
+  static constexpr bool kAddsEntries = ((Options::kFacts.adds && Options::kFacts.entries) || ... || false);
+
+  struct Row : PositionRow, Options::Row... {
+    TESSERA_DEVICE Row(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
+        : PositionRow{query, visible_keys<kCfg>(p, s, query)}, Options::Row(p, ScorePlace{batch, head, query})... {}
+  };
+
+  struct Entry : ScoreEntryBase, Options::Entry... {};
+  TESSERA_DEVICE static Entry load_entry([[maybe_unused]] const ProblemParams& p, [[maybe_unused]] const Row& row,
+                                         [[maybe_unused]] int key) {
+    Entry entry;
+    (Options::load_entry(entry, p, row, key), ...);
+    return entry;
+  }
+
+  // Of queries first ... last: keys that some of them see, and keys that all of them see.
+  TESSERA_DEVICE static TileRange range(const ProblemParams& p, const Sequence& s, int first, int last) {
+    TileRange range = visible_keys<kCfg>(p, s, first, last);
+    (Options::range(range, s), ...);
+    return range;
+  }
+
+  // ---- units ----
+
+  // What a product's score is multiplied by where nothing is added to it in an instruction that could multiply, too.
+  TESSERA_DEVICE static float product_unit(const ProblemParams& p) {
+    float unit = p.scale;
+    (reshaped_unit<Options>(unit, p), ...);
+    return unit;
+  }
+  // What a score is still to be multiplied by. Where nothing is added to it, that is all of the scale, or the factor of
+  // a reshaped product; where something is, log2(e) alone, so that a finite bias makes a finite score.
+  TESSERA_DEVICE static ScoreUnit unit(const ProblemParams& p) {
+    if constexpr (kCfg.adds()) return {1.0f, kLog2e};
+    if constexpr (kCfg.facts().reshapes) return {product_unit(p), product_unit(p) * kLog2e};
+    if constexpr (kCfg.scale_first) return {1.0f, kLog2e};
+    return {p.scale, p.scale_log2};
+  }
+
+  // ---- one score ----
+
+  // Whether reshaping a lane's products of one row needs no care for large ones.
+  template <int kN>
+  TESSERA_DEVICE static bool small_inputs([[maybe_unused]] const ProblemParams& p,
+                                          [[maybe_unused]] const float (&products)[kN][4], [[maybe_unused]] int half) {
+    bool small = true;
+    (all_small<Options>(small, p, products, half), ...);
+    return small;
+  }
+
+  // Reshaped, and scaled where nothing is added that the same instruction could add.
+  template <bool kSmall = false>
+  TESSERA_DEVICE static Score reshaped(const ProblemParams& p, float product) {
+    Score r{kCfg.scale_first && !kCfg.adds() && !kCfg.facts().reshapes ? product * p.scale : product, 1.0f};
+    (reshape<Options, kSmall>(r, p), ...);
+    return r;
+  }
+
+  // The score of key + offset, which the query sees by position. Scores that share `key` and whose offsets the compiler
+  // knows share instructions.
+  template <bool kFused = true>
+  TESSERA_DEVICE static Score visible_score(const ProblemParams& p, const Sequence& s, const Row& row, int key,
+                                            int offset, Score r, const Entry& entry) {
+    if constexpr (sizeof...(Options) > 0) {
+      apply_all<false, kFused, Options...>(r, product_unit(p), s, row, key, offset, entry);
+    }
+    if constexpr (kCfg.facts().hides) {
+      if (!entry.visible) r.value = -infinity();
+    }
+    return r;
+  }
+
+  // The score of any key: its entries are loaded here, and it may not be visible.
+  template <bool kFused = true>
+  TESSERA_DEVICE static Score score(const ProblemParams& p, const Sequence& s, const Row& row, int key, float product) {
+    const Score r = reshaped(p, product);
+    const bool visible = key >= row.keys.low && key <= row.keys.high;
+    if (!visible) return {-infinity(), r.slope};
+    return visible_score<kFused>(p, s, row, key, 0, r, load_entry(p, row, key));
+  }
+
+  // -inf for a lane's scores of one row that an option hides by position.
+  template <bool kLaneOrder, int kN, class Params>
+  TESSERA_DEVICE static void hide([[maybe_unused]] float (&s)[kN][4], [[maybe_unused]] int half,
+                                  [[maybe_unused]] const Params& p, [[maybe_unused]] const Sequence& sequence,
+                                  [[maybe_unused]] int batch, [[maybe_unused]] int query, [[maybe_unused]] int key0) {
+    (Options::template hide<kLaneOrder>(s, half, p, sequence, batch, query, key0), ...);
+  }
+
+  // ---- entries ahead of the product ----
+
+  // A lane's part of kRows x kKeys blocks of 8 queries and 8 keys: of each block query lane / 4, keys 2 (lane % 4) and
+  // the next; in lane order eight neighbours of four blocks (SharedTile). All keys of the tile exist: without a bound
+  // to test or a branch all loads are issued at once, long before the scores that they change.
+  template <int kRows, int kKeys, bool kLaneOrder>
+  struct Fragment : Options::template Fragment<kRows, kKeys>... {
+    static_assert(kKeys % (kLaneOrder ? 4 : 2) == 0);
+
+    // The entries of one query from the tile's first key, `key`, on. p.bias_mask_keys is 2 or more.
+    TESSERA_DEVICE void load([[maybe_unused]] int row, const ProblemParams& p, [[maybe_unused]] const Row& from,
+                             int64 key) {
+      if (kLaneOrder && p.bias_mask_keys == 8) {
+        key += lane_col() * 4;
+#pragma unroll
+        for (int k = 0; k < kKeys; k += 4, key += 32) {
+          (Options::template Fragment<kRows, kKeys>::load_eights(row, k, from, key), ...);
+        }
+        return;
+      }
+      key += key_at<kLaneOrder>(0, lane_col());
+      (Options::template Fragment<kRows, kKeys>::template load_pairs<kLaneOrder>(row, from, key), ...);
+    }
+    // The entry of a pair's first key, or of its second.
+    TESSERA_DEVICE Entry of([[maybe_unused]] int row, [[maybe_unused]] int k, [[maybe_unused]] bool second) const {
+      Entry entry;
+      (Options::template Fragment<kRows, kKeys>::entry(entry, row, k, second), ...);
+      return entry;
+    }
+    // Blocks become their transposes: of key lane / 4, queries 2 (lane % 4) and the next.
+    TESSERA_DEVICE void transpose() { (Options::template Fragment<kRows, kKeys>::transpose(), ...); }
+  };
+
+  // Products of a lane's query with a tile's keys, elements 2 half and 2 half + 1, -> scores, with the entries of row
+  // `row` of the fragment. The query sees all of the keys, or the caller applies the mask afterwards.
+  template <bool kFused, int kRows, int kKeys, bool kLaneOrder>
+  TESSERA_DEVICE static void apply(float (&s)[kKeys][4], int half, int row, const ProblemParams& p,
+                                   const Sequence& sequence, const Row& score_row, int key,
+                                   const Fragment<kRows, kKeys, kLaneOrder>& entries) {
+    if (kCfg.facts().reshapes && __all_sync(0xffffffff, small_inputs(p, s, half))) {
+      apply_row<true, kFused>(s, half, row, p, sequence, score_row, key, entries);
+    } else {
+      apply_row<false, kFused>(s, half, row, p, sequence, score_row, key, entries);
+    }
+  }
+
+  // ---- where a tile's rows are keys, on Hopper ----
+
+  template <int kM, int kHeld>
+  struct KeyFragment : Options::template KeyFragment<kM, kHeld>... {
+    // Bits of all entries that are known by bits; and the other entries of queries 8 kFirst ... 8 (kFirst + kHeld) - 1.
+    template <class Place>
+    TESSERA_DEVICE void load_bits([[maybe_unused]] const Place& at) {
+      (Options::template KeyFragment<kM, kHeld>::load_bits(at), ...);
+    }
+    template <int kFirst, class Place>
+    TESSERA_DEVICE void load([[maybe_unused]] const Place& at) {
+      (Options::template KeyFragment<kM, kHeld>::template load<kFirst>(at), ...);
+    }
+    // What was loaded by pairs of keys becomes pairs of queries.
+    template <class Place>
+    TESSERA_DEVICE void transpose([[maybe_unused]] const Place& at) {
+      (Options::template KeyFragment<kM, kHeld>::transpose(at), ...);
+    }
+    TESSERA_DEVICE Entry of([[maybe_unused]] int m, [[maybe_unused]] int half, [[maybe_unused]] int second) const {
+      Entry entry;
+      (Options::template KeyFragment<kM, kHeld>::entry(entry, m, half, second), ...);
+      return entry;
+    }
+    TESSERA_DEVICE bool hides([[maybe_unused]] int m, [[maybe_unused]] int half, [[maybe_unused]] int e) const {
+      return (Options::template KeyFragment<kM, kHeld>::hides(m, half, e) || ... || false);
+    }
+  };
+
+  // ---- gradients ----
+
+  // d(score) / d(product x scale) from a score that nothing was added to, where the product is gone.
+  TESSERA_DEVICE static float slope_of([[maybe_unused]] const ProblemParams& p, [[maybe_unused]] float score_log2) {
+    float slope = 1.0f;
+    (reshaped_slope<Options>(slope, p, score_log2), ...);
+    return slope;
+  }
+
+  // dScore, for the gradients of the options' own tensors: ScoreOptionDefaults.
+  template <class Params>
+  struct Collector : Options::template Collector<Params>... {
+    TESSERA_DEVICE Collector(const Params& p, int batch, int head)
+        : Options::template Collector<Params>(p, batch, head)... {}
+    template <bool kAlone>
+    TESSERA_DEVICE void add(const Params& p, float& sum, bool visible, int query, int key, float d) const {
+      (Options::template Collector<Params>::template add<kAlone>(p, sum, visible, query, key, d), ...);
+    }
+    template <bool kAlone>
+    TESSERA_DEVICE void add_sum(const Params& p, int key, float sum) const {
+      (Options::template Collector<Params>::template add_sum<kAlone>(p, key, sum), ...);
+    }
+  };
+  template <class Place>
+  TESSERA_DEVICE static void collect_pair(const Place& at, int query, int key, float2 weights, const float (&ds)[2],
+                                          float unit) {
+    (Options::collect_pair(at, query, key, weights, ds, unit), ...);
+  }
+
+ private:
+  template <class Option>
+  TESSERA_DEVICE static void reshaped_unit(float& unit, const ProblemParams& p) {
+    if constexpr (Option::kFacts.reshapes) unit = Option::unit(p);
+  }
+  template <class Option>
+  TESSERA_DEVICE static void reshaped_slope(float& slope, const ProblemParams& p, float score_log2) {
+    if constexpr (Option::kFacts.reshapes) slope = Option::slope_of(p, score_log2);
+  }
+  template <class Option, int kN>
+  TESSERA_DEVICE static void all_small(bool& small, const ProblemParams& p, const float (&products)[kN][4], int half) {
+    if constexpr (Option::kFacts.reshapes) small = small && Option::small_inputs(p, products, half);
+  }
+  template <class Option, bool kSmall>
+  TESSERA_DEVICE static void reshape(Score& r, const ProblemParams& p) {
+    if constexpr (Option::kFacts.reshapes) r = Option::template reshape<kSmall>(p, r.value);
+  }
+  template <bool kScaled, bool kFused, class First, class... Rest>
+  TESSERA_DEVICE static void apply_all(Score& r, float unit, const Sequence& s, const Row& row, int key, int offset,
+                                       const Entry& entry) {
+    First::template apply<kScaled, kFused>(r, unit, s, row, key, offset, entry);
+    if constexpr (sizeof...(Rest) > 0) {
+      apply_all<kScaled || First::kFacts.adds, kFused, Rest...>(r, unit, s, row, key, offset, entry);
+    }
+  }
+  template <bool kSmall, bool kFused, int kRows, int kKeys, bool kLaneOrder>
+  TESSERA_DEVICE static void apply_row(float (&s)[kKeys][4], int half, int row, const ProblemParams& p,
+                                       const Sequence& sequence, const Row& score_row, int key,
+                                       const Fragment<kRows, kKeys, kLaneOrder>& entries) {
+    key += key_at<kLaneOrder>(0, lane_col());
+#pragma unroll
+    for (int k = 0; k < kKeys; ++k)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[k][2 * half + e];
+        const Score r = reshaped<kSmall>(p, x);
+        x = visible_score<kFused>(p, sequence, score_row, key, key_at<kLaneOrder>(k, e), r, entries.of(row, k, e != 0))
+                .value;
+      }
+  }
+};
+
+template <ScoreConfig kCfg>
+TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {
+  return ScoreOptions<kCfg>::unit(p);
+}
+
+}  // namespace tessera

@@ -1,0 +1,286 @@
+// The score step of every kernel: from products q . k to scores, and from the gradients of scores to those of products.
+//
+// ScoreStep<score config, coordinates> does it for all scores of a lane's fragment. Coordinates say which (b, h, i, j)
+// each element of the fragment is: that, and when the step's functions are called, is all that a kernel adds. The
+// options themselves are in score/options.cuh.
+#pragma once
+
+#include "tessera/attention/backward.hpp"
+#include "tessera/attention/score/options.cuh"
+#include "tessera/tile/row_reduction.cuh"
+
+namespace tessera {
+
+// Rows are queries and columns keys (tile/fragment.cuh), as in the forward pass. `Coordinates` has
+//
+//   kRows, kN        rows of a lane, and tiles of 8 keys
+//   kAheadRows       of how many rows the entries are in registers at once: kRows, or 1
+//   kLaneOrder       the keys of the tile are in lane order (tile/shared_tile.cuh)
+//   kFused           add_term
+//   p, key0          the problem, and the tile's first key
+//   row(i)           a number for a lane's i-th row; past the sequence's last query that one counts
+//   sequence(), batch(), head(row), query(row), col()
+template <ScoreConfig kCfg, class Coordinates>
+struct ScoreStep {
+  using Options = ScoreOptions<kCfg>;
+  using Row = typename Options::Row;
+  static constexpr int kN = Coordinates::kN;
+  // Whether entries may be loaded ahead of the product; and whether nothing at all is between a product and its
+  // exponential.
+  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled();
+
+  typename Options::template Fragment<Coordinates::kAheadRows, kN, Coordinates::kLaneOrder> entries;
+
+  TESSERA_DEVICE static Row row(const Coordinates& at, int row) {
+    return {at.p, at.sequence(), at.batch(), at.head(row), at.query(row)};
+  }
+
+  // The entries of all rows, ahead of their products. The tile ends within the sequence, and p.bias_mask_keys is 2 or
+  // more.
+  TESSERA_DEVICE void load(const Coordinates& at) {
+    static_assert(Coordinates::kAheadRows == Coordinates::kRows);
+#pragma unroll
+    for (int i = 0; i < Coordinates::kRows; ++i) load_row(at, i, row(at, at.row(i)));
+  }
+  TESSERA_DEVICE void load_row(const Coordinates& at, int i, const Row& of) {
+    entries.load(i % Coordinates::kAheadRows, at.p, of, at.key0);
+  }
+
+  // Products -> scores. loaded: with the entries of load(). full: every row sees all keys of the tile by position,
+  // which is true where entries are loaded.
+  template <int kM>
+  TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded,
+                            bool full) const {
+    if constexpr (!kCfg.entries()) {
+      if constexpr (kCfg.scaled()) apply_rows(s, at);
+      if (!full) hide(s, at);
+    } else if (loaded) {
+      apply_rows(s, at);
+    } else {
+      apply_each(s, at);
+    }
+  }
+
+  // Of row i alone: with its entries, or with entries that are loaded here, of scores that may not be visible.
+  TESSERA_DEVICE void apply_row(float (&s)[kN][4], const Coordinates& at, int i, const Row& of) const {
+    Options::template apply<Coordinates::kFused>(s, i % 2, i % Coordinates::kAheadRows, at.p, at.sequence(), of,
+                                                 at.key0, entries);
+  }
+  TESSERA_DEVICE static void apply_each_row(float (&s)[kN][4], const Coordinates& at, int i, const Row& of) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[n][i % 2 * 2 + e];
+        const int key = at.key0 + key_at<Coordinates::kLaneOrder>(n, at.col() + e);
+        x = Options::template score<Coordinates::kFused>(at.p, at.sequence(), of, key, x).value;
+      }
+  }
+
+  // -inf for keys that a row does not see by position.
+  template <int kM>
+  TESSERA_DEVICE static void hide(float (&s)[kM][kN][4], const Coordinates& at) {
+#pragma unroll
+    for (int i = 0; i < 2 * kM; ++i) hide_row(s[i / 2], at, i, at.row(i));
+  }
+  TESSERA_DEVICE static void hide_row(float (&s)[kN][4], const Coordinates& at, int i, int row) {
+    static_assert(!Coordinates::kLaneOrder);
+    const int query = at.query(row);
+    const KeyRange keys = visible_keys<kCfg>(at.p, at.sequence(), query);
+    mask_outside(s, i % 2, keys.low - at.key0 - at.col(), keys.high - at.key0 - at.col());
+    hide_by_options(s, at, i, query);
+  }
+  // The options' part of it.
+  TESSERA_DEVICE static void hide_by_options(float (&s)[kN][4], const Coordinates& at, int i, int query) {
+    Options::template hide<Coordinates::kLaneOrder>(s, i % 2, at.p, at.sequence(), at.batch(), query, at.key0);
+  }
+
+ private:
+  template <int kM>
+  TESSERA_DEVICE void apply_rows(float (&s)[kM][kN][4], const Coordinates& at) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kM; ++i) apply_row(s[i / 2], at, i, row(at, at.row(i)));
+  }
+  template <int kM>
+  TESSERA_DEVICE static void apply_each(float (&s)[kM][kN][4], const Coordinates& at) {
+#pragma unroll
+    for (int i = 0; i < 2 * kM; ++i) {
+      const Row of = row(at, at.row(i));
+      apply_each_row(s[i / 2], at, i, of);
+      hide_by_options(s[i / 2], at, i, of.query);
+    }
+  }
+};
+
+// Rows are keys and columns queries, and the products are gone when the gradients come, as in Hopper's backward
+// kernels: a lane has the elements that ScoreOptionDefaults::KeyFragment describes. `Coordinates` is its Place, and has
+//
+//   kTransposed, kKeepsProduct   true, false
+//   kM               eights of queries
+//   kAhead           added entries have registers while the product runs; else those of half of the queries are loaded
+//                    after it, and those of the other half after these
+//   kCollects        the gradients of the options' tensors are needed, times kCollectUnit
+template <ScoreConfig kCfg, class Coordinates>
+requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreStep<kCfg, Coordinates> {
+  using Options = ScoreOptions<kCfg>;
+  static constexpr int kM = Coordinates::kM;
+  static constexpr bool kAhead = Coordinates::kAhead, kAddsEntries = Options::kAddsEntries;
+  static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
+  // Whether hidden scores are known by P = 0 and not by position: a mask's must be, and a softcap leaves no registers
+  // for positions.
+  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes;
+
+  typename Options::template KeyFragment<kM, kHeld> entries;
+
+  // While the product runs.
+  TESSERA_DEVICE void load(const Coordinates& at) {
+    if constexpr (kCfg.entries()) {
+      entries.load_bits(at);
+      if constexpr (kAhead) entries.template load<0>(at);
+    }
+  }
+  // Whether a mask hides the score.
+  TESSERA_DEVICE bool hides(int m, int half, int e) const { return entries.hides(m, half, e); }
+
+  // Products -> scores, as if all were visible.
+  TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4]) {
+    if constexpr (kCfg.facts().reshapes) {
+      const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
+      if (__all_sync(0xffffffff, small)) {
+        apply_rows<true, 0, kM>(at, s);
+      } else {
+        apply_rows<false, 0, kM>(at, s);
+      }
+    } else if constexpr (!kAddsEntries) {
+      apply_rows<false, 0, kM>(at, s);
+    } else if constexpr (kAhead) {
+      entries.transpose(at);
+      apply_rows<false, 0, kM>(at, s);
+    } else {
+      apply_half<0>(at, s);
+      reload_memory();  // the loads of one half stay after the uses of the other
+      apply_half<kHeld>(at, s);
+    }
+  }
+
+  // ds: dScore of queries 8 m + 2 c, + 1 and key `half`, whose weights are `weights` -> d(product x scale). What is
+  // hidden becomes 0 by its weight. A reshaped score is log P + LSE, and `lse` gives the latter in log2 units.
+  template <class Lse>
+  TESSERA_DEVICE static void gradient(const Coordinates& at, int m, int half, float2 weights, Lse&& lse,
+                                      float (&ds)[2]) {
+    if constexpr (kHiddenByWeight) {
+      if (weights.x == 0.0f) ds[0] = 0.0f;
+      if (weights.y == 0.0f) ds[1] = 0.0f;
+    }
+    if constexpr (Coordinates::kCollects) {
+      const int query = at.row0() + m * 8 + at.lane() % 4 * 2, key = at.key() + at.lane() / 4 + half * 8;
+      Options::collect_pair(at, query, key, weights, ds, Coordinates::kCollectUnit);
+    }
+    if constexpr (kCfg.facts().reshapes) {
+      const float2 pair = lse(m);
+      ds[0] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.x)) + pair.x);
+      ds[1] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.y)) + pair.y);
+    }
+  }
+
+ private:
+  template <int kFirst>
+  TESSERA_DEVICE void apply_half(const Coordinates& at, float (&s)[kM][4]) {
+    entries.template load<kFirst>(at);
+    entries.transpose(at);
+    apply_rows<false, kFirst, kHeld>(at, s);
+  }
+  // Of the queries from 8 kFirst on. Positions count as query - key: a query n later is a key n earlier.
+  template <bool kSmall, int kFirst, int kRows>
+  TESSERA_DEVICE void apply_rows(const Coordinates& at, float (&s)[kM][4]) {
+    const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), at.row0() + at.lane() % 4 * 2);
+    const int key = at.key() + at.lane() / 4;
+#pragma unroll
+    for (int m = kFirst; m < kFirst + kRows; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = s[m][i];
+        typename Options::Entry entry;
+        if constexpr (kAddsEntries) entry = entries.of(m - kFirst, i / 2, i % 2);
+        const Score r = Options::template reshaped<kSmall>(at.p, x);
+        x = Options::visible_score(at.p, at.sequence(), row, key, i / 2 * 8 - m * 8 - i % 2, r, entry).value;
+      }
+  }
+};
+
+// Rows are keys and columns queries, and the products are still there when the gradients come, as in bwd_sm80.
+// `Coordinates` has
+//
+//   kTransposed, kKeepsProduct   true, true
+//   kKeys, kN        blocks of 8 keys, and of 8 queries
+//   kLaneOrder       the keys of the tile are in lane order (tile/shared_tile.cuh)
+//   kAlone           no other thread adds to the gradients of the options' tensors at the same time
+//   p, sequence(), batch(), head(), query(), key()   the problem, and the warp's first query and key
+template <ScoreConfig kCfg, class Coordinates>
+requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep<kCfg, Coordinates> {
+  using Options = ScoreOptions<kCfg>;
+  using Row = typename Options::Row;
+  using Collector = typename Options::template Collector<BwdParams>;
+  static constexpr bool kLoads = kCfg.entry_pairs();
+
+  typename Options::template Fragment<Coordinates::kN, Coordinates::kKeys, Coordinates::kLaneOrder> entries;
+
+  TESSERA_DEVICE static Row row(const Coordinates& at, int query) {
+    return {at.p, at.sequence(), at.batch(), at.head(), query};
+  }
+  // The entries of a tile whose keys every query sees, ahead of the products; and, before their use, each where its
+  // score is.
+  TESSERA_DEVICE void load(const Coordinates& at) {
+#pragma unroll
+    for (int n = 0; n < Coordinates::kN; ++n) {
+      entries.load(n, at.p, row(at, at.query() + n * 8 + lane_row()), at.key());
+    }
+  }
+  TESSERA_DEVICE void transpose() { entries.transpose(); }
+
+  // The lane's first key, and how far behind it that of its k-th block is.
+  TESSERA_DEVICE static int first_key(const Coordinates& at) {
+    return at.key() + key_at<Coordinates::kLaneOrder>(0, lane_row());
+  }
+  TESSERA_DEVICE static constexpr int key_offset(int k) { return key_at<Coordinates::kLaneOrder>(k, 0); }
+
+  // The product of query 8 n + 2 c + e and the k-th block's key -> the score. kFull: the query sees all keys of the
+  // tile, and its entries are those of load(), transposed, or the caller sets what is hidden to 0.
+  template <bool kFull>
+  TESSERA_DEVICE Score apply(const Coordinates& at, const Row& row, int key0, int n, int k, int e,
+                             float product) const {
+    if constexpr (kFull) {
+      return Options::visible_score(at.p, at.sequence(), row, key0, key_offset(k), Options::reshaped(at.p, product),
+                                    entries.of(n, k, e != 0));
+    } else {
+      return Options::score(at.p, at.sequence(), row, key0 + key_offset(k), product);
+    }
+  }
+  // dScore -> d(product x scale).
+  TESSERA_DEVICE static float gradient(const Score& score, bool visible, float d) {
+    if constexpr (kCfg.facts().reshapes) return visible ? d * score.slope : 0.0f;
+    return d;
+  }
+
+  // The sums of Collector over the queries, of which kParts warps have a part each: they add one after another for a
+  // key.
+  template <int kParts, int kM>
+  TESSERA_DEVICE static void collect_sums(const Coordinates& at, int part, const float (&sums)[kM][2]) {
+    const Collector collector(at.p, at.batch(), at.head());
+#pragma unroll
+    for (int adder = 0; adder < kParts; ++adder) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float sum = row_sum(sums[m][half]);
+          const int key = at.key() + key_at<Coordinates::kLaneOrder>(m * 2 + half, lane_row());
+          if (part != adder || lane_col() != 0 || key >= at.sequence().sk) continue;
+          collector.template add_sum<Coordinates::kAlone>(at.p, key, sum);
+        }
+      if constexpr (kParts > 1 && Coordinates::kAlone) __syncthreads();
+    }
+  }
+};
+
+}  // namespace tessera

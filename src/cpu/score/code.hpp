@@ -1,0 +1,67 @@
+// A score program as the kernels run it: lowered once a call (lower.hpp), run by vectors of lanes (interpreter.hpp).
+// Plain data: shared by units that are compiled for different instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "core/score/op.hpp"
+
+namespace tessera::cpu {
+
+// What a value depends on. A pair's depends on both.
+enum CodeLevel : uint8_t { kOfCall = 0, kOfQuery = 1, kOfKey = 2, kOfPair = 3, kCodeLevels = 4 };
+
+// A register: one vector of the call, one a vector of queries, one a row of keys, or one a vector of scores.
+struct CodePlace {
+  int16_t index = -1;  // among those of its level; -1: none
+  uint8_t level = kOfCall;
+};
+
+struct CodeTensor {
+  const char* data;
+  int32_t dtype, rank;
+  // Strides in bytes. What no index of 32 bits reaches does not count.
+  int64_t stride[core::score::kMaxRank];
+  int32_t shape[core::score::kMaxRank];
+  bool near;  // all offsets fit 32 bits
+};
+
+struct CodeStep {
+  core::score::Op op;
+  core::score::Type type;
+  int16_t tensor = -1;  // kLoad
+  CodePlace result;
+  CodePlace operands[core::score::kMaxOperands];
+  uint32_t bits = 0;  // kConstant, kScalar: the register's words
+};
+
+// One load whose element receives `adjoint`.
+struct CodeGradient {
+  int16_t tensor;
+  CodePlace indices[core::score::kMaxRank];
+  CodePlace adjoint;
+  uint8_t level;  // of the indices together
+};
+
+struct ScoreCode {
+  // In the order of levels; those of level n end at ends[n].
+  const CodeStep* steps;
+  int32_t ends[kCodeLevels];
+  int32_t registers[kCodeLevels];
+  const CodeTensor* tensors;
+  CodePlace score, mask;  // a program's results
+  CodePlace d_s;          // a gradient's
+  const CodeGradient* gradients;
+  int32_t num_gradients;
+};
+
+constexpr int kCodeRows = 8;  // of scores at a time
+
+// Floats of the registers of a code, `vecs` vectors a row.
+static constexpr int64_t code_floats(const ScoreCode& code, int64_t vecs, int64_t lanes) {
+  const int64_t vectors = code.registers[kOfCall] + code.registers[kOfQuery] * vecs +
+                          code.registers[kOfKey] * kCodeRows + code.registers[kOfPair] * kCodeRows * vecs;
+  return vectors * lanes;
+}
+
+}  // namespace tessera::cpu

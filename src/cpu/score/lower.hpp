@@ -1,0 +1,36 @@
+// From a score program with what its names stand for to the list of steps that the kernels run.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/score/derivative.hpp"
+#include "cpu/score/code.hpp"
+
+namespace tessera::cpu {
+
+// Owns what a ScoreCode points to. What is the same for all pairs of a call, a query or a key is computed once for it.
+class LoweredScore {
+ public:
+  LoweredScore() = default;
+  // `tensors`, `scalars`: of the program's names, in its order.
+  LoweredScore(const core::score::Program& program, std::span<const CodeTensor> tensors,
+               std::span<const double> scalars);
+  // Of the gradient; with `loads` of the tensors of which it is set, too.
+  LoweredScore(const core::score::Gradient& gradient, std::span<const CodeTensor> tensors,
+               std::span<const double> scalars, std::span<const bool> loads);
+
+  ScoreCode code() const;  // points into this object
+
+ private:
+  void lower(const core::score::Program& program, std::span<const double> scalars, const std::vector<int>& roots);
+
+  std::vector<CodeStep> steps_;
+  std::vector<CodeTensor> tensors_;
+  std::vector<CodeGradient> gradients_;
+  std::vector<CodePlace> places_;  // of the program's values; of what no result needs: none
+  CodePlace score_, mask_, d_s_;
+  int32_t ends_[kCodeLevels] = {}, registers_[kCodeLevels] = {};
+};
+
+}  // namespace tessera::cpu

@@ -1,0 +1,216 @@
+// Score programs: what a user writes for the score, by the interpreter. It comes after ALiBi and before the masks, over
+// rows of scores in memory; its mask is one more mask. Its gradient takes dScore to that of the score before it, and
+// what its tensors receive is added up for each chain of work items in float64: chains are merged in their order, so
+// bits do not depend on threads.
+#pragma once
+
+#include "cpu/score/entry.hpp"
+#include "cpu/score/interpreter.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+struct ScoreProgram {
+  static constexpr const char* kName = "program";
+  static bool asked(const tessera_problem& problem) { return problem.program != nullptr; }
+  TESSERA_INLINE static bool asked(const Params& p) { return p.program != nullptr; }
+
+  // Whether a row sees a key may depend on its score, and is not to be told of the entry: kernels mark the weights.
+  template <class At>
+  class In {
+   public:
+    TESSERA_INLINE In(const Params&, const At&) {}
+  };
+
+  // The first run of rows begin ... end - 1: where intervals prove it, the mask's bounds skip keys that it hides from
+  // all rows, and leave alone those that all see. Runs end at multiples of kChunk.
+  template <class At>
+  static KeyRun range(const Params& p, const At& at, int64_t begin, int64_t end) {
+    const bool rewrites = p.program->score.index >= 0;
+    if (!p.program_shows) return {end, true, rewrites};
+    ScoreBlock block{};
+    block.batch = at.batch(), block.len_q = at.sequence().sq, block.len_k = at.sequence().sk;
+    block.head_low = block.head_high = at.head(0), block.query_low = block.query_high = at.query(0);
+    const int64_t step = at.consecutive() ? max_of<int64_t>(1, at.count() - 1) : 1;
+    for (int64_t lane = 0; lane < at.count(); lane += step) {
+      block.head_low = min_of(block.head_low, at.head(lane)), block.head_high = max_of(block.head_high, at.head(lane));
+      block.query_low = min_of(block.query_low, at.query(lane));
+      block.query_high = max_of(block.query_high, at.query(lane));
+    }
+    const auto shows = [&](int64_t from, int64_t to) TESSERA_LAMBDA_INLINE {
+      block.key_low = at.key(from), block.key_high = at.key(to) - 1;
+      return p.program_shows(p.program_call, block);
+    };
+    int32_t seen = shows(begin, end);
+    if (seen == 1) {
+      constexpr int64_t kChunk = 64;
+      const auto chunk_end = [&](int64_t from)
+                                 TESSERA_LAMBDA_INLINE { return min_of(end, padded_to(from + 1, kChunk)); };
+      int64_t to = chunk_end(begin);
+      seen = to < end ? shows(begin, to) : 1;
+      while (to < end && shows(to, chunk_end(to)) == seen) to = chunk_end(to);
+      end = to;
+    }
+    return {end, seen != 0, rewrites || seen == 1};
+  }
+
+  // One code over rows of the scores.
+  template <class At>
+  class Run {
+   public:
+    TESSERA_INLINE Run(const Params& p, const At& at, const ScoreCode& code, float* registers)
+        : at_(at), code_(code), run_(code, registers) {
+      const int64_t group = p.heads_q / p.heads_kv;
+      const int32_t diagonal = static_cast<int32_t>(at.sequence().sk - at.sequence().sq);
+      run_.begin(at.vecs(), [&](core::score::Op op, int c) -> VecI {
+        using core::score::Op;
+        switch (op) {
+          case Op::kB:
+            return splat(static_cast<int32_t>(at.batch()));
+          case Op::kH:
+            return at.heads(c);
+          case Op::kHkv: {
+            VecI heads = at.heads(c);
+            for (int lane = 0; lane < kLanes; ++lane) heads[lane] /= static_cast<int32_t>(group);
+            return heads;
+          }
+          case Op::kI:
+            return at.queries(c);
+          case Op::kQPos:
+            return at.queries(c) + diagonal;
+          case Op::kLenQ:
+            return splat(static_cast<int32_t>(at.sequence().sq));
+          default:
+            return splat(static_cast<int32_t>(at.sequence().sk));
+        }
+      });
+    }
+
+    // Row n and those after it, `rows` at most kCodeRows. s, g: of the scores before it and of dScore, in the scores'
+    // layout.
+    TESSERA_INLINE void rows(int64_t n, int rows, const float* s, const float* g) {
+      run_.run_rows(rows, [&](core::score::Op op, int64_t r, int c) -> VecI {
+        const int64_t row = n + r * At::kStep;
+        if (op == core::score::Op::kJ) return at_.keys(row);
+        return load_as<VecI>((op == core::score::Op::kG ? g : s) + at_.offset(row, c));
+      });
+    }
+    TESSERA_INLINE const float* result(CodePlace place, int64_t r, int c) const { return run_.view(place).at(r, c); }
+    TESSERA_INLINE CodeView view(CodePlace place) const { return run_.view(place); }
+
+   private:
+    const At& at_;
+    const ScoreCode& code_;
+    Interpreter<At::kVecs, kLanesAreKeys<At>> run_;
+  };
+
+  // Rows begin ... end - 1 in place; -inf where its mask hides a key.
+  template <class At>
+  TESSERA_OWN_FUNCTION static void rewrite(const Params& p, const At& at, float* scores, int64_t begin, int64_t end,
+                                           float* registers) {
+    const ScoreCode& code = *p.program;
+    Run<At> run(p, at, code, registers);
+    for (int64_t n = begin; n < end; n += kCodeRows * At::kStep) {
+      const int rows = rows_of<At>(n, end);
+      run.rows(n, rows, scores, nullptr);
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < at.vecs(); ++c) {
+          float* to = scores + at.offset(n + r * At::kStep, c);
+          VecF score = code.score.index >= 0 ? load(run.result(code.score, r, c)) : load(to);
+          if (code.mask.index >= 0) {
+            score = select(load_as<VecI>(run.result(code.mask, r, c)), score, splat(-infinity()));
+          }
+          store(to, score);
+        }
+      }
+    }
+  }
+
+  // d_score, of rows 0 ... end - 1, becomes the gradient of the score before the program; its tensors' gradients are
+  // added up. `before`: that score.
+  template <class At>
+  TESSERA_OWN_FUNCTION static void gradient(const Params& p, const At& at, float* d_score, const float* before,
+                                            int64_t end, float* registers) {
+    const ScoreCode& code = *p.program_gradient;
+    Run<At> run(p, at, code, registers);
+    for (int64_t n = 0; n < end; n += kCodeRows * At::kStep) {
+      const int rows = rows_of<At>(n, end);
+      run.rows(n, rows, before, d_score);
+      for (int32_t i = 0; i < code.num_gradients; ++i) {
+        collect(p, at, run, code.gradients[i], d_score + at.offset(n, 0), rows);
+      }
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < at.vecs(); ++c) {
+          float* to = d_score + at.offset(n + r * At::kStep, c);
+          // What is hidden has no gradient, whatever the program's derivative is there.
+          const VecF d = code.d_s.index >= 0 ? load(run.result(code.d_s, r, c)) : VecF{};
+          store(to, select(load(to) == 0.0f, VecF{}, d));
+        }
+      }
+    }
+  }
+
+ private:
+  template <class At>
+  TESSERA_INLINE static int rows_of(int64_t n, int64_t end) {
+    return static_cast<int>(min_of<int64_t>(kCodeRows, (end - n + At::kStep - 1) / At::kStep));
+  }
+
+  // One load's: what shares an element is summed first, over keys, queries or both.
+  template <class At>
+  TESSERA_OWN_FUNCTION static void collect(const Params& p, const At& at, const Run<At>& run, const CodeGradient& to,
+                                           const float* d_score, int rows) {
+    const CodeTensor& tensor = p.program_gradient->tensors[to.tensor];
+    double* sums = p.program_sums + p.program_sums_begin[to.tensor];
+    const auto adjoint = [&](int r, int c) TESSERA_LAMBDA_INLINE {
+      const VecF g = load(d_score + at.offset(r * At::kStep, c) - at.offset(0, 0));
+      return select(g == 0.0f, VecF{}, load(run.result(to.adjoint, r, c)));
+    };
+    const auto add = [&](int r, int c, int lane, float x) TESSERA_LAMBDA_INLINE {
+      int64_t element = 0;
+      for (int axis = 0; axis < tensor.rank; ++axis) {
+        const int32_t index = load_as<VecI>(run.result(to.indices[axis], r, c))[lane];
+        if (index < 0 || index >= tensor.shape[axis]) return;
+        element = element * tensor.shape[axis] + index;
+      }
+      sums[element] += double{x};
+    };
+    if (!(to.level & kOfKey)) {  // keys share it
+      VecF all{};
+      for (int c = 0; c < at.vecs(); ++c) {
+        VecF sum{};
+        for (int r = 0; r < rows; ++r) sum += adjoint(r, c);
+        all += sum;
+        if (to.level & kOfQuery) add_lanes(to, run, sum, 0, c, add);
+      }
+      if (!(to.level & kOfQuery)) add(0, 0, 0, sum_lanes(all));
+      return;
+    }
+    for (int r = 0; r < rows; ++r) {
+      VecF all{};
+      for (int c = 0; c < at.vecs(); ++c) {
+        const VecF sum = adjoint(r, c);
+        all += sum;
+        if (to.level & kOfQuery) add_lanes(to, run, sum, r, c, add);
+      }
+      if (!(to.level & kOfQuery)) add(r, 0, 0, sum_lanes(all));
+    }
+  }
+  // Lane by lane, or together where all have one index, as of a head.
+  template <class Run, class Add>
+  TESSERA_INLINE static void add_lanes(const CodeGradient& to, const Run& run, VecF sum, int r, int c, const Add& add) {
+    VecI differ{};
+    for (const CodePlace& index : to.indices) {
+      if (index.index < 0) break;
+      const VecI at = load_as<VecI>(run.result(index, r, c));
+      differ |= at != at[0];
+    }
+    if (!any(differ)) return add(r, c, 0, sum_lanes(sum));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (sum[lane] != 0.0f) add(r, c, lane, sum[lane]);  // NaN, too
+    }
+  }
+};
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,204 @@
+#include "cpu/score/program_call.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "core/convert.hpp"
+#include "core/geometry.hpp"
+#include "core/score/builder.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// Sums of all chains, at most; one chain there is in any case.
+constexpr int64_t kMaxSums_bytes = int64_t{256} << 20;
+constexpr int64_t kChainsPerCore = 2;
+constexpr int64_t kElementsPerItem = 16384;
+
+std::vector<CodeTensor> code_tensors(const core::score::Bound& bound) {
+  std::vector<CodeTensor> tensors;
+  for (int n = 0; n < bound.num_tensors; ++n) {
+    const core::score::BoundTensor& from = bound.tensors[static_cast<size_t>(n)];
+    CodeTensor to{static_cast<const char*>(from.data), from.dtype, from.rank, {}, {}, true};
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    int64_t reach = 0;
+    for (int axis = 0; axis < from.rank; ++axis) {
+      const int64_t extent = from.shape[static_cast<size_t>(axis)],
+                    stride = from.stride_bytes[static_cast<size_t>(axis)];
+      to.stride[axis] = stride;
+      to.shape[axis] = static_cast<int32_t>(std::min(extent, kMost));
+      const int64_t steps = std::max<int64_t>(0, extent - 1), magnitude = stride < 0 ? -stride : stride;
+      to.near = to.near && magnitude <= kMost && steps <= kMost && (magnitude == 0 || steps <= kMost / magnitude);
+      reach += to.near ? magnitude * steps : 0;
+    }
+    to.near = to.near && reach <= kMost;
+    tensors.push_back(to);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+ProgramCall::ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers)
+    : bound_(core::score::bind(plan, buffers)),
+      group_(std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv))),
+      backward_(plan.problem.direction == TESSERA_BACKWARD) {
+  if (const core::score::Program& program = bound_.program(); program.mask >= 0) {
+    int root = program.mask;
+    mask_ = core::score::reachable(program, {&root});
+    mask_.mask = root;
+    const auto place = [](const std::vector<core::score::Name>& names, const core::score::Name& name) {
+      return static_cast<size_t>(std::ranges::find(names, name.text, &core::score::Name::text) - names.begin());
+    };
+    for (const core::score::Name& name : mask_.tensors) {
+      mask_tensors_.push_back(place(program.tensors, name));
+    }
+    for (const core::score::Name& name : mask_.scalars) {
+      mask_scalars_.push_back(bound_.scalars[place(program.scalars, name)]);
+    }
+  }
+  const std::vector<CodeTensor> tensors = code_tensors(bound_);
+  score_ = LoweredScore(bound_.program(), tensors, bound_.scalars);
+  score_code_ = score_.code();
+  if (!backward_) return;
+  bool wanted[core::score::kMaxTensors] = {};
+  std::ranges::fill(begin_, kNoSums);
+  for (const core::score::LoadGradient& load : bound_.gradient().loads) {
+    const auto n = static_cast<size_t>(load.tensor);
+    wanted[n] = bound_.gradients[n].wanted;
+    if (!wanted[n] || begin_[n] != kNoSums) continue;
+    begin_[n] = sums_;
+    sums_ += bound_.tensors[n].elements();
+  }
+  gradient_ = LoweredScore(bound_.gradient(), tensors, bound_.scalars, wanted);
+  gradient_code_ = gradient_.code();
+}
+
+int64_t ProgramCall::floats(int64_t vecs, int64_t lanes) const {
+  return std::max(code_floats(score_code_, vecs, lanes), code_floats(gradient_code_, vecs, lanes));
+}
+
+int64_t ProgramCall::chains(const tessera_plan& plan) const {
+  if (sums_ == 0) return 0;
+  const int64_t fit = kMaxSums_bytes / (sums_ * static_cast<int64_t>(sizeof(double)));
+  const int64_t cores = plan.device.cores, busy = cores == 1 ? 1 : kChainsPerCore * cores;
+  return std::max<int64_t>(1, std::min({plan.num_items, fit, busy}));
+}
+
+// The smallest and the largest of the elements within the indices' bounds, of those that are few; else anything.
+core::score::Interval ProgramCall::bound_of_elements(const core::score::BoundTensor& tensor,
+                                                     const core::score::Interval* index) const {
+  constexpr int64_t kMostElements = 1024;
+  int64_t low[core::score::kMaxRank] = {}, extent[core::score::kMaxRank] = {}, count = 1;
+  bool inside = true;
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    const double end = static_cast<double>(tensor.shape[static_cast<size_t>(axis)]) - 1;
+    inside = inside && index[axis].low >= 0 && index[axis].high <= end;
+    low[axis] = static_cast<int64_t>(std::clamp(index[axis].low, 0.0, std::max(end, 0.0)));
+    extent[axis] = static_cast<int64_t>(std::min(index[axis].high, end)) - low[axis] + 1;
+    count *= std::clamp<int64_t>(extent[axis], 0, kMostElements + 1);
+    if (count > kMostElements) return core::score::Interval::everything();
+  }
+  if (count <= 0) return core::score::Interval::exactly(0);
+  core::score::Interval all{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
+  if (!inside) all = core::score::Interval::exactly(0);
+  for (int64_t n = 0; n < count; ++n) {
+    int64_t at[core::score::kMaxRank] = {}, rest = n;
+    for (int axis = tensor.rank; axis-- > 0; rest /= extent[axis]) at[axis] = low[axis] + rest % extent[axis];
+    const double x = core::score::load_element(tensor, at);
+    if (std::isnan(x)) return core::score::Interval::everything();
+    all.low = std::min(all.low, x), all.high = std::max(all.high, x);
+  }
+  return all;
+}
+
+int32_t ProgramCall::shows(const ScoreBlock& block) const {
+  const auto from = [](int64_t low, int64_t high) {
+    return core::score::Interval{static_cast<double>(low), static_cast<double>(high)};
+  };
+  const int64_t diagonal = block.len_k - block.len_q;
+  core::score::Bounds bounds;
+  bounds.b = from(block.batch, block.batch);
+  bounds.h = from(block.head_low, block.head_high);
+  bounds.h_kv = from(block.head_low / group_, block.head_high / group_);
+  bounds.i = from(block.query_low, block.query_high);
+  bounds.q_pos = from(block.query_low + diagonal, block.query_high + diagonal);
+  bounds.j = from(block.key_low, block.key_high);
+  bounds.len_q = from(block.len_q, block.len_q), bounds.len_k = from(block.len_k, block.len_k);
+  bounds.element = [this](int tensor, const core::score::Interval* index) {
+    return bound_of_elements(bound_.tensors[mask_tensors_[static_cast<size_t>(tensor)]], index);
+  };
+  bounds.scalar = [this](int scalar) {
+    return core::score::Interval::exactly(mask_scalars_[static_cast<size_t>(scalar)]);
+  };
+  switch (core::score::visible(mask_, bounds)) {
+    case core::score::Visible::kNone:
+      return 0;
+    case core::score::Visible::kAll:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+void ProgramCall::fill(Params& p) const {
+  p.program = &score_code_;
+  p.program_call = this;
+  if (mask_.mask >= 0) {
+    p.program_shows = [](const void* call, const ScoreBlock& block) {
+      return static_cast<const ProgramCall*>(call)->shows(block);
+    };
+  }
+  if (backward_) p.program_gradient = &gradient_code_;
+  std::copy(std::begin(begin_), std::end(begin_), p.program_sums_begin);
+}
+
+int64_t ProgramCall::gradient_items() const {
+  int64_t items = 0;
+  for (int n = 0; n < bound_.num_tensors; ++n) items += items_of(n);
+  return items;
+}
+
+int64_t ProgramCall::items_of(int tensor) const {
+  const auto n = static_cast<size_t>(tensor);
+  return bound_.gradients[n].wanted ? core::divide_up(bound_.tensors[n].elements(), kElementsPerItem) : 0;
+}
+
+void ProgramCall::write_gradients(const double* sums, int64_t chains, int64_t item) const {
+  int tensor = 0;
+  for (; item >= items_of(tensor); ++tensor) item -= items_of(tensor);
+  const core::score::BoundTensor& from = bound_.tensors[static_cast<size_t>(tensor)];
+  const core::score::BoundGradient& to = bound_.gradients[static_cast<size_t>(tensor)];
+  // The index of the item's first element, and then one step after the other.
+  int64_t index[core::score::kMaxRank] = {}, offset_bytes = 0;
+  const int64_t first = item * kElementsPerItem, end = std::min(from.elements(), first + kElementsPerItem);
+  int64_t rest = first;
+  for (int axis = from.rank; axis-- > 0;) {
+    const auto n = static_cast<size_t>(axis);
+    index[axis] = rest % from.shape[n], rest /= from.shape[n];
+    offset_bytes += index[axis] * to.stride_bytes[n];
+  }
+  for (int64_t at = first; at < end; ++at) {
+    double sum = 0;
+    if (begin_[tensor] != kNoSums) {
+      for (int64_t chain = 0; chain < chains; ++chain) sum += sums[chain * sums_ + begin_[tensor] + at];
+    }
+    core::store(to.dtype, static_cast<char*>(to.data) + offset_bytes, 0, sum);
+    for (int axis = from.rank; axis-- > 0;) {
+      const auto n = static_cast<size_t>(axis);
+      offset_bytes += to.stride_bytes[n];
+      if (++index[axis] < from.shape[n]) break;
+      offset_bytes -= index[axis] * to.stride_bytes[n];
+      index[axis] = 0;
+    }
+  }
+}
+
+int64_t program_floats(const tessera_plan& plan, int64_t vecs, int64_t lanes) {
+  return core::score::has_program(plan) ? ProgramCall(plan).floats(vecs, lanes) : 0;
+}
+
+}  // namespace tessera::cpu

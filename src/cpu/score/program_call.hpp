@@ -1,0 +1,55 @@
+// The score program of a plan or a call, ready for the kernels.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "core/score/bound.hpp"
+#include "core/score/evaluate.hpp"
+#include "cpu/params.hpp"
+#include "cpu/score/lower.hpp"
+
+namespace tessera::cpu {
+
+class ProgramCall {
+ public:
+  // Of a plan that has a program; without `buffers`, sizes alone.
+  explicit ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers = nullptr);
+
+  // Registers of a thread, over rows of `vecs` vectors of `lanes`.
+  int64_t floats(int64_t vecs, int64_t lanes) const;
+  // Backward: chains of work items that add up what the program's tensors receive, each for itself, and doubles of one;
+  // 0: no gradient is asked for. As few as memory allows, and as many as keep the cores busy, whatever the number of
+  // threads.
+  int64_t chains(const tessera_plan& plan) const;
+  int64_t sums() const { return sums_; }
+
+  void fill(Params& p) const;                    // points into this object; not program_sums
+  int32_t shows(const ScoreBlock& block) const;  // as Params::program_shows
+  // The gradients of the tensors, from the sums of all chains in their order: items that are independent of each other.
+  int64_t gradient_items() const;
+  void write_gradients(const double* sums, int64_t chains, int64_t item) const;
+
+ private:
+  core::score::Interval bound_of_elements(const core::score::BoundTensor& tensor,
+                                          const core::score::Interval* index) const;
+
+  core::score::Bound bound_;
+  core::score::Program mask_;         // the mask alone
+  std::vector<size_t> mask_tensors_;  // of its names: places in bound_
+  std::vector<double> mask_scalars_;
+  int64_t group_;
+  LoweredScore score_, gradient_;
+  ScoreCode score_code_{}, gradient_code_{};
+  bool backward_;
+  int64_t items_of(int tensor) const;
+
+  static constexpr int64_t kNoSums = -1;  // of a tensor that receives nothing
+  int64_t sums_ = 0;
+  int64_t begin_[core::score::kMaxTensors] = {};
+};
+
+// Of a plan that may have none.
+int64_t program_floats(const tessera_plan& plan, int64_t vecs, int64_t lanes);
+
+}  // namespace tessera::cpu
