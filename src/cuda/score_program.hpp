@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/score/bound.hpp"
+#include "core/score/facts.hpp"
 #include "tessera/attention/score/program_params.hpp"
 
 namespace tessera::cuda {
@@ -21,6 +22,15 @@ static_assert(static_cast<int>(ElementType::kFloat32) == TESSERA_FLOAT32 &&
                   static_cast<int>(ElementType::kUInt8) == TESSERA_UINT8 &&
                   static_cast<int>(ElementType::kBool) == TESSERA_BOOL,
               "the text has tessera_dtype's numbers");
+
+static_assert(
+    static_cast<int>(GradientPattern::kHead) == static_cast<int>(core::score::GradientPattern::kHead) &&
+        static_cast<int>(GradientPattern::kRow) == static_cast<int>(core::score::GradientPattern::kRow) &&
+        static_cast<int>(GradientPattern::kColumn) == static_cast<int>(core::score::GradientPattern::kColumn) &&
+        static_cast<int>(GradientPattern::kDiagonal) == static_cast<int>(core::score::GradientPattern::kDiagonal) &&
+        static_cast<int>(GradientPattern::kElement) == static_cast<int>(core::score::GradientPattern::kElement) &&
+        static_cast<int>(GradientPattern::kGather) == static_cast<int>(core::score::GradientPattern::kGather),
+    "the text has the language's numbers");
 
 inline ProgramTensor program_tensor(const core::score::BoundTensor& bound) {
   constexpr int64_t kIndices = int64_t{1} << 31;  // of an int32, from 0

@@ -106,15 +106,12 @@ class Values {
   // What a value is called in the function of the pair.
   std::string result(int place) const { return operand(place, kPair); }
 
+  // What depends on s is not known to a check: neither such an index nor what is taken by such a condition counts.
   std::string check_text(int score, int mask) const {
-    std::vector<int> all;
-    for (const int root : {mask, score}) {
-      if (root >= 0) all.push_back(root);
-    }
-    const std::vector<bool> needed = needed_by(all, kRow, false);
     std::vector<std::string> when(program_.values.size());  // a value is taken: a disjunction; "": never, so far
+    std::vector<int> used;                                  // what the check is made of
     const auto take = [&when](int place, const std::string& condition) {
-      std::string& known = when[static_cast<size_t>(place)];
+      std::string& known = when[index(place)];
       if (known == "true" || condition == "true") {
         known = "true";
       } else {
@@ -122,28 +119,41 @@ class Values {
       }
     };
     if (mask >= 0) take(mask, "true");
-    if (score >= 0) take(score, mask < 0 ? "true" : "(" + name_or_input(mask) + ")");
+    if (score >= 0 && mask < 0) take(score, "true");
+    if (score >= 0 && mask >= 0 && !depends_on_s(mask) && loads_below(score)) {
+      take(score, name_or_input(mask));
+      used.push_back(mask);
+    }
     std::string takes, outside;
     for (int place = size() - 1; place >= 0; --place) {
-      if (!needed[index(place)] || !loads_below(place)) continue;
+      if (when[index(place)].empty() || !loads_below(place)) continue;
       const Value& value = at(place);
       std::string taken = when[index(place)];
       if (taken != "true") {
         takes += "    const bool taken" + number(place) + " = " + taken + ";\n";
         taken = "taken" + number(place);
       }
-      if (value.op == Op::kLoad) {
+      const int count = operand_count(value);
+      const bool known =
+          std::none_of(value.operands, value.operands + count, [this](int operand) { return depends_on_s(operand); });
+      if (value.op == Op::kLoad && known) {
         outside += "    outside |= " + (taken == "true" ? "" : taken + " && ") + "!holds(" + tensor(value) +
                    indices(place, false) + ");\n";
+        used.insert(used.end(), value.operands, value.operands + count);
       }
-      for (int n = 0; n < operand_count(value); ++n) {
+      for (int n = 0; n < count; ++n) {
         const std::optional<Condition> side = condition_of(value, n);
-        const std::string condition =
-            side ? std::string(side->when ? "" : "!") + name_or_input(side->place) : std::string();
-        take(value.operands[n], !side ? taken : taken == "true" ? condition : "(" + taken + " && " + condition + ")");
+        if (!side) {
+          take(value.operands[n], taken);
+        } else if (!depends_on_s(side->place) && loads_below(value.operands[n])) {
+          const std::string condition = (side->when ? "" : "!") + name_or_input(side->place);
+          take(value.operands[n], taken == "true" ? condition : "(" + taken + " && " + condition + ")");
+          used.push_back(side->place);
+        }
       }
     }
     if (outside.empty()) return "";
+    const std::vector<bool> needed = needed_by(used, kPair, false);
     std::string text;
     for (int place = 0; place < size(); ++place) {
       if (needed[index(place)] && is_computed(place)) text += statement(place, kPair, false);
@@ -165,6 +175,8 @@ class Values {
   int size() const { return static_cast<int>(program_.values.size()); }
   bool is_computed(int place) const { return at(place).op > Op::kScalar; }
   static std::string name(int place) { return "v" + number(place); }
+
+  bool depends_on_s(int place) const { return (inputs_[index(place)] & kOfPair) != 0; }
 
   // Uniform values, which depend on neither, belong to both.
   bool belongs_to(int place, Part part) const {
@@ -368,6 +380,16 @@ std::string facts_text(const Facts& facts) {
   return text;
 }
 
+// Of load n, for kernels that sum by pattern.
+std::string patterns_text(const Gradient& gradient) {
+  std::string text = "  static constexpr GradientPattern pattern([[maybe_unused]] int load) {\n    return ";
+  for (size_t n = 0; n < gradient.loads.size(); ++n) {
+    text += "load == " + std::to_string(n) + " ? GradientPattern{" +
+            number(static_cast<int>(pattern_of(gradient.program, gradient.loads[n]))) + "} : ";
+  }
+  return text + "GradientPattern::kGather;\n  }\n";
+}
+
 constexpr const char* kParams = "[[maybe_unused]] const ScoreProgramParams& p";
 constexpr const char* kPlace = "[[maybe_unused]] const ProgramPlace& at";
 std::string function(const char* result, const char* name, const char* row, const char* column, const char* more,
@@ -387,7 +409,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, c
                 checked.hash, kCudaTextVersion);
   std::string text = std::string(version) +
                      "#include \"tessera/attention/score/program.cuh\"\n\nnamespace tessera::program {\n\nstruct " +
-                     name + " {\n" + facts_text(facts_of(checked)) + "\n";
+                     name + " {\n" + facts_text(facts_of(checked)) + patterns_text(gradient) + "\n";
   text += values.hoisted_text(Values::kRow, "Row", "row") + values.hoisted_text(Values::kColumn, "Column", "column");
 
   const auto value_of = [&](int root, const char* otherwise) {
@@ -397,7 +419,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, c
   constexpr const char* kScore = ", [[maybe_unused]] float s";
   text += function("float", "score", "Row", "Column", kScore, value_of(program.score, "s"));
   text += function("bool", "visible", "Row", "Column", kScore, value_of(program.mask, "true"));
-  text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + kScore + ") {\n" +
+  text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + ") {\n" +
           values.check_text(program.score, program.mask) + "  }\n\n";
 
   text += slopes.hoisted_text(Values::kRow, "GradientRow", "gradient_row") +

@@ -1,6 +1,7 @@
 #include "core/score/facts.hpp"
 
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "core/score/evaluate.hpp"
@@ -43,6 +44,50 @@ bool reads_tensor(const Program& program) {
   return false;
 }
 
+// What an integer is, of the pairs of one (b, h) in one sequence.
+struct Form {
+  enum Kind { kUniform, kAffine, kDiagonal, kOther } kind = kOther;
+  int64_t i = 0, j = 0;  // kAffine: its factors of i and j, beside what is uniform
+
+  // The same for all pairs of the same i - j.
+  bool is_of_diagonal() const { return kind == kUniform || kind == kDiagonal || (kind == kAffine && i == -j); }
+};
+
+Form form_of(const Value& value, const Form* operands) {
+  switch (value.op) {
+    case Op::kI:
+    case Op::kQPos:
+      return {Form::kAffine, 1, 0};
+    case Op::kJ:
+      return {Form::kAffine, 0, 1};
+    case Op::kS:
+    case Op::kG:
+      return {};
+    default:
+      break;
+  }
+  const int count = operand_count(value);
+  bool uniform = true, diagonal = true, affine = count > 0;
+  for (int n = 0; n < count; ++n) {
+    uniform = uniform && operands[n].kind == Form::kUniform;
+    diagonal = diagonal && operands[n].is_of_diagonal();
+    affine = affine && (operands[n].kind == Form::kUniform || operands[n].kind == Form::kAffine);
+  }
+  if (uniform) return {Form::kUniform};
+  // Factors are bounded, so that no wrap makes two of them equal.
+  constexpr int64_t kMostFactor = 1 << 20;
+  if (affine && (value.op == Op::kAddInt || value.op == Op::kSubInt || value.op == Op::kNegInt)) {
+    const int64_t sign = value.op == Op::kAddInt ? 1 : -1;
+    const bool negates = value.op == Op::kNegInt;
+    const Form sum =
+        negates ? Form{Form::kAffine, -operands[0].i, -operands[0].j}
+                : Form{Form::kAffine, operands[0].i + sign * operands[1].i, operands[0].j + sign * operands[1].j};
+    if (sum.i == 0 && sum.j == 0) return {Form::kUniform};
+    if (std::abs(sum.i) <= kMostFactor && std::abs(sum.j) <= kMostFactor) return sum;
+  }
+  return {diagonal ? Form::kDiagonal : Form::kOther};
+}
+
 }  // namespace
 
 InputSet inputs_of(const Program& program, int place) {
@@ -57,6 +102,32 @@ InputSet inputs_of(const Program& program, int place) {
     for (int n = 0; n < operand_count(value); ++n) needed[static_cast<size_t>(value.operands[n])] = true;
   }
   return inputs;
+}
+
+GradientPattern pattern_of(const Program& gradient, const LoadGradient& load) {
+  InputSet inputs = 0;
+  for (const int index : load.indices) inputs |= inputs_of(gradient, index);
+  constexpr InputSet kOfRow = input_bit(Op::kI) | input_bit(Op::kQPos), kOfColumn = input_bit(Op::kJ);
+  if (inputs & (input_bit(Op::kS) | input_bit(Op::kG))) return GradientPattern::kGather;
+  if (!(inputs & (kOfRow | kOfColumn))) return GradientPattern::kHead;
+  if (!(inputs & kOfColumn)) return GradientPattern::kRow;
+  if (!(inputs & kOfRow)) return GradientPattern::kColumn;
+
+  std::vector<Form> forms;
+  for (const Value& value : gradient.values) {
+    Form operands[kMaxOperands];
+    for (int n = 0; n < operand_count(value); ++n) operands[n] = forms[static_cast<size_t>(value.operands[n])];
+    forms.push_back(form_of(value, operands));
+  }
+  bool diagonal = true, has_row = false, has_column = false;
+  for (const int index : load.indices) {
+    const Form& form = forms[static_cast<size_t>(index)];
+    diagonal = diagonal && form.is_of_diagonal();
+    has_row = has_row || (form.kind == Form::kAffine && std::abs(form.i) == 1 && form.j == 0);
+    has_column = has_column || (form.kind == Form::kAffine && form.i == 0 && std::abs(form.j) == 1);
+  }
+  if (diagonal) return GradientPattern::kDiagonal;
+  return has_row && has_column ? GradientPattern::kElement : GradientPattern::kGather;
 }
 
 Facts facts_of(const Checked& checked) {

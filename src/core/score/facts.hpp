@@ -11,6 +11,16 @@ namespace tessera::core::score {
 using InputSet = uint32_t;
 constexpr InputSet input_bit(Op op) { return 1u << static_cast<int>(op); }
 
+// How the pairs of one (b, h) share the elements that a load reads, whose gradients are to be summed.
+enum class GradientPattern {
+  kHead,      // all pairs read one element
+  kRow,       // all pairs of a query do
+  kColumn,    // all pairs of a key
+  kDiagonal,  // all pairs of the same i - j
+  kElement,   // no two pairs do
+  kGather     // anything else
+};
+
 struct Facts {
   bool changes_score;     // false: the score stays as it is
   bool has_mask;          // false: every key is visible
@@ -30,5 +40,7 @@ Facts facts_of(const Checked& checked);
 
 // What the value at `place` depends on.
 InputSet inputs_of(const Program& program, int place);
+
+GradientPattern pattern_of(const Program& gradient, const LoadGradient& load);
 
 }  // namespace tessera::core::score

@@ -28,7 +28,7 @@ TESSERA_DEVICE void run(const ScoreProgramParams& p, const ProgramPlace& first, 
   const auto row = Program::row(p, at);
   const auto column = Program::column(p, at);
   const float x = s[at.j];
-  Program::check(p, at, x);
+  Program::check(p, at);
   Sink sink{out};
   out[64 + 2 * at.j] = Program::visible(p, row, column, at, x) ? Program::score(p, row, column, at, x) : -infinity();
   out[65 + 2 * at.j] =

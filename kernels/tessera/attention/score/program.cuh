@@ -1,5 +1,5 @@
-// What the text that is generated for a score program (core/score/cuda_text.hpp) calls: the operations of the language, and
-// loads of the tensors that a program names.
+// What the text that is generated for a score program (core/score/cuda_text.hpp) calls: the operations of the language,
+// and loads of the tensors that a program names.
 #pragma once
 
 #include "tessera/attention/score/program_params.hpp"
@@ -13,7 +13,8 @@ struct ProgramPlace {
   int b, h, h_kv, i, j, q_pos, len_q, len_k;
 };
 
-// Each function of floats is within 4 ulp of the exact value for every operand, infinities and subnormal numbers among them.
+// Each function of floats is within 4 ulp of the exact value for every operand, infinities and subnormal numbers among
+// them.
 namespace program {
 
 TESSERA_DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -38,8 +39,8 @@ TESSERA_DEVICE float sigmoid_(float x) {
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-// x = remainder + quarter turns x pi / 2, |remainder| <= pi / 4 but for rounding. CUDA's own sine keeps a table in local
-// memory for large angles, which would cost every kernel a stack.
+// x = remainder + quarter turns x pi / 2, |remainder| <= pi / 4 but for rounding. CUDA's own sine keeps a table in
+// local memory for large angles, which would cost every kernel a stack.
 struct Angle {
   float remainder;
   int quarters;  // modulo 4

@@ -20,6 +20,16 @@ enum class ElementType : int {
   kUInt8 = 9
 };
 
+// How the pairs of one (b, h) share the elements that a load of a program reads (core/score/facts.hpp).
+enum class GradientPattern : int {
+  kHead = 0,      // all pairs read one element
+  kRow = 1,       // all pairs of a query do
+  kColumn = 2,    // all pairs of a key
+  kDiagonal = 3,  // all pairs of the same i - j
+  kElement = 4,   // no two pairs do
+  kGather = 5     // anything else
+};
+
 // A tensor of any strides, of `rank` axes as its program has it.
 struct ProgramTensor {
   const void* data;

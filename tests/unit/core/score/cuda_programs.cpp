@@ -4,6 +4,7 @@
 #include <random>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 #include "core/score/definitions.hpp"
 #include "core/score/drawn.hpp"
@@ -43,6 +44,18 @@ std::vector<CudaProgram> cuda_programs(int drawn) {
   for (const Definition& definition : definitions()) {
     if (!add(definition.name, definition.score, definition.mask)) throw std::runtime_error(definition.name);
   }
+  for (const auto& [score, mask] :
+       {std::pair{"s + relative[h, i - j]", ""},
+        {"s + place[i - j]", "j <= i + 3"},
+        {"j < i ? s + place[i - j - 2] : s", ""},
+        {"where(h < 2, place[i - 30], 0.0) + where(b < 1, place[i - 30], s)", ""},
+        {"s + embedding[id[b, j] - 1]", "j <= q_pos && keep[b, j + 20]"},
+        {"s > 0.0 ? s + place[i - j] : s + key_bias[b, j - 2]", "j < 50 || keep[b, j - 55]"}}) {
+    if (!add(std::string(kOutside) + score + "\n" + mask, score, mask)) throw std::runtime_error(score);
+  }
+  // What depends on s does not count.
+  const char* const by_s = "s + place[j - 1] * place[int(s)]";
+  if (!add(by_s, by_s, "s < 1.0 || keep[b, -1] || keep[b - 1, j]")) throw std::runtime_error(by_s);
   std::mt19937_64 random(47);
   for (int n = 0; drawn > 0; ++n) {
     const std::string score = expression(Type::kFloat, 1 + n % 4, random);

@@ -16,7 +16,10 @@ struct CudaProgram {
   std::vector<int32_t> dtypes;  // of its tensors
 };
 
-// `drawn`: how many come after the definitions.
+// Begins `what` of programs some of whose pairs read outside their tensors.
+inline constexpr const char* kOutside = "outside: ";
+
+// The definitions, programs that read outside, and `drawn` drawn ones.
 std::vector<CudaProgram> cuda_programs(int drawn);
 inline constexpr int kDrawnForHost = 60, kDrawnForNvrtc = 12;
 

@@ -28,7 +28,7 @@ struct CudaTextEntry {
   float (*score)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
-  void (*check)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
+  void (*check)(const ScoreProgramParams& p, const ProgramPlace& at);
 };
 extern const CudaTextEntry kCudaTexts[];
 
@@ -43,7 +43,7 @@ CudaTextEntry entry_of() {
           [](const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink) {
             return Program::gradient(p, Program::gradient_row(p, at), Program::gradient_column(p, at), at, g, s, sink);
           },
-          [](const ScoreProgramParams& p, const ProgramPlace& at, float s) { Program::check(p, at, s); }};
+          [](const ScoreProgramParams& p, const ProgramPlace& at) { Program::check(p, at); }};
 }
 
 }  // namespace tessera::testing

@@ -1,0 +1,134 @@
+// Facts that follow from a program.
+#include "core/score/facts.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "core/score/definitions.hpp"
+#include "core/score/evaluate.hpp"
+#include "core/score/parse.hpp"
+
+namespace tessera::core::score {
+namespace {
+
+Facts facts(const char* score, const char* mask = "") {
+  Program program;
+  const tessera_status status = parse(score, mask, testing::World(1).names(), program);
+  EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+  std::shared_ptr<const Checked> checked;
+  EXPECT_EQ(check(program, checked).code, TESSERA_OK);
+  return facts_of(*checked);
+}
+
+TEST(ScoreFacts, OfScores) {
+  const Facts none = facts("s");
+  EXPECT_FALSE(none.changes_score || none.has_mask || none.reads_tensors || none.may_hide || none.gradient_needs_s);
+  EXPECT_TRUE(none.score_needs_s && none.passes_gradient);
+
+  const Facts softcap = facts("50 * tanh(s / 50)");
+  EXPECT_TRUE(softcap.changes_score && softcap.score_needs_s && softcap.gradient_needs_s);
+  EXPECT_FALSE(softcap.passes_gradient || softcap.may_hide || softcap.reads_tensors);
+  EXPECT_EQ(softcap.score_inputs, input_bit(Op::kS));
+  EXPECT_EQ(softcap.gradient_inputs, input_bit(Op::kS));
+
+  const Facts bias = facts("s + key_bias[b, j]");
+  EXPECT_TRUE(bias.reads_tensors && bias.may_hide && bias.passes_gradient);
+  EXPECT_FALSE(bias.gradient_needs_s);
+  EXPECT_EQ(bias.gradient_loads, 1);
+  EXPECT_EQ(bias.score_inputs, input_bit(Op::kS) | input_bit(Op::kB) | input_bit(Op::kJ));
+  EXPECT_EQ(bias.gradient_inputs, input_bit(Op::kB) | input_bit(Op::kJ));
+
+  const Facts temperature = facts("s * temperature[h]");
+  EXPECT_TRUE(temperature.gradient_needs_s);  // of the temperature's own gradient
+  EXPECT_FALSE(temperature.passes_gradient);
+
+  const Facts without = facts("0.5 * sin(float(i))");
+  EXPECT_TRUE(without.changes_score);
+  EXPECT_FALSE(without.score_needs_s || without.passes_gradient || without.may_hide);
+}
+
+TEST(ScoreFacts, MayHide) {
+  for (const char* text : {"where(j <= q_pos, s, -inf)", "s + t", "log(s)", "s / (i - j)", "-exp(s)"}) {
+    EXPECT_TRUE(facts(text).may_hide) << text;
+  }
+  for (const char* text :
+       {"s + 0.25 * j", "sigmoid(s)", "min(max(s, -2.0), 2.0)", "doc[b, i] == doc[b, j] ? s : s - 10.0"}) {
+    EXPECT_FALSE(facts(text).may_hide) << text;
+  }
+}
+
+TEST(ScoreFacts, OfMasks) {
+  const Facts documents = facts("", "j <= q_pos && doc[b, i] == doc[b, j]");
+  EXPECT_TRUE(documents.has_mask && documents.reads_tensors && documents.passes_gradient);
+  EXPECT_FALSE(documents.changes_score || documents.mask_needs_s || documents.may_hide);
+  EXPECT_EQ(documents.gradient_loads, 0);
+  EXPECT_EQ(documents.mask_inputs, input_bit(Op::kB) | input_bit(Op::kI) | input_bit(Op::kJ) | input_bit(Op::kQPos));
+  EXPECT_TRUE(facts("", "s > 0.0").mask_needs_s);
+}
+
+TEST(ScoreFacts, PatternsOfGradients) {
+  const auto pattern = [](const char* score) {
+    Program program;
+    const tessera_status status = parse(score, "", testing::World(1).names(), program);
+    EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+    const Gradient made = gradient(program);
+    EXPECT_EQ(made.loads.size(), 1u);
+    return pattern_of(made.program, made.loads[0]);
+  };
+  EXPECT_EQ(pattern("s * gain[]"), GradientPattern::kHead);
+  EXPECT_EQ(pattern("s * temperature[h]"), GradientPattern::kHead);
+  EXPECT_EQ(pattern("s + query_bias[b, i]"), GradientPattern::kRow);
+  EXPECT_EQ(pattern("s + place[q_pos // 2]"), GradientPattern::kRow);
+  EXPECT_EQ(pattern("s + embedding[id[b, j]]"), GradientPattern::kColumn);
+  EXPECT_EQ(pattern("s + relative[h, i - j + 56]"), GradientPattern::kDiagonal);
+  EXPECT_EQ(pattern("s + relative[h, 3 - (j - q_pos) + prefix]"), GradientPattern::kDiagonal);
+  EXPECT_EQ(pattern("s + bucket[h, min(abs(i - j), 31)]"), GradientPattern::kDiagonal);
+  EXPECT_EQ(pattern("s + place[2 * i - 2 * j]"), GradientPattern::kGather);
+  EXPECT_EQ(pattern("s + place[i + j]"), GradientPattern::kGather);
+  EXPECT_EQ(pattern("s + dense[b, h, i, j]"), GradientPattern::kElement);
+  EXPECT_EQ(pattern("s + dense[b, h, len_q - 1 - i, j + 2]"), GradientPattern::kElement);
+  EXPECT_EQ(pattern("s + block[i >> 4, j >> 4]"), GradientPattern::kGather);
+  EXPECT_EQ(pattern("s + place[int(s)]"), GradientPattern::kGather);
+}
+
+// Pairs of the table's programs share elements as their pattern says.
+TEST(ScoreFacts, PatternsHold) {
+  const testing::World world(1);
+  for (const testing::Definition& definition : testing::definitions()) {
+    Program program;
+    ASSERT_EQ(parse(definition.score, definition.mask, world.names(), program).code, TESSERA_OK);
+    const Gradient made = gradient(program);
+    const Bindings bindings = world.bindings(made.program);
+    Evaluator evaluator(made.program, bindings);
+    for (const LoadGradient& load : made.loads) {
+      const GradientPattern pattern = pattern_of(made.program, load);
+      std::map<int64_t, std::vector<double>> shared;  // by what the pattern has in common
+      std::set<std::vector<double>> all;
+      for (int64_t i = 0; i < world.len_q; ++i) {
+        for (int64_t j = 0; j < world.len_k; ++j) {
+          evaluator.begin(world.pair(1, 2, i, j, 0.5));
+          std::vector<double> index;
+          for (const int place : load.indices) index.push_back(evaluator.value(place));
+          const bool is_new = all.insert(index).second;
+          if (pattern == GradientPattern::kGather) continue;
+          if (pattern == GradientPattern::kElement) {
+            ASSERT_TRUE(is_new) << definition.name;
+            continue;
+          }
+          const int64_t common = pattern == GradientPattern::kHead     ? 0
+                                 : pattern == GradientPattern::kRow    ? i
+                                 : pattern == GradientPattern::kColumn ? j
+                                                                       : i - j;
+          ASSERT_EQ(shared.try_emplace(common, index).first->second, index) << definition.name;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::core::score
