@@ -5,10 +5,6 @@
 #include "append_step.hpp"
 
 // What a compiler of device code declares by itself. Blocks and threads run one after another.
-struct float2 {
-  float x, y;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 struct Index {
   unsigned x;
