@@ -21,15 +21,10 @@
 #include <vector>
 
 #include "tessera/status.hpp"
+#include "tessera/tensor.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera {
-
-enum class ValueType : std::int32_t {
-  floating = TESSERA_VALUE_FLOAT,
-  integer = TESSERA_VALUE_INT,
-  boolean = TESSERA_VALUE_BOOL
-};
 
 // A name that a program may use. rank: of a tensor 0 .. 4.
 struct ProgramName {

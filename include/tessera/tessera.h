@@ -380,12 +380,12 @@ typedef struct tessera_plan_part {
 
 /* What a plan keeps of its problem's score program, so that the program may be released. */
 typedef struct tessera_plan_program {
-  uint64_t hash;      /* tessera_program_hash; 0 and all else, too: no program */
+  uint64_t hash;      /* tessera_program_hash; 0: no program, or one that is all options */
   int32_t text_bytes; /* without the closing zero */
   int32_t num_tensors, num_scalars;
   /* Of the tensors and scalars that the program uses, in the order of their first use: their places in captured, scalars */
   uint8_t tensors[TESSERA_MAX_CAPTURED_TENSORS], scalars[TESSERA_MAX_CAPTURED_SCALARS];
-  int32_t reserved;                           /* 0 */
+  int32_t alibi_slopes; /* 1 + the place in captured of the tensor that the call reads as alibi_slopes; 0: none */
   char text[TESSERA_PLAN_PROGRAM_BYTES - 48]; /* canonical: a version, score, mask and names, a line each */
 } tessera_plan_program;
 
