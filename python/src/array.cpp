@@ -55,7 +55,7 @@ const ExchangeApi* exchange_api(nb::handle type) {
     PyObject* type;
     const ExchangeApi* api;
   };
-  static std::vector<Known> known;
+  static std::vector<Known>& known = *new std::vector<Known>;
   constexpr size_t kMostKnown = 32;
   for (const Known& entry : known) {
     if (entry.type == type.ptr()) return entry.api;

@@ -62,7 +62,7 @@ Pair to_pair(const char* name, nb::handle value) {
 
 // "auto" and the families' names. Of the whole library: what a device does not have, its plan refuses with the reason.
 const std::vector<std::string>& kernels() {
-  static const std::vector<std::string> names = [] {
+  static const std::vector<std::string>& names = *new std::vector<std::string>([] {
     std::vector<std::string> all = {"auto"};
     tessera_family family;
     for (int32_t n = 0; n < tessera_num_families(); ++n) {
@@ -70,7 +70,7 @@ const std::vector<std::string>& kernels() {
       all.emplace_back(family.name);
     }
     return all;
-  }();
+  }());
   return names;
 }
 

@@ -308,13 +308,15 @@ std::vector<tessera_launch> launches_of(const tessera_plan& plan, bool aligned) 
 
 }  // namespace
 
+// Never destroyed: threads that outlive main() may still be in a call.
 const std::vector<const Candidate*>& candidates_of(int32_t backend) {
-  static const std::vector<const Candidate*> on_cpu = [] {
-    std::vector<const Candidate*> candidates;
+  using List = std::vector<const Candidate*>;
+  static const List& on_cpu = *new List([] {
+    List candidates;
     for (const cpu::Kernel& kernel : cpu::kernels()) candidates.push_back(&kernel);
     return candidates;
-  }();
-  static const std::vector<const Candidate*> on_cuda = {cuda::families().begin(), cuda::families().end()};
+  }());
+  static const List& on_cuda = *new List(cuda::families().begin(), cuda::families().end());
   return backend == TESSERA_BACKEND_CPU ? on_cpu : on_cuda;
 }
 

@@ -69,7 +69,7 @@ class Recent {
 };
 
 Recent& recent() {
-  static Recent programs;
+  static Recent& programs = *new Recent;  // never destroyed, as threads may outlive main()
   return programs;
 }
 
