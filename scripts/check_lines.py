@@ -29,7 +29,6 @@ EXCLUDED = (
     "kernels/tessera/bwd_sm90/",
     "kernels/tessera/bwd_sm90_d256/",
     "kernels/tessera/bwd_sm90_d512/",
-    "kernels/tessera/decode_sm90/",
     "kernels/tessera/fwd_sm80/",
     "kernels/tessera/fwd_sm90/",
     "kernels/tessera/fwd_sm90_d512/",
