@@ -26,7 +26,6 @@ EXCLUDED = (
     "include/tessera/tessera.h",
     "kernels/tessera/attention/",
     "kernels/tessera/bwd_sm80/",
-    "kernels/tessera/bwd_sm90/",
     "kernels/tessera/bwd_sm90_d256/",
     "kernels/tessera/bwd_sm90_d512/",
     "kernels/tessera/fwd_sm80/",
