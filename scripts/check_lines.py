@@ -25,9 +25,6 @@ GENERATED = ("python/tessera/_options.py",)
 EXCLUDED = (
     "include/tessera/tessera.h",
     "kernels/tessera/attention/",
-    "kernels/tessera/fwd_sm80/",
-    "kernels/tessera/fwd_sm90/",
-    "kernels/tessera/fwd_sm90_d512/",
     "python/CMakeLists.txt",
     "src/CMakeLists.txt",
     "src/api/",
