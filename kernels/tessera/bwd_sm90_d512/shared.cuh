@@ -72,8 +72,7 @@ struct BwdD512Shared {
   static constexpr int kFactorEmpty = kFactorFull + kFactorSlots;
   static constexpr int kGatheredFull = kFactorEmpty + kFactorSlots;
   static constexpr int kGatheredEmpty = kGatheredFull + kGatheredSlots;  // released by the 8 warps of both warpgroups
-  // Barriers with a phase for each use of a stage.
-  // kD512Keys: P of this side; kD512Values: P of the other side.
+  // Barriers with a phase for each use of a stage. kD512Keys: P of this side; kD512Values: P of the other side.
   static constexpr int kPFull = kGatheredEmpty + kGatheredSlots;
   static constexpr int kDSFull = kPFull + kCfg.stages;      // dS of both sides
   static constexpr int kDSWritten = kDSFull + kCfg.stages;  // kD512Keys: dS of this side, written by 4 warps
