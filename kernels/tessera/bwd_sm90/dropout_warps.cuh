@@ -1,7 +1,7 @@
 // The dropout warps of the Hopper backward kernels (in bwd_sm90_d256, of block 0): otherwise idle warps of the
 // producer's warpgroup generate the dropout bits of a step, each bit once, ahead of the score warpgroups. The score
-// warpgroups spend nothing on it; they could not use a whole call of Philox, because half of its keys belong to another
-// lane.
+// warpgroups spend nothing on it; they could not use a whole call of Philox, because some of its keys belong to other
+// threads.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
