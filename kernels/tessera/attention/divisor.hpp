@@ -11,7 +11,7 @@ namespace tessera {
 struct Divisor {
   int value;
   unsigned multiplier;  // ceil(2^shift / value), or 0
-  int shift;  // 31 + ceil(log2(value))
+  int shift;            // 31 + ceil(log2(value))
 
   Divisor() = default;
   TESSERA_HOST_DEVICE constexpr explicit Divisor(int divisor) : value(divisor), multiplier(0), shift(31) {

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-inline constexpr int kPhiloxRounds = 10;  // attention/dropout.cuh
+inline constexpr int kPhiloxRounds = 10;                                         // attention/dropout.cuh
 inline constexpr uint32 kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // from a round's key to the next
 
 // The problem: the same for every kernel.
@@ -15,15 +15,15 @@ struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
   int head_dim, head_dim_v;
-  int seqlen_q, seqlen_k;  // dense: of every sequence; paged: seqlen_k is the capacity of a row of the page table
-  int64 rows_total;  // queries of the whole batch
+  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is the capacity of a row of the page table
+  int64 rows_total;         // queries of the whole batch
   const int* cu_seqlens_q;  // [batch + 1] or NULL
   const int* cu_seqlens_k;  // [batch + 1] or NULL; CSR page table: where each sequence's pages begin in page_table
-  const int* seqused_k;  // [batch] or NULL
+  const int* seqused_k;     // [batch] or NULL
   int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
   // Packed: sequences of at most this many queries are computed by decode_sm90, in a separate launch.
   int decoded_queries;
-  int rows_q, rows_k;  // packed: rows of q and of k, v, which bound all offsets; CSR: pages in the table
+  int rows_q, rows_k;              // packed: rows of q and of k, v, which bound all offsets; CSR: pages in the table
   int max_seqlen_q, max_seqlen_k;  // upper bounds of a sequence's lengths, from the layouts and the problem
   RowTensor q, k, v;
   const int* page_table;  // [batch, max_pages]; CSR: [entries]

@@ -12,8 +12,8 @@ struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
   // Its keys in use are rows k_begin ... of k and v; CSR page table: the index of its first page's entry.
   int k_begin, sk;
-  int k_rows;  // all of its keys, also those from seqused_k on
-  int causal;  // with ScoreConfig::causal_seqs: whether this sequence is causal
+  int k_rows;       // all of its keys, also those from seqused_k on
+  int causal;       // with ScoreConfig::causal_seqs: whether this sequence is causal
   int64 row_begin;  // index of its first query among all queries of the batch
 };
 

@@ -66,7 +66,7 @@ template <int kM>
 struct OnlineSoftmax {
   float max[kM][2];  // in log2 units, for a huge row in natural units; -inf before the first visible key
   float sum[kM][2];  // this lane's part
-  bool ready;  // every row of the warp has a maximum and is not huge; the same in all lanes
+  bool ready;        // every row of the warp has a maximum and is not huge; the same in all lanes
   uint32 huge_rows;  // one bit for each of the lane's rows
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }

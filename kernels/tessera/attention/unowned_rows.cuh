@@ -11,7 +11,7 @@ namespace tessera {
 
 struct UnownedRows {
   int begin, end;  // the rows of the sequences are begin ... end - 1
-  int count;  // number of the other rows
+  int count;       // number of the other rows
 
   TESSERA_DEVICE UnownedRows(const ProblemParams& p, const int* offsets, int64 stride, int rows)
       : begin(clamp(offsets[0], 0, rows)),

@@ -23,12 +23,12 @@
 namespace tessera {
 
 struct WorkOrder {
-  Divisor tiles;  // work tiles of a head (packed: slots of the batch); heads * tiles in all
-  int heads;  // (batch, head) pairs, packed: heads; (batch, head, split) where keys are split
-  int paired_heads;  // the first heads, laid out in pairs; paired_heads * tiles is even, or covers all heads
+  Divisor tiles;          // work tiles of a head (packed: slots of the batch); heads * tiles in all
+  int heads;              // (batch, head) pairs, packed: heads; (batch, head, split) where keys are split
+  int paired_heads;       // the first heads, laid out in pairs; paired_heads * tiles is even, or covers all heads
   Divisor swizzle_heads;  // of the other heads, those of an L2 section
   Divisor swizzle_tiles;  // swizzle_heads * tiles
-  int ascending;  // 1: the first section begins with its smallest tiles; 0: with its largest
+  int ascending;          // 1: the first section begins with its smallest tiles; 0: with its largest
 };
 
 TESSERA_HOST_DEVICE constexpr int work_tiles(const WorkOrder& order) { return order.heads * order.tiles; }

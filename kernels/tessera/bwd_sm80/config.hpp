@@ -10,18 +10,18 @@ namespace tessera {
 
 struct BwdConfig {
   Dtype dtype;
-  int head_dim;  // padded to a multiple of 16
+  int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise
-  int block_m;  // queries of a tile
-  int block_n;  // keys of a block
+  int block_m;     // queries of a tile
+  int block_n;     // keys of a block
   int warps;
-  bool s_dp_split;  // half of the warps compute S and dV, the other half dP and dK; head_dim_v = head_dim, no options
+  bool s_dp_split;   // half of the warps compute S and dV, the other half dP and dK; head_dim_v = head_dim, no options
   int column_parts;  // warps of one role that have the same keys, each with a part of the columns of dK and dV
-  int stages;  // stages of Q, and of dO, in shared memory; 0: dO overlays Q, and V overlays K
+  int stages;        // stages of Q, and of dO, in shared memory; 0: dO overlays Q, and V overlays K
   int min_blocks_per_sm;  // the register limit must allow this many
-  bool aligned;  // every row of q, k, v and dO starts at a multiple of 16 bytes
-  bool bulk_dq;  // Hopper and later, with the S/dP warp split: dQ is added by bulk copies from shared memory
-  bool d_bias;  // the gradient of the bias is requested
+  bool aligned;           // every row of q, k, v and dO starts at a multiple of 16 bytes
+  bool bulk_dq;           // Hopper and later, with the S/dP warp split: dQ is added by bulk copies from shared memory
+  bool d_bias;            // the gradient of the bias is requested
   bool deterministic;
   ScoreConfig score;
 };
@@ -36,10 +36,10 @@ TESSERA_HOST_DEVICE constexpr bool bwd_raises(const BwdConfig& c) {
 
 // Offsets in bytes from the start of shared memory.
 struct BwdLayout {
-  int k, v;  // at the end dK and dV; overlaid (stages 0): at one offset
-  int q, d_o;  // [stages]; overlaid: at one offset
-  int weights;  // bwd_raises: P^T in float16, from the S warps to their partner warps
-  int scores;  // dS^T, and P^T if warps exchange it
+  int k, v;                     // at the end dK and dV; overlaid (stages 0): at one offset
+  int q, d_o;                   // [stages]; overlaid: at one offset
+  int weights;                  // bwd_raises: P^T in float16, from the S warps to their partner warps
+  int scores;                   // dS^T, and P^T if warps exchange it
   int row_lse_log2, row_delta;  // [stages][block_m] float32
   int ticket;
   int bytes;
@@ -67,9 +67,9 @@ TESSERA_HOST_DEVICE constexpr BwdLayout bwd_layout(const BwdConfig& c) {
 // The preprocess and the postprocess of the backward pass: bwd_sm80/rows.cuh.
 struct BwdRowsConfig {
   Dtype dtype;
-  int head_dim;  // padded to a multiple of 16
+  int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise
-  int block_m;  // as in the main kernel's config
+  int block_m;     // as in the main kernel's config
   // The main kernel's block_n if a block that alone adds to a tile of dQ stores it instead; otherwise 0.
   int store_keys;
   bool aligned;  // every row of o and dO starts at a multiple of 16 bytes

@@ -57,12 +57,12 @@ struct KeyBlock {
   BwdSharedMemory<kCfg>& shared;
   const Sequence& s;
   int batch, head_kv, key0;
-  int warp;  // with the split a uniform value, which needs no register in each lane
-  int role_warp;  // index of the warp within its role
-  int warp_key, part;  // the warp's first key within the block; which part of the columns it has
+  int warp;                   // with the split a uniform value, which needs no register in each lane
+  int role_warp;              // index of the warp within its role
+  int warp_key, part;         // the warp's first key within the block; which part of the columns it has
   int score_key, warp_query;  // first key of the block and first query of a tile whose scores the warp computes
-  bool has_scores;  // whether the warp computes scores: columns may have more parts than queries
-  KeyRange seeing_all;  // queries that see all of the keys
+  bool has_scores;            // whether the warp computes scores: columns may have more parts than queries
+  KeyRange seeing_all;        // queries that see all of the keys
   // Query tiles, of each query head, that see some of the keys; slot0: attention/query_slots.cuh.
   int first_tile, tiles, slot0;
 

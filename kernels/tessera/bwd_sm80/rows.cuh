@@ -27,7 +27,7 @@ inline constexpr int kBwdRowsThreads = 128;
 struct QueryTile {
   int batch, head;
   int row0, count;  // row0: within the sequence; count <= 0: the padded tile index belongs to no sequence
-  int64 slot;  // the tile's padded index in [heads_q, q_slots]
+  int64 slot;       // the tile's padded index in [heads_q, q_slots]
 };
 
 template <int kBlockM>

@@ -31,7 +31,7 @@ TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& ke
 // The coordinates, LSE and delta of a warp's scores S^T and dP^T of one query tile.
 struct ScoreTile {
   int batch, head;
-  int query, key;  // of the warp's first column and row
+  int query, key;                         // of the warp's first column and row
   const float *row_lse_log2, *row_delta;  // from the first column's query on
 };
 

@@ -11,9 +11,9 @@ enum SplitBarrier : int {
   kSWarpsBarrier = 1,
   kDpWarpsBarrier,
   kGradientsBarrier,  // dS^T of the dP warps is visible, and the S warps have finished reading dO
-  kQueriesBarrier,  // the next tile of Q is visible
-  kOutputsBarrier,  // the next tile of dO is visible, and the S warps have finished reading dS^T
-  kPartnerBarrier,  // P^T of an S warp is visible to its partner warp; one barrier for each of kRoleWarps pairs
+  kQueriesBarrier,    // the next tile of Q is visible
+  kOutputsBarrier,    // the next tile of dO is visible, and the S warps have finished reading dS^T
+  kPartnerBarrier,    // P^T of an S warp is visible to its partner warp; one barrier for each of kRoleWarps pairs
 };
 
 // How a tile's products are divided among the warps.
@@ -99,7 +99,7 @@ struct BwdWarps {
 
 template <BwdConfig kCfg, bool kOverlaid>
 struct BwdOperands {
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;  // at the end dK
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;    // at the end dK
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, BwdWarps<kCfg>::kLaneOrder> sV;  // at the end dV
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[kCfg.stages];
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[kCfg.stages];

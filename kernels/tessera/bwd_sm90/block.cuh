@@ -12,10 +12,10 @@ namespace tessera {
 struct KeyBlock {
   int batch, head_kv;
   int key0;
-  int steps;  // query tiles of all query heads of the group
-  int first_tile, tiles;  // query tiles that see some of the keys
+  int steps;                // query tiles of all query heads of the group
+  int first_tile, tiles;    // query tiles that see some of the keys
   int full_low, full_high;  // query rows that see all of the keys
-  int slot0;  // padded index of the sequence's first query tile
+  int slot0;                // padded index of the sequence's first query tile
   Sequence s;
 
   // State of the producer: the step that it loads next. It is in memory so that it needs no registers of dQ's

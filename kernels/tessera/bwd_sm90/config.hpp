@@ -10,20 +10,20 @@
 namespace tessera {
 
 struct BwdSm90Config {
-  Dtype dtype;  // 16 bits
-  int head_dim;  // of Q and K, padded to 64, 96, 128 or 192
-  int block_m;  // queries of a step
-  int block_n;  // keys of a block: 64 for each of the two score warpgroups
-  int stages;  // stages of Q and of dO in shared memory, with their rows of LSE and delta
-  int ds_stages;  // stages of dS between the score warpgroups and the dQ warpgroup
-  bool window;  // a key may have a last query that sees it
-  bool varlen;  // sequences are packed, or use only some of their keys
+  Dtype dtype;         // 16 bits
+  int head_dim;        // of Q and K, padded to 64, 96, 128 or 192
+  int block_m;         // queries of a step
+  int block_n;         // keys of a block: 64 for each of the two score warpgroups
+  int stages;          // stages of Q and of dO in shared memory, with their rows of LSE and delta
+  int ds_stages;       // stages of dS between the score warpgroups and the dQ warpgroup
+  bool window;         // a key may have a last query that sees it
+  bool varlen;         // sequences are packed, or use only some of their keys
   bool deterministic;  // threads of the producer's warpgroup add dQ, in an order kept by the dQ semaphore
-  bool alternate;  // named barriers keep the score warpgroups half a step apart
-  bool staged_dq;  // dQ is added by bulk copies from shared memory; otherwise by vector additions from registers
-  bool d_bias;  // every query has its own bias entries; sequences and heads may share them
-  ScoreConfig score;  // without a block mask; nothing is added to a score that softcap has changed
-  bool block_mask;  // query tiles come from block lists (block_lists/kernel), not all from first to last
+  bool alternate;      // named barriers keep the score warpgroups half a step apart
+  bool staged_dq;      // dQ is added by bulk copies from shared memory; otherwise by vector additions from registers
+  bool d_bias;         // every query has its own bias entries; sequences and heads may share them
+  ScoreConfig score;   // without a block mask; nothing is added to a score that softcap has changed
+  bool block_mask;     // query tiles come from block lists (block_lists/kernel), not all from first to last
   // The query heads of a KV head span several blocks; dK and dV are stored in float32: group_sums.cuh.
   bool split_group;
 
@@ -87,15 +87,15 @@ inline constexpr int kBwdSm90BlockBytes = 96;  // sizeof(KeyBlock), rounded up
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;  // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end
-  int q, d_o;  // [stages][block_m][head_dim], [head_dim_v]
-  int d_s;  // [ds_stages][block_m][block_n]
-  int dq;  // [bwd_sm90_dq_stages][block_m][head_dim] float32, the source of the bulk additions
-  int stats;  // [stages][2][block_m] float32: LSE in log2 units, delta
-  int steps;  // [stages] QueryTileStep
-  int block;  // KeyBlock
-  int slots;  // [bwd_sm90_step_slots] QueryTileTurn of the latest steps, with a block mask
-  int drawn;  // [bwd_sm90_drawn_stages] dropout bits, one for each score, ordered as in DrawnBits
+  int k, v;      // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end
+  int q, d_o;    // [stages][block_m][head_dim], [head_dim_v]
+  int d_s;       // [ds_stages][block_m][block_n]
+  int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, the source of the bulk additions
+  int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
+  int steps;     // [stages] QueryTileStep
+  int block;     // KeyBlock
+  int slots;     // [bwd_sm90_step_slots] QueryTileTurn of the latest steps, with a block mask
+  int drawn;     // [bwd_sm90_drawn_stages] dropout bits, one for each score, ordered as in DrawnBits
   int barriers;  // ordered as in BwdSm90Shared
   int bytes;
 };
@@ -143,17 +143,17 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
 }
 
 struct BwdSm90Params : BwdParams {
-  TensorMap q_map, d_o_map;  // [batch, head, row, column], boxes of block_m rows and 64 columns
-  TensorMap k_map, v_map;  // boxes of block_n rows
+  TensorMap q_map, d_o_map;    // [batch, head, row, column], boxes of block_m rows and 64 columns
+  TensorMap k_map, v_map;      // boxes of block_n rows
   TensorMap d_k_map, d_v_map;  // boxes of 16 rows, the rows of a warp
-  Divisor key_tiles;  // of a sequence; packed: padded key tile indices of the batch (attention/packed_slots.cuh)
+  Divisor key_tiles;      // of a sequence; packed: padded key tile indices of the batch (attention/packed_slots.cuh)
   Divisor section_heads;  // heads of a section of the work order, in which the longest blocks come first
-  int heads;  // (sequence, KV head) pairs; packed: KV heads
+  int heads;              // (sequence, KV head) pairs; packed: KV heads
   // Blocks of a KV head in a split group; heads, heads_kv and group then count each of them as a KV head.
   int group_splits;
   float *d_k_parts, *d_v_parts;  // of a split group: [heads, key_tiles * block_n, head_dim or head_dim_v of the config]
-  BlockLists lists;  // with a block mask: its transposed lists
-  BlockTurns turns;  // with a block mask and deterministic
+  BlockLists lists;              // with a block mask: its transposed lists
+  BlockTurns turns;              // with a block mask and deterministic
   int* order;  // with a block mask, not deterministic: [heads x key_tiles], the key tile of each block
   // Deterministic: each key block begins this many query tiles after the key block before it; 0: no rotation.
   int rotation;

@@ -43,7 +43,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   if (threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x);
     if constexpr (kCfg.deterministic) {  // in the order in which blocks start
-      ptx::griddepcontrol_wait();  // the previous kernel cleared the ticket
+      ptx::griddepcontrol_wait();        // the previous kernel cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }
     if constexpr (kCfg.block_mask && !kCfg.deterministic) {

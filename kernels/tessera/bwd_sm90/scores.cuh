@@ -37,14 +37,14 @@ struct ScoreWarpgroup {
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
-  const int warpgroup;  // 0 or 1
+  const int warpgroup;           // 0 or 1
   RingPosition<kCfg.stages> at;  // stage of Q and dO, and of dS
-  int part = 0;  // of the step; a compile-time constant, because the loop over parts is unrolled
+  int part = 0;                  // of the step; a compile-time constant, because the loop over parts is unrolled
   float rdK[1][kD][4], rdV[1][kDv][4];
-  float rS[1][kM][4];  // S, then dP
+  float rS[1][kM][4];                    // S, then dP
   uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (first in float16) and of dS^T
-  Step score_step;  // holds the bias and mask fragment of the step's scores
-  float2 ahead[kM];  // LSE, then delta, as far as registers suffice
+  Step score_step;                       // holds the bias and mask fragment of the step's scores
+  float2 ahead[kM];                      // LSE, then delta, as far as registers suffice
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {

@@ -15,7 +15,7 @@ namespace tessera {
 enum BwdSm90NamedBarrier : int {
   kFirstScores = 1,  // among the warps of the first score warpgroup
   kSecondScores,
-  kKeysDone,  // the dQ warpgroup has read K for the last time
+  kKeysDone,   // the dQ warpgroup has read K for the last time
   kFirstTurn,  // the first score warpgroup may begin a step
   kSecondTurn,
 };
@@ -23,11 +23,11 @@ enum BwdSm90NamedBarrier : int {
 template <BwdSm90Config kCfg>
 struct BwdSm90Shared {
   static constexpr BwdSm90Layout kAt = bwd_sm90_layout(kCfg);
-  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;  // K
-  using Values = SwizzledTile<kCfg.block_n, kCfg.head_dim_v()>;  // V
-  using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;  // Q
+  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;                 // K
+  using Values = SwizzledTile<kCfg.block_n, kCfg.head_dim_v()>;           // V
+  using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;              // Q
   using OutputGradients = SwizzledTile<kCfg.block_m, kCfg.head_dim_v()>;  // dO
-  using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;  // dS
+  using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;             // dS
   static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
   static constexpr int kDrawnStages = bwd_sm90_drawn_stages(kCfg), kDrawnBytes = kCfg.block_m * kCfg.block_n / 8;
   static constexpr int kDrawnUnits = kDrawnBytes / 128;  // units of a step; a dropout warp generates one at a time
@@ -73,7 +73,7 @@ struct BwdSm90Shared {
 
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,
-                       kDQ = kDS + 2 * kCfg.ds_stages,  // deterministic
+                       kDQ = kDS + 2 * kCfg.ds_stages,             // deterministic
       kDrawn = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }

@@ -8,22 +8,22 @@
 namespace tessera {
 
 struct BwdSm90D256Config {
-  static constexpr int block_m = 64;  // queries of a step
+  static constexpr int block_m = 64;   // queries of a step
   static constexpr int block_n = 128;  // keys of a cluster of two blocks: 64 for each of a block's two key warpgroups
 
-  Dtype dtype;  // 16 bits
-  int head_dim;  // of Q and K, padded to 192 or 256
+  Dtype dtype;     // 16 bits
+  int head_dim;    // of Q and K, padded to 192 or 256
   int head_dim_v;  // of V and dO, padded to 128, 192 or 256; at most head_dim
   // Buffers for halves of Q and dO in block 1's shared memory; block 0, which lacks the half of K, has two more.
   int half_slots;
   int exchange_stages;  // tiles that are in transit between the blocks: P, which dS then overwrites
-  bool window;  // a key may also have a last query that sees it
-  bool varlen;  // sequences are packed, or use only some of their keys
-  bool deterministic;  // clusters add to a tile of dQ in a fixed order
-  bool d_bias;  // every query has its own bias entries; sequences and heads may share them
-  ScoreConfig score;  // as in bwd_sm90
-  bool block_mask;  // query tiles come from block lists (block_lists/kernel), not all from first to last
-  bool staged_dq;  // not deterministic: dQ is added by bulk copies from shared memory, not from registers
+  bool window;          // a key may also have a last query that sees it
+  bool varlen;          // sequences are packed, or use only some of their keys
+  bool deterministic;   // clusters add to a tile of dQ in a fixed order
+  bool d_bias;          // every query has its own bias entries; sequences and heads may share them
+  ScoreConfig score;    // as in bwd_sm90
+  bool block_mask;      // query tiles come from block lists (block_lists/kernel), not all from first to last
+  bool staged_dq;       // not deterministic: dQ is added by bulk copies from shared memory, not from registers
 
   // Columns of a half of Q (also of the part of dQ that a block computes), and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
@@ -65,15 +65,15 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_steps(const BwdSm90D256Config& c
 // blocks. A block reaches the other's memory by mapa().
 struct BwdSm90D256Layout {
   int exchange;  // [exchange_stages][block_m][block_n] 16 bits: block 0: dS; block 1: P, then dS
-  int keys;  // block 0: K [block_n][head_dim]; block 1: V [block_n][head_dim_v]
-  int k_half;  // block 1: [block_n][half_dim], K's second half
+  int keys;      // block 0: K [block_n][head_dim]; block 1: V [block_n][head_dim_v]
+  int k_half;    // block 1: [block_n][half_dim], K's second half
   // [half slots][block_m][half_dim], those of dO with half_dim_v columns; at the end dV (block 0) or dK (block 1).
   int halves;
-  int dq;  // staged_dq: [block_m][bwd_dq_columns] float32, the source of dQ's bulk additions
-  int stats;  // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
-  int block;  // KeyBlock
-  int steps;  // [bwd_sm90_d256_steps] QueryTileStep of the latest steps, with has_steps
-  int drawn;  // block 0, with dropout: a step's dropout bits, one for each score, ordered as in DrawnBits
+  int dq;        // staged_dq: [block_m][bwd_dq_columns] float32, the source of dQ's bulk additions
+  int stats;     // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
+  int block;     // KeyBlock
+  int steps;     // [bwd_sm90_d256_steps] QueryTileStep of the latest steps, with has_steps
+  int drawn;     // block 0, with dropout: a step's dropout bits, one for each score, ordered as in DrawnBits
   int barriers;  // ordered as in BwdSm90D256Shared
   int bytes;
 };

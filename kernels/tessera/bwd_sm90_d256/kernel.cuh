@@ -5,7 +5,9 @@
 //   S^T = K Q^T, P, dV += P^T dO    P ->   dP^T = V dO^T, dS, dK += dS^T Q
 //   dQ's first half              <- dS     dQ's second half
 //
-// A warpgroup therefore accumulates only dV or dK of 64 keys x 256 columns, 128 registers a thread. The memory traffic of dQ is that of a kernel with 128 keys for each block; the shared memory of a single block is too small for 128 keys.
+// A warpgroup therefore accumulates only dV or dK of 64 keys x 256 columns, 128 registers a thread. The memory traffic
+// of dQ is that of a kernel with 128 keys for each block; the shared memory of a single block is too small for 128
+// keys.
 //
 // Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer
 // (producer.cuh), two warpgroups of 64 keys each (keys.cuh) and one for dQ (dq.cuh); deterministic, also threads that

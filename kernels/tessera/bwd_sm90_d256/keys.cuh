@@ -42,15 +42,15 @@ struct KeyWarpgroup {
   const Shared& shared;
   const KeyBlock& block;
   const int warpgroup;  // 0 or 1
-  int left = 0;  // remaining steps, with this one
+  int left = 0;         // remaining steps, with this one
   typename Shared::HalfAt at;
   typename Shared::ExchangeAt exchange_at;
-  int stage = 0;  // of LSE or delta
+  int stage = 0;               // of LSE or delta
   float rdX[2][1][kHalfD][4];  // dV or dK, in halves of columns
-  float rS[1][kM][4];  // S or dP
-  uint32 rA[kSteps][4];  // A fragments of P^T or dS^T
-  Step score_step;  // block 0: holds the bias and mask fragment of the step's scores
-  bool far = false;  // block 0: the step's query tile is marked as far
+  float rS[1][kM][4];          // S or dP
+  uint32 rA[kSteps][4];        // A fragments of P^T or dS^T
+  Step score_step;             // block 0: holds the bias and mask fragment of the step's scores
+  bool far = false;            // block 0: the step's query tile is marked as far
 
   TESSERA_DEVICE KeyWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -191,7 +191,7 @@ struct KeyWarpgroup {
   TESSERA_DEVICE int step_row0() const { return row0_of(step_word(0)); }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(left)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
-  TESSERA_DEVICE float2 lse(int m) const {  // block 1
+  TESSERA_DEVICE float2 lse(int m) const {                                                   // block 1
     return ptx::ld_shared_f32x2(stats() + Shared::kStatBytes + m * 32);
   }
 

@@ -28,7 +28,7 @@ struct BwdSm90D256Shared {
   static constexpr BwdSm90D256Layout kAt = bwd_sm90_d256_layout(kCfg, kRank);
   static constexpr int kHalfSlots = bwd_sm90_d256_half_slots(kCfg, kRank);
   using Keys = SwizzledTile<kCfg.block_n, kRank == 0 ? kCfg.head_dim : kCfg.head_dim_v>;
-  using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim()>;  // of Q
+  using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim()>;         // of Q
   using ValueHalf = SwizzledTile<kCfg.block_m, kCfg.half_dim_v()>;  // of dO, in the same buffers
   using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;
   using HalfAt = RingPosition<kHalfSlots>;
@@ -87,14 +87,14 @@ struct BwdSm90D256Shared {
 
   // ---- barriers: those that the other block uses come first ----
   static constexpr int kStages = kCfg.exchange_stages;
-  static constexpr int kPFull = 0;  // block 1: [warpgroup][stage], bytes of P
-  static constexpr int kDSFull = 2 * kStages;  // block 0: bytes of dS; block 1: its 8 warps that write dS
-  static constexpr int kFree = kDSFull + kStages;  // block 0: the dQ warps of both blocks have finished with a stage
+  static constexpr int kPFull = 0;                   // block 1: [warpgroup][stage], bytes of P
+  static constexpr int kDSFull = 2 * kStages;        // block 0: bytes of dS; block 1: its 8 warps that write dS
+  static constexpr int kFree = kDSFull + kStages;    // block 0: the dQ warps of both blocks have finished with a stage
   static constexpr int kKeysFull = kFree + kStages;  // K (block 0) or V
-  static constexpr int kKHalfFull = kKeysFull + 1;  // block 1: K's second half
+  static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
   static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
   static constexpr int kTurn = kHalfEmpty + kHalfSlots, kAdded = kTurn + kTurnThreads;  // deterministic
-  static constexpr int kDrawn = kCfg.deterministic ? kAdded + kTurnThreads : kTurn;  // with dropout: full, empty
+  static constexpr int kDrawn = kCfg.deterministic ? kAdded + kTurnThreads : kTurn;     // with dropout: full, empty
   static_assert(kDrawn + (kCfg.score.dropout ? 2 : 0) <= bwd_sm90_d256_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }

@@ -9,13 +9,13 @@ namespace tessera {
 
 struct BwdSm90D512Config {
   static constexpr int head_dim = 512;  // of Q, K, V and dO
-  static constexpr int block_m = 64;  // queries of a step
-  static constexpr int block_n = 128;  // keys of a cluster of four blocks
+  static constexpr int block_m = 64;    // queries of a step
+  static constexpr int block_n = 128;   // keys of a cluster of four blocks
   static constexpr bool varlen = false, deterministic = false;
-  static constexpr int score_keys = 64;  // keys whose scores a block computes
+  static constexpr int score_keys = 64;     // keys whose scores a block computes
   static constexpr int gathered_dim = 256;  // columns of dV or dK that a block accumulates, of all keys of the cluster
   static constexpr int slot_dim = 128;  // columns of a buffer of Q or dO, and of the part of dQ that a block computes
-  static constexpr int stages = 2;  // tiles of P, which dS overwrites
+  static constexpr int stages = 2;      // tiles of P, which dS overwrites
 
   Dtype dtype;  // 16 bits
   bool window;  // a key may also have a last query that sees it
@@ -32,15 +32,15 @@ inline constexpr int kBwdD512ProducerRegisters = 24, kBwdD512ProductRegisters = 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024: the same in all blocks.
 struct BwdSm90D512Layout {
   int exchange;  // [stages][block_m][block_n] 16 bits: dS, which overwrites the P received
-  int keys;  // [score_keys][head_dim]: K or V
-  int k_parts;  // [2][score_keys][slot_dim]: the columns of K for dQ that `keys` does not hold
+  int keys;      // [score_keys][head_dim]: K or V
+  int k_parts;   // [2][score_keys][slot_dim]: the columns of K for dQ that `keys` does not hold
   // [stages][block_m / 16][128 threads][4] 32 bits: P of the other side's keys, in the second buffer of k_parts.
   int peer;
   // [head_dim / slot_dim][block_m][slot_dim]: Q or dO, by which the keys are multiplied; at the end dV or dK.
   int factors;
   int gathered;  // [gathered_dim / slot_dim][block_m][slot_dim]: dO or Q, from which dV or dK accumulates
-  int stats;  // [stages][block_m] float32: LSE in log2 units, or delta
-  int block;  // KeyBlock
+  int stats;     // [stages][block_m] float32: LSE in log2 units, or delta
+  int block;     // KeyBlock
   int barriers;  // ordered as in BwdD512Shared
   int bytes;
 };

@@ -19,7 +19,7 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
   static_assert(KeyPart::kChunkBytes == Shared::Keys::kChunkBytes, "K's columns are read from either");
 
   uint32 added = 0, gathered = 0;  // steps that are done
-  int tile = 0, slot;  // query tile of the next dQ
+  int tile = 0, slot;              // query tile of the next dQ
   float rdQ[1][kParts][4];
 
   TESSERA_DEVICE BwdD512DqWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)

@@ -21,7 +21,7 @@ struct BwdD512Gathering {
   const Shared& shared;
   const KeyBlock& block;
   float rdX[Shared::kGatheredSlots][1][kN][4];  // dV or dK
-  uint32 rA[kSteps][4];  // A fragments of P^T or dS^T
+  uint32 rA[kSteps][4];                         // A fragments of P^T or dS^T
 
   TESSERA_DEVICE BwdD512Gathering(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
       : p(p), shared(shared), block(block) {

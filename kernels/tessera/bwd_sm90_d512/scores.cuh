@@ -27,9 +27,9 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   static constexpr int kM = kCfg.block_m / 8;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
 
-  uint32 steps = 0;  // steps that are done
+  uint32 steps = 0;    // steps that are done
   float rS[1][kM][4];  // S or dP
-  float2 rStats[kM];  // LSE or delta
+  float2 rStats[kM];   // LSE or delta
 
   TESSERA_DEVICE BwdD512ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
       : Base(p, shared, block) {}

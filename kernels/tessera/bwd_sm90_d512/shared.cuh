@@ -31,10 +31,10 @@ struct BwdD512Shared {
   static constexpr D512Role kRole = kBlockRole;
   static constexpr BwdSm90D512Layout kAt = bwd_sm90_d512_layout();
   static constexpr int kFactorSlots = kCfg.head_dim / kCfg.slot_dim, kGatheredSlots = kCfg.gathered_dim / kCfg.slot_dim;
-  using Keys = SwizzledTile<kCfg.score_keys, kCfg.head_dim>;  // of K or V
+  using Keys = SwizzledTile<kCfg.score_keys, kCfg.head_dim>;     // of K or V
   using KeyPart = SwizzledTile<kCfg.score_keys, kCfg.slot_dim>;  // of K
-  using Slot = SwizzledTile<kCfg.block_m, kCfg.slot_dim>;  // of Q or dO
-  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;  // a chunk holds the keys of one side
+  using Slot = SwizzledTile<kCfg.block_m, kCfg.slot_dim>;        // of Q or dO
+  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;     // a chunk holds the keys of one side
   using Result = SwizzledTile<kCfg.block_n, kCfg.gathered_dim>;  // dV or dK
   static_assert(Exchange::kChunks == 2 && Result::kBytes <= kFactorSlots * Slot::kBytes);
   static constexpr int kStatBytes = kCfg.block_m * 4, kSideBytes = Exchange::kChunkBytes;
@@ -74,7 +74,7 @@ struct BwdD512Shared {
   static constexpr int kGatheredEmpty = kGatheredFull + kGatheredSlots;  // released by the 8 warps of both warpgroups
   // Barriers with a phase for each use of a stage. kD512Keys: P of this side; kD512Values: P of the other side.
   static constexpr int kPFull = kGatheredEmpty + kGatheredSlots;
-  static constexpr int kDSFull = kPFull + kCfg.stages;  // dS of both sides
+  static constexpr int kDSFull = kPFull + kCfg.stages;      // dS of both sides
   static constexpr int kDSWritten = kDSFull + kCfg.stages;  // kD512Keys: dS of this side, written by 4 warps
   // kD512Values: the cluster's dQ warps have finished reading dS.
   static constexpr int kFree = kDSWritten + kCfg.stages;

@@ -8,21 +8,21 @@
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;  // query rows of a work tile: the rows of an mma
+inline constexpr int kDecodeRows = 16;       // query rows of a work tile: the rows of an mma
 inline constexpr int kDecodeMostParts = 16;  // parts of a work tile at most, if invariant
 inline constexpr int kDecodeGroupParts = 4;  // neighbouring parts that are summed as one group
-inline constexpr int kDecodeMergePad = 8;  // floats of padding after a row, against bank conflicts
+inline constexpr int kDecodeMergePad = 8;    // floats of padding after a row, against bank conflicts
 
 struct DecodeSm90Config {
-  Dtype dtype;  // float16 or bfloat16
-  int head_dim;  // of Q, K and V, padded to a multiple of 16
-  int block_n;  // keys of a tile, which one warp computes
-  int warps;  // each has its own tiles, stages and softmax
-  int stages;  // tiles of K and of V that a warp has in shared memory
-  bool paged;  // keys and values are addressed by a page table
-  bool varlen;  // sequences may be packed, use only some of their keys, or have a causal mask of their own length
+  Dtype dtype;     // float16 or bfloat16
+  int head_dim;    // of Q, K and V, padded to a multiple of 16
+  int block_n;     // keys of a tile, which one warp computes
+  int warps;       // each has its own tiles, stages and softmax
+  int stages;      // tiles of K and of V that a warp has in shared memory
+  bool paged;      // keys and values are addressed by a page table
+  bool varlen;     // sequences may be packed, use only some of their keys, or have a causal mask of their own length
   bool invariant;  // the parts of a work tile do not depend on the batch: schedule.cuh
-  bool bulk;  // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
+  bool bulk;       // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
@@ -44,15 +44,15 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 
 // Offsets in bytes from the start of shared memory.
 struct DecodeSm90Layout {
-  int stages;  // [warps][stages]: a tile of K, then one of V
+  int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: the warps' sums, to be merged
-  int stats;  // [warps][kDecodeRows][2] float32: stale max and sum, as in DecodePart
-  int folds;  // DecodeFold of every row, for a group and for all groups; one unused DecodeFold unless invariant
-  int q;  // [kDecodeRows][head_dim]
+  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as in DecodePart
+  int folds;     // DecodeFold of every row, for a group and for all groups; one unused DecodeFold unless invariant
+  int q;         // [kDecodeRows][head_dim]
   int barriers;  // of bulk copies: [warps][stages][2]; without them one unused barrier
   int segments;  // ShareSegments
-  int parted;  // Segment
-  int scan;  // [warps + 2] int: the prefix sums of the schedule, and two flags: which work tiles the block merges
+  int parted;    // Segment
+  int scan;      // [warps + 2] int: the prefix sums of the schedule, and two flags: which work tiles the block merges
   int bytes;
 };
 
@@ -74,24 +74,24 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
 
 struct DecodeSm90Params : ProblemParams {
   RowTensor o;
-  StatTensor lse, lse_low;  // natural logarithm
-  int o_aligned;  // every row of o starts at a multiple of 16 bytes
+  StatTensor lse, lse_low;          // natural logarithm
+  int o_aligned;                    // every row of o starts at a multiple of 16 bytes
   int least_queries, most_queries;  // accepted query counts of a sequence; another launch computes the other sequences
-  int beside;  // that other launch, earlier in the stream, may still run: this one reads none of its results
-  int min_tiles;  // a block's K/V tiles at least, if there are enough; invariant: a part's
-  int short_tiles;  // invariant: a work tile with more K/V tiles has parts of at least 2 min_tiles
-  Divisor most_parts;  // invariant: parts of a work tile, at most kDecodeMostParts
-  Divisor team;  // blocks of a group, which read the same rows of memory together: team_heads x team_rows
-  Divisor team_heads;  // KV heads of a group, neighbours in memory: a divisor of heads_kv
-  Divisor team_rows;  // row tiles of a KV head in a group, which read the same keys
-  int head_groups;  // heads_kv / team_heads
-  Divisor teams;  // groups of the launch
-  Divisor page;  // page_size; 1 without pages
-  int part_rows;  // rows of a work tile at most
-  float* partial_o;  // [slots][part_rows][head_dim]: schedule.cuh
+  int beside;           // that other launch, earlier in the stream, may still run: this one reads none of its results
+  int min_tiles;        // a block's K/V tiles at least, if there are enough; invariant: a part's
+  int short_tiles;      // invariant: a work tile with more K/V tiles has parts of at least 2 min_tiles
+  Divisor most_parts;   // invariant: parts of a work tile, at most kDecodeMostParts
+  Divisor team;         // blocks of a group, which read the same rows of memory together: team_heads x team_rows
+  Divisor team_heads;   // KV heads of a group, neighbours in memory: a divisor of heads_kv
+  Divisor team_rows;    // row tiles of a KV head in a group, which read the same keys
+  int head_groups;      // heads_kv / team_heads
+  Divisor teams;        // groups of the launch
+  Divisor page;         // page_size; 1 without pages
+  int part_rows;        // rows of a work tile at most
+  float* partial_o;     // [slots][part_rows][head_dim]: schedule.cuh
   float* partial_stat;  // [slots][part_rows][2]: stale max and sum, as in DecodePart
   unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
-  TensorMap k_map, v_map;  // of bulk copies: boxes of block_n rows and 64 columns
+  TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
   PositionMasks masks;
 };
 

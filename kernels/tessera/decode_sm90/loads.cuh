@@ -117,7 +117,7 @@ class DecodeLoader {
   const uint32 barriers;
   const int warp;
 
-  int number = 0;  // the segment that contains the warp's next tile
+  int number = 0;         // the segment that contains the warp's next tile
   int tile = 0, end = 0;  // the next tile if `found`, and the end of its segment
   bool found = false;
   int empty_stages = kCfg.stages;

@@ -35,7 +35,7 @@ struct SequenceShare {
   Sequence s;
   int row_groups;  // work tiles of a KV head / team_rows; a range covers one such set for each group of heads
   int first_tile;  // first K/V tile
-  int tiles;  // K/V tiles of a work tile
+  int tiles;       // K/V tiles of a work tile
   TESSERA_DEVICE int work_tiles(const DecodeSm90Params& p) const { return row_groups * p.head_groups; }
 };
 
@@ -65,8 +65,8 @@ TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
 // computes some; a work tile that one block computes alone needs no slot.
 struct TileParts {
   int count, teams;  // parts, and groups of blocks that compute some
-  int index;  // index of the part that is the block's segment
-  int counter;  // arrivals are counted in the counter of the block with the first part
+  int index;         // index of the part that is the block's segment
+  int counter;       // arrivals are counted in the counter of the block with the first part
   int first_slot, second_slot, step;
   TESSERA_DEVICE bool shared() const { return teams > 1; }
   TESSERA_DEVICE int slot(int n) const { return n == 0 ? first_slot : second_slot + (n - 1) * step; }
@@ -78,11 +78,11 @@ struct Segment {
   Sequence s;
   int begin, end;
   int tiles_before, tiles;  // K/V tiles of all work tiles before this one, and of this work tile
-  int first;  // the part's first K/V tile, counted within the work tile
-  int part_tiles;  // invariant: K/V tiles of every part but the last
-  bool whole, last;  // whole: the part is the entire work tile; last: it is the last part
-  bool whole_group;  // invariant: one group of blocks computes all parts of the part's group (set_parts)
-  TileParts parts;  // unset if whole; set when the block reaches the segment (ShareSegments::set_parts)
+  int first;                // the part's first K/V tile, counted within the work tile
+  int part_tiles;           // invariant: K/V tiles of every part but the last
+  bool whole, last;         // whole: the part is the entire work tile; last: it is the last part
+  bool whole_group;         // invariant: one group of blocks computes all parts of the part's group (set_parts)
+  TileParts parts;          // unset if whole; set when the block reaches the segment (ShareSegments::set_parts)
 };
 
 static_assert(sizeof(Segment) == kDecodeSegmentBytes);
@@ -90,11 +90,11 @@ static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 // Iterates over the segments of a range.
 template <DecodeSm90Config kCfg>
 struct ShareWalk {
-  int team, member;  // which range, and which block of its group
+  int team, member;    // which range, and which block of its group
   int head, row_tile;  // the block's KV head and row tile within its group
-  int share_tiles;  // K/V tiles of every range but the last: range i is i share_tiles ... (i + 1) share_tiles - 1
+  int share_tiles;     // K/V tiles of every range but the last: range i is i share_tiles ... (i + 1) share_tiles - 1
   int batch, work_tile, tile;  // work_tile counts within the sequence, tile within the work tile
-  int at, end;  // counted over the K/V tiles of all work tiles
+  int at, end;                 // counted over the K/V tiles of all work tiles
   SequenceShare share;
 
   TESSERA_DEVICE bool next(const DecodeSm90Params& p, Segment& segment) {

@@ -72,13 +72,13 @@ struct QueryRows {
 template <FwdConfig kCfg>
 struct FwdBlock {
   static constexpr bool kPersistent = persistent(kCfg);  // keeps this struct in shared memory
-  WorkTileIndex work;  // work.tile < 0: no work tile, and no other member is valid
+  WorkTileIndex work;                                    // work.tile < 0: no work tile, and no other member is valid
   Sequence s;
   QueryRows<kCfg> map;
   int head_kv;
-  int row0, count;  // rows of the sequence
+  int row0, count;    // rows of the sequence
   TileRange visible;  // keys
-  int first, last;  // [first, last), tiles of block_n keys
+  int first, last;    // [first, last), tiles of block_n keys
   // Columns of V: if registers cannot hold all columns, each slice of them has a block of its own.
   int dv_begin, dv_count;
 

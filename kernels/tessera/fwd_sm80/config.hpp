@@ -12,24 +12,24 @@ namespace tessera {
 // Which rows of a block's tile a warp has. All but kContiguous are for problems without options.
 enum class RowMap : int {
   kContiguous = 0,  // block_m / warps neighbours
-  kSpread = 1,  // two tiles of 16 rows, block_m / 2 apart: fwd_sm80/persistent.cuh
+  kSpread = 1,      // two tiles of 16 rows, block_m / 2 apart: fwd_sm80/persistent.cuh
   kPairs = 2,  // two warps have the same 32 rows, each half of a tile's keys and of O's columns: fwd_sm80/pairs.cuh
 };
 TESSERA_ENUM_NAME(RowMap)
 
 struct FwdConfig {
   Dtype dtype;
-  int head_dim;  // padded to a multiple of 16
-  int head_dim_v;  // likewise
-  int block_m;  // query rows of a tile
-  int block_n;  // keys of a tile
-  int warps;  // each has block_m / warps query rows; a pair has the rows of both warps
-  int stages;  // stages of K, and of V, in shared memory
+  int head_dim;           // padded to a multiple of 16
+  int head_dim_v;         // likewise
+  int block_m;            // query rows of a tile
+  int block_n;            // keys of a tile
+  int warps;              // each has block_m / warps query rows; a pair has the rows of both warps
+  int stages;             // stages of K, and of V, in shared memory
   int min_blocks_per_sm;  // the register limit must allow this many
-  bool aligned;  // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
-  bool paged;  // keys and values are addressed by a page table
-  bool pack_gqa;  // a tile has rows of all query heads of a KV head
-  bool split;  // keys are split: partial results in float32 instead of o
+  bool aligned;           // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
+  bool paged;             // keys and values are addressed by a page table
+  bool pack_gqa;          // a tile has rows of all query heads of a KV head
+  bool split;             // keys are split: partial results in float32 instead of o
   RowMap row_map;
   bool bulk;  // tiles of K and V (with pairs, full ones) are loaded by bulk copies (TMA): Hopper and later
   ScoreConfig score;
@@ -44,13 +44,13 @@ inline constexpr int kFwdBlockBytes = 104;  // sizeof(FwdBlock), which a persist
 
 // Offsets in bytes from the start of shared memory. Members that a kernel does not use have size 0.
 struct FwdLayout {
-  int q;  // [block_m][head_dim]; contiguous rows: at the end O
-  int k;  // [stages][block_n][head_dim]; spread rows: each stage is a tile of K, then one of V
-  int v;  // [stages][block_n][head_dim_v]; pairs: at the end O
-  int p;  // pairs: [block_m][block_n], P
+  int q;         // [block_m][head_dim]; contiguous rows: at the end O
+  int k;         // [stages][block_n][head_dim]; spread rows: each stage is a tile of K, then one of V
+  int v;         // [stages][block_n][head_dim_v]; pairs: at the end O
+  int p;         // pairs: [block_m][block_n], P
   int barriers;  // bulk copies: a full barrier for each stage of K and of V, with contiguous rows also an empty one
   int row_stat;  // pairs: [2][block_m] float32
-  int work;  // persistent: [2] FwdBlock, this work tile and the next
+  int work;      // persistent: [2] FwdBlock, this work tile and the next
   int bytes;
 };
 
@@ -71,13 +71,13 @@ TESSERA_HOST_DEVICE constexpr FwdLayout fwd_layout(const FwdConfig& c) {
 
 struct FwdParams : ProblemParams {
   RowTensor o;
-  StatTensor lse, lse_low;  // natural logarithm
-  Divisor tiles;  // of a sequence; packed: padded tile indices of the batch (attention/packed_slots.cuh)
+  StatTensor lse, lse_low;     // natural logarithm
+  Divisor tiles;               // of a sequence; packed: padded tile indices of the batch (attention/packed_slots.cuh)
   int num_splits, split_keys;  // split_keys: keys of a split, a multiple of block_n
-  int o_aligned;  // every row of o starts at a multiple of 16 bytes
-  float* partial_o;  // [num_splits, heads_q, rows_total, head_dim_v]
+  int o_aligned;               // every row of o starts at a multiple of 16 bytes
+  float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
   float *partial_lse, *partial_lse_low;  // [num_splits, heads_q, rows_total], natural logarithm
-  WorkOrder order;  // of persistent blocks
+  WorkOrder order;                       // of persistent blocks
   PositionMasks masks;
 };
 

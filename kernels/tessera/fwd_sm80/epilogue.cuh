@@ -11,7 +11,7 @@ namespace tessera {
 template <FwdConfig kCfg>
 struct FwdRow {
   bool there, seen;  // there: the row is in the sequence; seen: it sees a key, otherwise its O is 0 and its LSE -inf
-  int64 partial;  // index in the partial results of a split
+  int64 partial;     // index in the partial results of a split
   TwoFloats lse;
   float factor;
 

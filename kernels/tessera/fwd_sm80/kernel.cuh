@@ -135,7 +135,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
     ptx::cp_async_wait_all();  // without an iteration, Q's loads are in no group
-    __syncthreads();  // no warp reads or loads Q any more, which O overlays
+    __syncthreads();           // no warp reads or loads Q any more, which O overlays
   } else {
     __syncwarp();  // a row of O overlays the same row of Q, which only this warp has read
   }

@@ -44,7 +44,7 @@ struct FwdPairsSharedMemory {
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   Barrier k_full[kCfg.stages], v_full[kCfg.stages];  // of bulk copies
   float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over the keys of each warp of the pair
-  FwdBlock<kCfg> work[2];  // this work tile and the next
+  FwdBlock<kCfg> work[2];           // this work tile and the next
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
@@ -105,20 +105,20 @@ struct KeyLoads {
 // One warp of a pair: its rows, its part of their computation, and its registers.
 template <FwdConfig kCfg>
 struct PairWarp {
-  static constexpr int kM = 2, kRows = kM * 16;  // rows of the pair
-  static constexpr int kN = kCfg.block_n / 16;  // tiles of 8 keys of the warp
+  static constexpr int kM = 2, kRows = kM * 16;               // rows of the pair
+  static constexpr int kN = kCfg.block_n / 16;                // tiles of 8 keys of the warp
   static constexpr int kD = (kCfg.head_dim_v + 31) / 32 * 2;  // tiles of 8 columns of the warp
-  static constexpr int kSteps = kCfg.block_n / 16;  // steps of 16 keys of P V
-  static constexpr int kFragments = kSteps * (kD / 2);  // of V
-  static constexpr int kScores = kM * kN * 4;  // scores of a lane
+  static constexpr int kSteps = kCfg.block_n / 16;            // steps of 16 keys of P V
+  static constexpr int kFragments = kSteps * (kD / 2);        // of V
+  static constexpr int kScores = kM * kN * 4;                 // scores of a lane
 
   const FwdParams& p;
   const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
-  const int b_last;  // a copy of b.last, which every tile reads
+  const int b_last;         // a copy of b.last, which every tile reads
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
-  int last_key;  // the last key that a row of the pair sees
-  KeyRange all;  // keys that all rows of the pair see
+  int last_key;             // the last key that a row of the pair sees
+  KeyRange all;             // keys that all rows of the pair see
   // Named barriers: this warp has read P; the partner warp has read P; both warps meet.
   int my_read, partner_read, together;
   float rO[kM][kD][4], rS[kM][kN][4];

@@ -60,7 +60,7 @@ TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
-  constexpr int kM = 2;  // tiles of 16 rows of a warp
+  constexpr int kM = 2;                        // tiles of 16 rows of a warp
   constexpr int kRowStep = kCfg.block_m / kM;  // rows from one tile to the next
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
   static_assert(kCfg.row_map == RowMap::kSpread && kM * kCfg.warps * 16 == kCfg.block_m);

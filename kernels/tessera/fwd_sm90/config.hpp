@@ -12,20 +12,20 @@
 namespace tessera {
 
 struct FwdSm90Config {
-  Dtype dtype;  // 16 bits
-  int head_dim;  // padded to a multiple of 16
+  Dtype dtype;     // 16 bits
+  int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise, and a width of ptx::Wgmma
-  int block_n;  // keys of a K/V block
-  int consumers;  // consumer warpgroups, each with kConsumerRows query rows
-  int k_stages;  // K blocks in shared memory
-  int v_stages;  // V blocks
+  int block_n;     // keys of a K/V block
+  int consumers;   // consumer warpgroups, each with kConsumerRows query rows
+  int k_stages;    // K blocks in shared memory
+  int v_stages;    // V blocks
   // Tiles of kConsumerRows queries: whole_q_stages; with two for each consumer, Q is loaded one work tile early.
   int q_stages;
-  int o_chunks;  // chunks of 64 columns of O that each warp stages at a time before they are stored to global memory
+  int o_chunks;   // chunks of 64 columns of O that each warp stages at a time before they are stored to global memory
   int page_rows;  // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
-  bool causal;  // later queries see more keys, so work tiles differ in cost
-  int cluster;  // blocks that multicast K and V to one another, 1 or 2; 2: neighbouring work tiles see the same keys
-  bool varlen;  // cu_seqlens or seqused: a sequence may end anywhere within a tile
+  bool causal;    // later queries see more keys, so work tiles differ in cost
+  int cluster;    // blocks that multicast K and V to one another, 1 or 2; 2: neighbouring work tiles see the same keys
+  bool varlen;    // cu_seqlens or seqused: a sequence may end anywhere within a tile
   bool block_mask;  // K/V blocks come from block lists (block_lists/kernel), not all from first to last
   // Packed batches: work tiles are listed by live_tiles/kernel, not derived from the sequences' offsets.
   bool live_tiles;
@@ -34,7 +34,7 @@ struct FwdSm90Config {
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
                       o_chunks, page_rows, causal, cluster, varlen, block_mask, live_tiles, score)
 
-inline constexpr int kConsumerRows = 64;  // query rows of a warpgroup: M of one wgmma
+inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
 // Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers use the K/V blocks of a
@@ -69,13 +69,13 @@ TESSERA_HOST_DEVICE constexpr int most_unseen_v(int consumers, int k_stages, int
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, as the swizzle requires.
 struct FwdSm90Layout {
-  int q;  // [q_stages] tiles of kConsumerRows x head_dim
-  int k;  // [k_stages] blocks of block_n x head_dim
-  int v;  // [v_stages] blocks of block_n x head_dim_v
-  int o;  // [consumers * 4 warps] tiles of 16 x o_chunks * 64 columns
-  int work_tiles;  // [kWorkTilesAhead] WorkTile
+  int q;                                  // [q_stages] tiles of kConsumerRows x head_dim
+  int k;                                  // [k_stages] blocks of block_n x head_dim
+  int v;                                  // [v_stages] blocks of block_n x head_dim_v
+  int o;                                  // [consumers * 4 warps] tiles of 16 x o_chunks * 64 columns
+  int work_tiles;                         // [kWorkTilesAhead] WorkTile
   int tile_ring, q_ring, k_ring, v_ring;  // each stage has a full and an empty barrier
-  int k_entries;  // [k_stages] entries of a block mask's lists
+  int k_entries;                          // [k_stages] entries of a block mask's lists
   int bytes;
 };
 
@@ -109,7 +109,7 @@ struct FwdSm90Params : ProblemParams {
   // parameters, so that each stays in its register.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
   PositionMasks masks;
-  BlockLists lists;  // with a block mask
+  BlockLists lists;       // with a block mask
   const LiveTiles* live;  // with live tiles
   // With a block mask and a dynamic scheduler: the number of long lists; if it exceeds most_long_lists, no list is
   // scheduled first.

@@ -13,9 +13,9 @@ inline constexpr int kClearedBarrier = 1;  // a named barrier of each consumer: 
 // The K/V blocks of a work tile that the rows of one consumer see: block ... last.
 template <FwdSm90Config kCfg>
 struct TileBounds {
-  int block = 0;  // the block whose scores are next
-  int last = 0;  // the last block that some row sees
-  int end = 1;  // after the last block that any consumer's rows see
+  int block = 0;              // the block whose scores are next
+  int last = 0;               // the last block that some row sees
+  int end = 1;                // after the last block that any consumer's rows see
   int full_first, full_last;  // full blocks: every row sees all of their keys; the others are partial
   int unseen_v = 0;  // V blocks, after the ring's next one, whose K was released unread: V will be released unread too
 

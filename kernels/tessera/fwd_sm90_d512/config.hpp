@@ -11,12 +11,12 @@ struct FwdSm90D512Config {
   // Queries of a cluster of two blocks, 64 for each of a block's two consumers.
   static constexpr int kBlockM = 128;
 
-  Dtype dtype;  // 16 bits
+  Dtype dtype;   // 16 bits
   int half_dim;  // columns of Q, K, V and O that a block has: 192 or 256
-  int block_n;  // keys of a K/V block
+  int block_n;   // keys of a K/V block
   int k_stages;  // K blocks in shared memory
   int v_stages;  // V blocks
-  bool varlen;  // cu_seqlens or seqused: a sequence may end anywhere within a tile
+  bool varlen;   // cu_seqlens or seqused: a sequence may end anywhere within a tile
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm90D512Config, dtype, half_dim, block_n, k_stages, v_stages, varlen, score)
@@ -27,11 +27,11 @@ inline constexpr int kFwdD512TileBytes = 96;  // at least sizeof(FwdD512Tile)
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024: the same in both blocks.
 struct FwdSm90D512Layout {
-  int q;  // [consumers] tiles of kConsumerRows x half_dim; at the end O
-  int k;  // [k_stages] blocks of block_n x half_dim
-  int v;  // [v_stages] likewise
-  int partial;  // [consumers][block_n / 8][128 threads][4] float32: the other block's part of S
-  int tile;  // FwdD512Tile
+  int q;         // [consumers] tiles of kConsumerRows x half_dim; at the end O
+  int k;         // [k_stages] blocks of block_n x half_dim
+  int v;         // [v_stages] likewise
+  int partial;   // [consumers][block_n / 8][128 threads][4] float32: the other block's part of S
+  int tile;      // FwdD512Tile
   int barriers;  // ordered as in FwdD512Shared
   int bytes;
 };

@@ -46,7 +46,7 @@ struct FwdD512Consumer {
   const FwdD512Tile& tile;
   const int consumer;
   int parity = 0;  // of the block whose scores become P, for barriers with a phase for each block
-  int block = 0;  // the block whose scores become P; K is up to two blocks ahead, V one block behind
+  int block = 0;   // the block whose scores become P; K is up to two blocks ahead, V one block behind
   OnlineSoftmax<1> softmax;
   float rNext[1][kN][4];  // this block's part of the next scores
   float rS[1][kN][4];

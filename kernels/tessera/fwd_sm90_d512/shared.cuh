@@ -75,7 +75,7 @@ template <FwdSm90D512Config kCfg>
 struct FwdD512Shared {
   static constexpr FwdSm90D512Layout kAt = fwd_sm90_d512_layout(kCfg);
   using Rows = SwizzledTile<kConsumerRows, kCfg.half_dim>;  // of Q, and of O
-  using Keys = SwizzledTile<kCfg.block_n, kCfg.half_dim>;  // of K, and of V
+  using Keys = SwizzledTile<kCfg.block_n, kCfg.half_dim>;   // of K, and of V
   using KAt = RingPosition<kCfg.k_stages>;
   using VAt = RingPosition<kCfg.v_stages>;
   static constexpr int kWarps = 4 * kFwdD512Consumers, kPartialWarpBytes = 16 * kCfg.block_n * 4;

@@ -10,10 +10,10 @@ namespace tessera {
 // options.
 struct ScoreFacts {
   bool reshapes = false;  // changes the product before anything is added: its gradient needs the product or the score
-  bool adds = false;  // adds to the score
-  bool hides = false;  // hides scores by entries of a tensor
-  bool entries = false;  // reads a tensor with an entry for each score, or for each block of scores
-  bool blocks = false;  // the entries are for blocks of scores
+  bool adds = false;      // adds to the score
+  bool hides = false;     // hides scores by entries of a tensor
+  bool entries = false;   // reads a tensor with an entry for each score, or for each block of scores
+  bool blocks = false;    // the entries are for blocks of scores
   // May raise a row's scores from tile to tile: with a stale max each tile would be computed twice.
   bool varies = false;
 

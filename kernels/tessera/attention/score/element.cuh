@@ -55,8 +55,8 @@ TESSERA_DEVICE constexpr int key_at(int n, int i) {
 template <class Self, ScoreFacts kTheFacts>
 struct ScoreOptionDefaults {
   static constexpr ScoreFacts kFacts = kTheFacts;
-  static constexpr int kEntryBytes = 0;  // bytes for each key of the entries in a Fragment
-  static constexpr bool kPackedAddend = false;  // a Fragment has two addends in a register
+  static constexpr int kEntryBytes = 0;            // bytes for each key of the entries in a Fragment
+  static constexpr bool kPackedAddend = false;     // a Fragment has two addends in a register
   static constexpr bool kHidesByPosition = false;  // the option defines range and hide
 
   struct Row {

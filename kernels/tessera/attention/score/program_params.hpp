@@ -13,7 +13,7 @@ enum class ElementType : int {
   kFloat16 = 1,
   kBFloat16 = 2,
   kInt32 = 4,
-  kBool = 5,  // a byte: 0 is false
+  kBool = 5,   // a byte: 0 is false
   kInt64 = 6,  // the values fit 32 bits: the high ones are not read
   kInt8 = 7,
   kInt16 = 8,
@@ -22,12 +22,12 @@ enum class ElementType : int {
 
 // How the pairs (i, j) of one (b, h) read the elements of a tensor that a program loads (core/score/facts.hpp).
 enum class GradientPattern : int {
-  kHead = 0,  // all pairs read one element
-  kRow = 1,  // all pairs of a query read one element
-  kColumn = 2,  // all pairs of a key read one element
+  kHead = 0,      // all pairs read one element
+  kRow = 1,       // all pairs of a query read one element
+  kColumn = 2,    // all pairs of a key read one element
   kDiagonal = 3,  // all pairs of the same i - j read one element
-  kElement = 4,  // no two pairs read the same element
-  kGather = 5  // anything else
+  kElement = 4,   // no two pairs read the same element
+  kGather = 5     // anything else
 };
 
 // A tensor of any strides, with the `rank` axes of its program.
