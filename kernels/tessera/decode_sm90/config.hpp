@@ -20,7 +20,7 @@ struct DecodeSm90Config {
   int warps;       // each has its own tiles, stages and softmax
   int stages;      // tiles of K and of V that a warp has in shared memory
   bool paged;      // keys and values are addressed by a page table
-  bool varlen;     // sequences may be packed, use only some of their keys, or have a causal mask of their own length
+  bool varlen;     // sequences may be packed, use only some of their keys, or be causal or not individually
   bool invariant;  // the parts of a work tile do not depend on the batch: schedule.cuh
   bool bulk;       // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;

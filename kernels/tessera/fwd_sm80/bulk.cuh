@@ -93,9 +93,9 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     }
     __syncwarp();
 
-    // S = Q K^T; in a partial tile, -inf for keys that a row does not see; online softmax: P replaces S, and O is
-    // rescaled. The stale max is tried first in full tiles: attention/softmax. A tile of which the warp's rows see
-    // nothing, past the end of a causal mask, is skipped.
+    //    S = Q K^T; in a partial tile, -inf for keys that a row does not see; online softmax: P replaces S, and O is
+    //    rescaled. The stale max is tried first in full tiles: attention/softmax. A tile of which the warp's rows see
+    //    nothing, past the end of a causal mask, is skipped.
     shared.k.wait_full(at);
     const int key0 = tile * kCfg.block_n;
     const bool sees = tile == b.first || key0 <= mine.some.high;

@@ -89,9 +89,9 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
     if (tile < b.first) continue;
 
-    // S = Q K^T; with options the score is changed; in a partial tile, -inf for keys that a row does not see; online
-    // softmax: P replaces S, and O is rescaled. The stale max is tried first if the config allows it:
-    // attention/softmax.
+    //    S = Q K^T; with options the score is changed; in a partial tile, -inf for keys that a row does not see; online
+    //    softmax: P replaces S, and O is rescaled. The stale max is tried first if the config allows it:
+    //    attention/softmax.
     const int key0 = tile * kCfg.block_n;
     if (!v_later && key0 > mine.some.high) continue;  // the warp's rows see none of it: the end of a causal mask
     const bool full = mine.all.holds(key0, kCfg.block_n);
@@ -120,7 +120,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       break;
     }
 
-    // Dropout comes after the sum: the LSE is that without dropout.
+    //    Dropout comes after the sum: the LSE is that without dropout.
     if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
 
     //    O += P V

@@ -130,8 +130,8 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       }
       ptx::cp_async_commit_group();
 
-      // S = Q K^T; in a partial tile, -inf for keys that a row does not see; online softmax: P replaces S, and O is
-      // rescaled. In a full tile the stale max is tried first: attention/softmax.
+      //    S = Q K^T; in a partial tile, -inf for keys that a row does not see; online softmax: P replaces S, and O is
+      //    rescaled. In a full tile the stale max is tried first: attention/softmax.
       const int key0 = tile * kCfg.block_n;
       // If only the last 16 rows are processed, at the end of a causal mask, the tile is partial.
       const bool full = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
