@@ -36,8 +36,8 @@ struct BwdWarps {
   static constexpr int kScoreM = kM / kScoreKeyParts;
   static constexpr int kQueries = kCfg.block_m / kQueryParts;
   static constexpr bool kExchange = kColumnParts > 1 || kSplit;
-  // Whether keys are in lane order in shared memory. Not with dBias: additions to it cover whole words of memory only in
-  // the other order.
+  // Whether keys are in lane order in shared memory. Not with dBias: additions to it cover whole words of memory only
+  // in the other order.
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kM * 16) && !kCfg.d_bias;
   // V overlays K and dO overlays Q: each is loaded again when it is needed.
   static constexpr bool kOverlaid = kCfg.stages == 0;
