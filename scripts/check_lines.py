@@ -40,8 +40,6 @@ EXCLUDED = (
     "src/core/reference.cpp",
     "src/core/score/",
     "src/cpu/",
-    "src/cuda/families/",
-    "src/cuda/registry.hpp",
     "tests/CMakeLists.txt",
     "tests/unit/CMakeLists.txt",
 )
