@@ -76,8 +76,9 @@ struct StageOptions {
   const float* bias = nullptr;  // [32][kBlockM]
   BiasRows bias_rows;
   VecF slope[2],
-      distance[2];  // ALiBi: slopes in the exponential's units (kAlibi: times the sign of query - key); of the first key
-  VecF cap;         // scale / softcap
+      distance
+          [2];  // ALiBi: slopes in the exponential's units (kAlibi: times the sign of query - key); of the first key
+  VecF cap;     // scale / softcap
   bool alibi, dropout, softcap, finite_bias = true;
   Scores kind;
 
