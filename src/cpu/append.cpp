@@ -20,7 +20,7 @@ struct Rows {
   char* data;
   core::RowStrides stride;
 
-  Rows(const tessera_tensor& tensor) : data(static_cast<char*>(tensor.data)) {  // NOLINT: stands for the tensor
+  Rows(const tessera_tensor& tensor) : data(static_cast<char*>(tensor.data)) {  // NOLINT: is the tensor
     if (!core::present(tensor)) return;
     const auto bytes = static_cast<int64_t>(tessera_dtype_bytes(tensor.layout.dtype));
     stride = core::row_strides(tensor.layout);

@@ -10,7 +10,7 @@
 
 namespace tessera::cuda {
 
-// Offsets in bytes; BwdParams has what they are.
+// Offsets in bytes; see BwdParams.
 struct BwdWorkspace {
   int64_t row_lse_log2, row_delta, dq_accum, dq_semaphore, ticket;
   int64_t bytes;
