@@ -21,21 +21,6 @@ SOURCES = ("*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hpp", "*.inc", "*.py", "*.
            "CMakeLists.txt",
            "Makefile")  # fmt: skip
 GENERATED = ("python/tessera/_options.py",)
-# Not filled to 120 columns yet. This list only becomes shorter, and goes when it is empty.
-EXCLUDED = (
-    "python/CMakeLists.txt",
-    "src/CMakeLists.txt",
-    "src/api/",
-    "src/core/fields.hpp",
-    "src/core/problem_view.hpp",
-    "src/core/reference.cpp",
-    "src/core/score/",
-    "src/cpu/",
-    "src/cuda/families/",
-    "src/cuda/registry.hpp",
-    "tests/CMakeLists.txt",
-    "tests/unit/CMakeLists.txt",
-)
 
 
 def one_word_is_long(line: str) -> bool:
@@ -60,7 +45,7 @@ def main() -> int:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *SOURCES, ":!third_party"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    names = [name for name in listed.stdout.splitlines() if name not in GENERATED and not name.startswith(EXCLUDED)]
+    names = [name for name in listed.stdout.splitlines() if name not in GENERATED]
     files = [name for name in names if (ROOT / name).exists()]
     too_long = [
         f"{name}:{number}: {columns} columns, accepted {COLUMNS}"

@@ -31,7 +31,7 @@ enum class DType : std::int32_t {
   int16 = TESSERA_INT16,
   uint8 = TESSERA_UINT8
 };
-// What a score program computes with: floats of any floating-point type, integers whose values fit 32 bits, and booleans.
+// What a score program computes with: floats of any floating-point type, integers whose values fit 32 bits, booleans.
 enum class ValueType : std::int32_t {
   floating = TESSERA_VALUE_FLOAT,
   integer = TESSERA_VALUE_INT,

@@ -95,7 +95,7 @@ typedef struct tessera_layout {
 
 /* ---- score programs ------------------------------------------------------------------------------------------ */
 
-/* A function of one (query, key) pair that the caller writes as text: `score` computes a new score from the current one,
+/* A function of one (query, key) pair that the caller writes as text: `score` computes a new score from it;
  * `mask` says whether the key is visible. docs/guide/score-programs.md describes the language.
  *   score  "50 * tanh(s / 50) + bias[h, i - j + 512]"
  *   mask   "j <= q_pos && doc[b, i] == doc[b, j]"

@@ -33,8 +33,8 @@ namespace tessera::api {
 using namespace core;  // a call is made of what is there: fields, layouts, rules
 namespace {
 
-// To [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: axes that are not there lead and have 1 entry, and one entry of the last axis
-// serves all keys.
+// Broadcasts to [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: missing leading axes have 1 entry, and one entry of the last
+// axis serves all keys.
 void broadcast_scores(tessera_layout& layout, const Sizes& size) {
   constexpr int kRank = 4;
   if (!present(layout)) return;

@@ -1,6 +1,6 @@
-// Moves what of a program the library's options can say from the program to them: masks by position become causal or a
-// window, which let kernels skip tiles; a soft cap and ALiBi become the built-in ones. What is moved costs what the option
-// costs, and every kernel that has the option serves it.
+// Moves the parts of a program that the library's options can express from the program to the options: masks by position
+// become causal or a window, by which kernels skip tiles; a soft cap and ALiBi become the built-in ones. These parts then
+// cost as much as the option, and every kernel that has the option serves them.
 #pragma once
 
 #include <span>

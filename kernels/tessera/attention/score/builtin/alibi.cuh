@@ -17,8 +17,8 @@ struct Alibi : ScoreOptionDefaults<Alibi<kCfg>, kAlibiFacts> {
     }
   };
 
-  // Of several scores that share `key`, and whose offsets from it the compiler knows, the conversion to float32 is shared. The
-  // distance is exact, so a slope of either sign is multiplied once, as on the CPU.
+  // Several scores share `key` and its conversion to float32; the compiler knows their offsets from it. The distance is
+  // exact, and the slope, of either sign, multiplies it once, as on the CPU.
   template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
   TESSERA_DEVICE static void apply(Score& r, float unit, const Sequence& s, const ScoreRow& row, int key, int offset,
                                    const ScoreEntry&) {
