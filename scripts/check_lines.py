@@ -21,31 +21,6 @@ SOURCES = ("*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hpp", "*.inc", "*.py", "*.
            "CMakeLists.txt",
            "Makefile")  # fmt: skip
 GENERATED = ("python/tessera/_options.py",)
-# Not filled to 120 columns yet. This list only becomes shorter, and goes when it is empty.
-EXCLUDED = (
-    "include/tessera/tessera.h",
-    "kernels/tessera/attention/",
-    "kernels/tessera/bwd_sm80/",
-    "kernels/tessera/bwd_sm90/",
-    "kernels/tessera/bwd_sm90_d256/",
-    "kernels/tessera/bwd_sm90_d512/",
-    "kernels/tessera/decode_sm90/",
-    "kernels/tessera/fwd_sm80/",
-    "kernels/tessera/fwd_sm90/",
-    "kernels/tessera/fwd_sm90_d512/",
-    "python/CMakeLists.txt",
-    "src/CMakeLists.txt",
-    "src/api/",
-    "src/core/fields.hpp",
-    "src/core/problem_view.hpp",
-    "src/core/reference.cpp",
-    "src/core/score/",
-    "src/cpu/",
-    "src/cuda/families/",
-    "src/cuda/registry.hpp",
-    "tests/CMakeLists.txt",
-    "tests/unit/CMakeLists.txt",
-)
 
 
 def one_word_is_long(line: str) -> bool:
@@ -70,7 +45,7 @@ def main() -> int:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *SOURCES, ":!third_party"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    names = [name for name in listed.stdout.splitlines() if name not in GENERATED and not name.startswith(EXCLUDED)]
+    names = [name for name in listed.stdout.splitlines() if name not in GENERATED]
     files = [name for name in names if (ROOT / name).exists()]
     too_long = [
         f"{name}:{number}: {columns} columns, accepted {COLUMNS}"

@@ -1,4 +1,4 @@
-// Score programs: from text, or from expressions that are built with operators.
+// Score programs, from text or from C++ expressions.
 //
 //   using namespace tessera::score;
 //   const Tensor bias("bias", 2);                                  // float, [h, distance]
@@ -21,17 +21,12 @@
 #include <vector>
 
 #include "tessera/status.hpp"
+#include "tessera/tensor.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera {
 
-enum class ValueType : std::int32_t {
-  floating = TESSERA_VALUE_FLOAT,
-  integer = TESSERA_VALUE_INT,
-  boolean = TESSERA_VALUE_BOOL
-};
-
-// A name that a program may use. rank: of a tensor 0 .. 4.
+// A name that a program may use. The rank of a tensor is 0 .. 4.
 struct ProgramName {
   std::string name;
   ValueType type = ValueType::floating;
@@ -44,7 +39,7 @@ struct ProgramName {
 
 namespace score {
 
-// An expression of a program: its text, and the names in it. Types are checked when the program is made.
+// An expression of a program: its text and the names in it. Types are checked when the program is created.
 class Value {
  public:
   Value(std::same_as<bool> auto truth) : text_(truth ? "true" : "false") {}  // NOLINT
@@ -96,8 +91,8 @@ inline Value joined(std::string_view before, std::string_view between, std::stri
 inline Value named(const char* name) { return {name, {}}; }
 }  // namespace detail
 
-// What a pair brings: the score so far, the sequence, the query head and its KV head, the query's and the key's number
-// in the sequence, i + len_k - len_q, and the lengths.
+// The built-in names: the score so far, the sequence, the query head and its KV head, the indices of the query and the
+// key in their sequence, i + len_k - len_q, and the two lengths.
 inline const Value s = detail::named("s"), b = detail::named("b"), h = detail::named("h"), h_kv = detail::named("h_kv"),
                    i = detail::named("i"), j = detail::named("j"), q_pos = detail::named("q_pos"),
                    len_q = detail::named("len_q"), len_k = detail::named("len_k");
@@ -107,7 +102,7 @@ class Scalar : public Value {
   explicit Scalar(const std::string& name, ValueType type = ValueType::floating) : Value(name, {{name, type}}) {}
 };
 
-// A named tensor: bias(h, i - j + 512) is an element of it.
+// A named tensor; bias(h, i - j + 512) is one of its elements.
 class Tensor {
  public:
   Tensor(std::string name, std::int32_t rank, ValueType type = ValueType::floating)
@@ -131,7 +126,7 @@ class Tensor {
 TESSERA_SCORE_OPERATOR(+)
 TESSERA_SCORE_OPERATOR(-)
 TESSERA_SCORE_OPERATOR(*)
-TESSERA_SCORE_OPERATOR(/)  // of floats
+TESSERA_SCORE_OPERATOR(/)  // floating-point division
 TESSERA_SCORE_OPERATOR(%)
 TESSERA_SCORE_OPERATOR(<)
 TESSERA_SCORE_OPERATOR(<=)
@@ -151,7 +146,7 @@ inline Value operator-(const Value& x) { return detail::joined("(-", "", ")", {x
 inline Value operator!(const Value& x) { return detail::joined("(!", "", ")", {x}); }
 inline Value operator~(const Value& x) { return detail::joined("(~", "", ")", {x}); }
 
-// Of integers, rounded down.
+// Integer division, rounded down.
 inline Value floor_div(const Value& x, const Value& y) { return detail::joined("(", " // ", ")", {x, y}); }
 
 #define TESSERA_SCORE_FUNCTION(name) \
@@ -182,12 +177,13 @@ inline Value to_int(const Value& x) { return detail::joined("int(", "", ")", {x}
 
 // ---- programs -------------------------------------------------------------------------------------------------------
 
-// A checked program; copies share it. It must live until the plans that use it are made. See tessera_program.
+// A checked program; copies refer to the same one. It must live until the plans that use it are made. See
+// tessera_program.
 class Program {
  public:
   Program() = default;
 
-  // From text. Throws Error (invalid_argument), which says the column. Either text may be empty.
+  // From text; either may be empty. Throws Error (invalid_argument), whose message gives the column.
   Program(std::string_view score, std::string_view mask, std::vector<ProgramName> names = {})
       : names_(std::move(names)) {
     std::vector<tessera_program_name> rows;
@@ -197,7 +193,7 @@ class Program {
     throw_if_error(tessera_program_create(std::string(score).c_str(), std::string(mask).c_str(), rows.data(),
                                           static_cast<std::int32_t>(rows.size()), &program_));
   }
-  // From expressions, whose names are declared in the order of their first use.
+  // From expressions. Names are declared in the order of their first use.
   Program(const score::Value& score, const score::Value& mask)
       : Program(score.text(), mask.text(), names_of(score, mask)) {}
   explicit Program(const score::Value& score) : Program(score.text(), "", score.names()) {}
@@ -212,13 +208,14 @@ class Program {
   }
   ~Program() { tessera_program_release(program_); }
 
-  tessera_program* get() const { return program_; }  // NULL: none
+  tessera_program* get() const { return program_; }  // NULL: no program
 
-  // The number of a declared name in problem.captured and buffers.captured, or in buffers.scalars. Throws Error.
+  // The index of a declared tensor in problem.captured and buffers.captured, or of a scalar in buffers.scalars. Throws
+  // Error.
   std::size_t tensor(std::string_view name) const { return number_of(name, true); }
   std::size_t scalar(std::string_view name) const { return number_of(name, false); }
 
-  // Canonical texts, "": none; and what the gradient is, a line for each result.
+  // Canonical texts ("": no such part), and the gradient, one line for each result.
   std::string score() const { return text(TESSERA_PROGRAM_SCORE); }
   std::string mask() const { return text(TESSERA_PROGRAM_MASK); }
   std::string gradient() const { return text(TESSERA_PROGRAM_GRADIENT); }

@@ -31,6 +31,12 @@ enum class DType : std::int32_t {
   int16 = TESSERA_INT16,
   uint8 = TESSERA_UINT8
 };
+// What a score program computes with: floats of any floating-point type, integers whose values fit 32 bits, booleans.
+enum class ValueType : std::int32_t {
+  floating = TESSERA_VALUE_FLOAT,
+  integer = TESSERA_VALUE_INT,
+  boolean = TESSERA_VALUE_BOOL
+};
 // int64 has no short name: device code, which is in this namespace too, has a type of that name.
 inline constexpr DType float32 = DType::float32, float16 = DType::float16, bfloat16 = DType::bfloat16,
                        float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean, int8 = DType::int8,

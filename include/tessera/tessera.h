@@ -76,7 +76,7 @@ typedef enum tessera_dtype {
   TESSERA_INT32 = 4,
   TESSERA_BOOL = 5, /* one byte, 0 or 1 */
   TESSERA_INT64 = 6,
-  TESSERA_INT8 = 7, /* with INT16 and UINT8: of tensors that a score program names */
+  TESSERA_INT8 = 7, /* with INT16 and UINT8: only for the tensors of a score program */
   TESSERA_INT16 = 8,
   TESSERA_UINT8 = 9
 } tessera_dtype;
@@ -95,17 +95,17 @@ typedef struct tessera_layout {
 
 /* ---- score programs ------------------------------------------------------------------------------------------ */
 
-/* A function of one (query, key) pair that the caller writes, as text: `score` makes a new score from the score so far,
+/* A function of one (query, key) pair that the caller writes as text: `score` computes a new score from it;
  * `mask` says whether the key is visible. docs/guide/score-programs.md describes the language.
  *   score  "50 * tanh(s / 50) + bias[h, i - j + 512]"
  *   mask   "j <= q_pos && doc[b, i] == doc[b, j]"
- * Names: s, the score so far; b the sequence, h the query head, h_kv its KV head; i and j, the query's and the key's number
- * in its sequence, from 0; q_pos = i + len_k - len_q; len_q, len_k; and what the caller declares: tensors that are indexed by
- * integers, and scalars. */
+ * Names: s is the score so far; b is the sequence, h the query head and h_kv its KV head; i and j are the indices of
+ * the query and the key in their sequence, from 0; q_pos = i + len_k - len_q; len_q and len_k are the lengths. The
+ * caller declares further names: tensors, which are indexed by integers, and scalars. */
 
 typedef enum tessera_value_type {
-  TESSERA_VALUE_FLOAT = 0, /* of a tensor: float32, float16, bfloat16, or float64 on the CPU */
-  TESSERA_VALUE_INT = 1,   /* 32 bits; of a tensor: int8, int16, int32, int64 (whose values fit 32 bits), uint8 */
+  TESSERA_VALUE_FLOAT = 0, /* a tensor's dtype: float32, float16, bfloat16, or float64 on the CPU */
+  TESSERA_VALUE_INT = 1,   /* 32 bits; a tensor's dtype: int8 .. int64 (with values that fit 32 bits), uint8 */
   TESSERA_VALUE_BOOL = 2
 } tessera_value_type;
 
@@ -117,37 +117,40 @@ typedef enum tessera_value_type {
 typedef struct tessera_program_name {
   const char* name;
   int32_t type; /* tessera_value_type */
-  int32_t rank; /* 0 .. 4: a tensor that takes so many indices; TESSERA_SCALAR_RANK: a scalar */
+  int32_t rank; /* 0 .. 4: a tensor with this number of indices; TESSERA_SCALAR_RANK: a scalar */
 } tessera_program_name;
 
-/* A checked program: immutable, reference-counted, for any number of problems and threads. */
+/* A checked program. It is immutable and reference-counted, and serves any number of problems and threads. */
 typedef struct tessera_program tessera_program;
 
-/* A program with one reference. score or mask may be NULL or "": the score stays, every key is visible. The n-th tensor among
- * `names` is bound by captured[n] of problem and buffers, the n-th scalar by scalars[n] of the buffers. INVALID_ARGUMENT
- * says which text, which column (from 1), what was found and what is accepted; or which limit is exceeded: 128 operations,
- * 8 tensors and 16 scalars, 16 KiB of text, expressions nested 64 deep. *program is then untouched. */
+/* Creates a program with one reference. If `score` is NULL or "", the score is unchanged; if `mask` is NULL or "",
+ * every key is visible. The n-th tensor among `names` is bound by captured[n] of the problem and the buffers, the n-th
+ * scalar by scalars[n] of the buffers. INVALID_ARGUMENT names the text, the column (from 1), what was found and what is
+ * accepted, or the limit that is exceeded: 128 operations, 8 tensors, 16 scalars, 16 KiB of text, expressions nested 64
+ * deep. *program is then unchanged. */
 TESSERA_API tessera_status tessera_program_create(const char* score, const char* mask,
                                                   const tessera_program_name* names, int32_t num_names,
                                                   tessera_program** program);
 
-/* One reference more, and one less: the last one frees it. NULL: nothing. A plan keeps what it needs of a program. */
+/* Add and remove a reference; removing the last one frees the program. NULL is ignored. A plan keeps a copy of what it
+ * needs. */
 TESSERA_API void tessera_program_retain(tessera_program* program);
 TESSERA_API void tessera_program_release(tessera_program* program);
 
 typedef enum tessera_program_text {
-  TESSERA_PROGRAM_SCORE = 0, /* canonical: equal for programs that mean the same operations; "" where there is none */
+  TESSERA_PROGRAM_SCORE = 0, /* canonical: equal for programs that mean the same operations; "" if there is no score */
   TESSERA_PROGRAM_MASK = 1,
-  /* A line for each result, of g, the gradient of the new score: "d_s = ...", and for each element that is read of a
-   * floating-point tensor "d_bias[h, i - j + 512] += ..." */
+  /* One line for each result, as a function of g, the gradient of the new score: "d_s = ...", and for each element that
+   * is read from a floating-point tensor "d_bias[h, i - j + 512] += ..." */
   TESSERA_PROGRAM_GRADIENT = 2
 } tessera_program_text;
 
-/* Writes at most `size` bytes with the closing zero, returns the length that is needed without it, as snprintf does; 0 for
- * a NULL program or an unknown `which`. */
+/* Writes at most `size` bytes including the terminating zero, and returns the length without it of the whole text (like
+ * snprintf); 0 for a NULL program or an unknown `which`. */
 TESSERA_API size_t tessera_program_describe(const tessera_program* program, int32_t which, char* text, size_t size);
 
-/* Of the canonical texts and the types and ranks of what they name: equal in all processes and on all machines. 0: NULL. */
+/* A hash of the canonical texts and of the types and ranks of the names in them, equal in all processes and on all
+ * machines; 0 for NULL. */
 TESSERA_API uint64_t tessera_program_hash(const tessera_program* program);
 
 /* ---- the problem -------------------------------------------------------------------------------------------- */
@@ -160,7 +163,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
 
 /* Attention over one batch: plain data, no pointers to tensors.
  *
- *   symbol            dense                 packed (cu_seqlens_q present)     paged (a page table present)
+ *   symbol            dense                 packed (cu_seqlens present)       paged (a page table present)
  *   q                 [B, Sq, Hq, D]        [Tq, Hq, D]                       as dense or packed
  *   k                 [B, Sk, Hkv, D]       [Tk, Hkv, D]                      [pages, page_size, Hkv, D]
  *   v                 [B, Sk, Hkv, Dv]      [Tk, Hkv, Dv]                     [pages, page_size, Hkv, Dv]
@@ -168,22 +171,31 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *   lse  float32      [B, Hq, Sq]           [Hq, Tq]                          as q
  *   lse_low float32   as lse                as lse                            as q
  *
- * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o share one dtype.
+ * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o have the same dtype.
  *
- * For query i and key j of one sequence, with Sq and Sk that sequence's own lengths, in this order:
- *   1. s = scale * (q_i . k_j)            2. softcap c > 0: s = c * tanh(s / c)      3. s += bias[b, h, i, j]
- *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. the program's score
- *   6. s = -inf where j is not visible.
- * Visible: causal, window, key length, mask, block_mask, tree_mask and the program's mask all allow it. A sink adds exp(sink[h]) to the denominator
- * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
- * A finite score is a score, whatever its size: a score of -inf alone is hidden beside what is not visible.
- * A query that sees nothing: o = 0, lse = -inf, gradients 0, whatever its hidden keys hold.
- * A call owns the whole of o, lse and the gradients: rows of packed tensors that belong to no sequence, before
- * cu_seqlens[0] and from cu_seqlens[B] on, and keys from a sequence's seqused_k on, get o = 0, lse = -inf, gradients 0.
- * What lies there, or in no page in use, never reaches a result. A NaN or an infinity in k or v reaches o of every query
- * that sees its key, and d_q of it, and d_k of the keys that such a query sees; in q or d_o, d_q of its query and d_k of
- * what that sees (in q and k d_v, too); never another sequence or head. On the CPU it reaches nothing else; on CUDA it may
- * reach queries and keys of its own tiles that it is hidden from (docs/reference/cuda.md). */
+ * The score of query i and key j of one sequence, whose lengths are Sq and Sk, is computed in this order:
+ *   1. s = scale * (q_i . k_j)
+ *   2. softcap c > 0: s = c * tanh(s / c)
+ *   3. s += bias[b, h, i, j]
+ *   4. ALiBi: s -= slope * |i + Sk - Sq - j|
+ *   5. the program's score
+ *   6. s = -inf if j is not visible
+ * A key is visible if causal, window, key length, mask, block_mask, tree_mask and the program's mask all allow it. A
+ * sink adds exp(sink[h]) to the denominator only. Dropout zeroes entries of softmax(s) and multiplies the others by 1 /
+ * (1 - p); the LSE is that before dropout. Every finite score counts, whatever its magnitude; a score of -inf hides its
+ * key.
+ *
+ * If a query sees no key, o = 0, lse = -inf and its gradients are 0, whatever its hidden keys contain. A call writes
+ * the whole of o, lse and the gradients: packed rows that belong to no sequence (before cu_seqlens[0] and from
+ * cu_seqlens[B] on) and keys from a sequence's seqused_k on get o = 0, lse = -inf and gradients 0. The contents of
+ * these rows and of unused pages never affect a result.
+ *
+ * A NaN or an infinity affects these results, and never another sequence or head:
+ * - in k or v: o and d_q of every query that sees its key, and d_k of every key that such a query sees;
+ * - in q or d_o: d_q of its query, and d_k of the keys that this query sees;
+ * - in q or k: d_v as well.
+ * On the CPU it affects nothing else. On CUDA it may also affect queries and keys in its own tiles that the mask hides
+ * from it (docs/reference/cuda.md). */
 typedef struct tessera_problem {
   size_t struct_size; /* sizeof(tessera_problem), which tessera_problem_init sets */
   int32_t direction;  /* tessera_direction */
@@ -197,13 +209,13 @@ typedef struct tessera_problem {
   tessera_layout seqused_k;    /* int32 [B]: key length of each sequence, at most Sk; required when paged */
   tessera_layout page_table;   /* int32 [B, max_pages]: keys and values are paged; or page_indptr and page_indices */
 
-  tessera_layout bias;         /* float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1], or fewer: leading axes are then 1 */
+  tessera_layout bias;         /* float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1]; omitted leading axes are 1 */
   tessera_layout mask;         /* bool, shaped as bias, 1 = visible */
   tessera_layout block_mask;   /* bool [B|1, Hq|1, ceil(Sq / mask_block_q), ceil(Sk / mask_block_k)], 1 = visible */
   tessera_layout alibi_slopes; /* float32 [Hq] or [B, Hq] */
   tessera_layout sink;         /* float32 [Hq], a logit */
 
-  /* backward: cotangent of o, gradients of q, k, v, each of its twin's dtype and shape */
+  /* backward: the cotangent of o and the gradients of q, k, v, with the dtypes and shapes of o, q, k, v */
   tessera_layout d_o, d_q, d_k, d_v;
   tessera_layout d_lse;  /* optional: cotangent of lse, float32 */
   tessera_layout d_bias; /* optional: gradient of bias, float32, bias's shape (Sk keys), contiguous last dimension */
@@ -218,46 +230,49 @@ typedef struct tessera_problem {
   double dropout_p;      /* 0 <= p < 1, in steps of 2^-16 */
   uint64_t dropout_seed; /* Philox4x32-10's key */
   uint64_t dropout_offset;
-  int64_t mask_block_q, mask_block_k; /* queries and keys an entry of block_mask stands for */
-  /* Packed or paged: bounds of a sequence's queries and keys, 0 = what the layouts allow. A plan reads no lengths: it serves
-   * every call below its bounds, sequences without a query or a key among them. Beyond them a call is refused where it can
-   * see the lengths (CPU; CUDA with check_indices); otherwise o of such a sequence is undefined, and nothing is read or
-   * written past what the bounds allow. */
+  int64_t mask_block_q, mask_block_k; /* queries and keys that one entry of block_mask covers */
+  /* Packed or paged: upper bounds of a sequence's number of queries and of keys; 0: what the layouts allow. A plan does
+   * not read lengths. It serves every call within its bounds, including sequences without queries or keys. If a
+   * sequence exceeds them, the call is refused where the lengths are checked (CPU; CUDA with check_indices). Elsewhere
+   * o of that sequence is undefined, and no access goes past the bounds. */
   int64_t max_seqlen_q, max_seqlen_k;
   int32_t deterministic;   /* backward: the same bits every time (the CPU kernels always are) */
-  int32_t batch_invariant; /* forward: a sequence's bits do not depend on the batch it stands in */
+  int32_t batch_invariant; /* forward: a sequence's bits do not depend on the other sequences of its batch */
 
-  tessera_layout causal_seqs; /* bool [B]: causal, a sequence at a time; `causal` is then 0 */
-  /* int32 [B + 1] and [N], in place of page_table (CSR): sequence b's pages are page_indices[page_indptr[b]] up to, without
-   * it, page_indices[page_indptr[b + 1]], of which the last is full up to seqused_k[b]. N and page_indptr[B] may differ. */
+  tessera_layout causal_seqs; /* bool [B]: causal for each sequence separately; `causal` is then 0 */
+  /* int32 [B + 1] and [N], instead of page_table (CSR): the pages of sequence b are page_indices[page_indptr[b] ..
+   * page_indptr[b + 1] - 1], the last of them filled up to seqused_k[b]. N and page_indptr[B] may differ. */
   tessera_layout page_indptr, page_indices;
-  /* int32 [B, Sq, W], packed [Tq, W]; forward only. Drafted tokens: of key Sk - Sq + t, t < 32 W, bit t of a query's words
-   * says whether that query sees it: bit t % 32 of word t / 32. Other keys have no bit. The other masks hold as well. */
+  /* int32 [B, Sq, W], packed [Tq, W]; forward only. The visibility of draft tokens: bit t % 32 of a query's word t / 32
+   * says whether that query sees key Sk - Sq + t, t < 32 W. Other keys have no bit. The other masks apply as well. */
   tessera_layout tree_mask;
-  /* Shared prefixes; forward only. int32 [G + 1] and [G]: the sequences prefix_groups[g] up to, without it, prefix_groups[g + 1]
-   * begin with the same prefix_lens[g] keys, in the same pages or in equal copies, of which one may be read for all: a promise,
-   * which changes no result. Read once are the keys before the first query of every causal member, in whole pages. Sequences
-   * of no group share nothing. Not with options that measure from a query's place or are tensors of scores (window,
-   * alibi_slopes, bias, mask, block_mask), top-left alignment, dropout or batch_invariant. */
+  /* Shared prefixes, int32 [G + 1] and [G]; forward only. The sequences prefix_groups[g] .. prefix_groups[g + 1] - 1
+   * begin with the same prefix_lens[g] keys, in the same pages or in equal copies. The caller promises this, so that
+   * one copy may be read for all; it changes no result. The keys that are read once are those before the first query of
+   * every causal member, in whole pages. Sequences of no group share no keys. Not supported together with options that
+   * depend on a query's position or that are tensors of scores (window, alibi_slopes, bias, mask, block_mask), top-left
+   * alignment, dropout or batch_invariant. */
   tessera_layout prefix_groups, prefix_lens;
-  /* Bounds, 0 = unknown: of the keys of a prefix that are read once; of a sequence's other keys. */
+  /* Upper bounds, 0 = unknown: of a group's prefix keys that are read once, and of a sequence's other keys. */
   int64_t max_prefix_k, max_suffix_k;
-  /* Optional, float32 as lse: what lse's rounding leaves out, so that LSE = lse + lse_low to twice the digits; -inf + 0 in a
-   * row that sees nothing. Forward writes it, beside lse; backward reads it, and makes weights exp(s - lse - lse_low) that add
-   * up to 1 whatever large number a row's scores share. Without it they add up to 1 within |lse| 2^-24, lse's last digit. */
+  /* Optional, float32, shaped as lse: the rounding error of lse, so that LSE = lse + lse_low to twice the digits; -inf
+   * + 0 in a row that sees nothing. Forward writes it beside lse. Backward reads it and computes weights exp(s - lse -
+   * lse_low), which sum to 1 however large a number a row's scores share. Without it, they sum to 1 within |lse| 2^-24,
+   * the last digit of lse. */
   tessera_layout lse_low;
-  /* int64 [2], in place of dropout_seed and dropout_offset, which are then 0: the bits of both, as the kernels find them there
-   * when they run. On CUDA it is device memory: a captured graph's replay draws by what it holds then. It may be given
-   * with dropout_p = 0, as seed and offset may, and is not read then. */
+  /* int64 [2], instead of dropout_seed and dropout_offset, which are then 0: the bits of both, read by the kernels when
+   * they run. On CUDA it is device memory, so each replay of a captured graph uses the values of that time. With
+   * dropout_p = 0 it may be given, as seed and offset may, and is not read. */
   tessera_layout dropout_state;
-  /* A score program and what it names, NULL: none. The handle must live until the plan is made. captured[n] is its n-th
-   * tensor, any strides; one of rank 0 is given with the shape [1]. A name that the program does not use may be absent.
-   * Not with prefix_groups where it uses i, j or q_pos. */
+  /* A score program and the tensors that it names; NULL: none. The handle must live until the plan is made. captured[n]
+   * is its n-th tensor, with any strides; a tensor of rank 0 is given with the shape [1]. Tensors that the program does
+   * not use may be absent. Not supported together with prefix_groups if the program uses i, j or q_pos. */
   tessera_program* program;
   tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS];
-  /* backward, optional: the gradient of a floating-point captured[n], float32 or its dtype, its shape, written whole */
+  /* backward, optional: the gradient of a floating-point captured[n], of its shape, float32 or its dtype, written
+   * completely */
   tessera_layout d_captured[TESSERA_MAX_CAPTURED_TENSORS];
-  /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
+  /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */
 } tessera_problem;
 
 /* An empty problem of `struct_size` bytes: every tensor absent, no option set, windows unbounded. */
@@ -279,12 +294,12 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
   TESSERA_ISA_AVX512_BF16 = 3,
-  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles; other types by tessera_device.vector_isa, or by AVX512_BF16 */
+  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX tiles; other dtypes by tessera_device.vector_isa, or by AVX512_BF16 */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
 
-/* Numbers of the first families (tessera_family), as aliases of their names. Later families have a name alone. */
+/* Numbers of the first families (tessera_family), as aliases of their names. Later families have only a name. */
 typedef enum tessera_kernel {
   TESSERA_KERNEL_AUTO = 0,
   TESSERA_KERNEL_REFERENCE = 1, /* CPU: float64, O(S^2) time; the reference of all tests */
@@ -294,7 +309,7 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_BWD_SM80 = 5,  /* CUDA: backward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_FWD_SM90 = 6,  /* CUDA: forward by TMA and wgmma, on Hopper */
   TESSERA_KERNEL_BWD_SM90 = 7,  /* CUDA: backward by TMA and wgmma, on Hopper */
-  /* For comparison, on request only: the first FlashAttention's schedule, and standard attention, which stores its
+  /* For comparison, only on request: the first FlashAttention's schedule, and standard attention, which stores its
    * scores. */
   TESSERA_KERNEL_FWD_FA1 = 8,
   TESSERA_KERNEL_BWD_FA1 = 9,
@@ -304,41 +319,41 @@ typedef enum tessera_kernel {
   /* CUDA: packed queries with a KV cache, on Hopper, in two launches: decode_sm90 for the sequences with few query
    * rows, fwd_sm90 or fwd_sm80 for the others. */
   TESSERA_KERNEL_MIXED_SM90 = 13,
-  /* Shared prefixes: every group's queries with its prefix and every sequence's queries with its other keys, each by
-   * another kernel, and a merge of the results. */
+  /* Shared prefixes, in two parts and a merge: each group's queries against its prefix, and each sequence's queries
+   * against its other keys. Each part has its own kernel. */
   TESSERA_KERNEL_SHARED_PREFIX = 14
 } tessera_kernel;
 
-/* Where a plan is to run: plain data, of this size in all minor versions. */
+/* The device that a plan is made for: plain data, of this size in all minor versions. */
 #define TESSERA_DEVICE_BYTES 256
 typedef struct tessera_device {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_device)); /* TESSERA_DEVICE_BYTES */
   int32_t backend;                                                /* tessera_backend */
   int32_t isa;       /* tessera_isa: the fastest on this CPU, or TESSERA_ISA from the environment */
-  int32_t isa_limit; /* tessera_isa: the best that this CPU has */
-  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered; `family` names it as well */
-  int32_t cores;     /* this process may use (CUDA: multiprocessors). How work is split, and so a result's last bits */
-  int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
-  int32_t ordinal;   /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
-  int32_t arch;      /* CUDA: compute capability, 10 * major + minor */
-  /* CUDA, 1: cu_seqlens, seqused_k and page tables are fetched and checked before a launch, which waits for the stream.
-   * 0: what lies outside is read as if it were the nearest valid value */
+  int32_t isa_limit; /* tessera_isa: the best that this CPU supports */
+  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to consider; `family` may name it instead */
+  int32_t cores;   /* usable by this process (CUDA: multiprocessors). A result's last bits depend on it, by the split */
+  int32_t threads; /* CPU: threads to use. No bit of a result depends on it */
+  int32_t ordinal; /* CUDA: index of the GPU; -1: no GPU of this machine, see tessera_device_cuda_arch */
+  int32_t arch;    /* CUDA: compute capability, 10 * major + minor */
+  /* CUDA. 1: cu_seqlens, seqused_k and page tables are copied to the host and checked before a launch, which waits for
+   * the stream. 0: a value out of range is read as the nearest valid one. */
   int32_t check_indices;
-  /* CPU, with isa AMX_BF16: tessera_isa of the problems that its tiles are not the fastest for, which the plan then has as
-   * its isa. 0: they take every tiled problem in bfloat16, as TESSERA_ISA asks */
+  /* CPU with isa AMX_BF16: the tessera_isa for problems on which AMX tiles are not the fastest; it becomes the isa of
+   * their plans. 0: AMX tiles serve every tiled problem in bfloat16 (TESSERA_ISA requested it). */
   int32_t vector_isa;
   int64_t l1_bytes, l2_bytes;
   int64_t smem_bytes; /* CUDA: the most shared memory that a block may have */
   char name[64];
-  char family[32]; /* "", or the name of the only candidate to be considered (tessera_family) */
+  char family[32]; /* "", or the name of the only candidate to consider (tessera_family) */
   char reserved[TESSERA_DEVICE_BYTES - 160 - sizeof(size_t)]; /* for later members: 0 */
 } tessera_device;
 
-/* A kernel family: a kernel, or several for one purpose, that plans choose from. */
+/* A kernel family that plans choose from: one kernel, or several that serve one purpose together. */
 typedef struct tessera_family {
-  char name[32];           /* as tessera_device.family, tessera_plan.family and tessera_candidate.kernel have it */
+  char name[32];           /* as in tessera_device.family, tessera_plan.family and tessera_candidate.kernel */
   int32_t kernel;          /* its tessera_kernel; TESSERA_KERNEL_AUTO if it has none */
-  int32_t on_cpu, on_cuda; /* 1: it has kernels there */
+  int32_t on_cpu, on_cuda; /* 1: it has kernels for this back end */
   int32_t for_comparison;  /* 1: chosen only if requested by name */
 } tessera_family;
 
@@ -349,8 +364,7 @@ TESSERA_API int32_t tessera_num_families(void);
 TESSERA_API tessera_status tessera_family_at(int32_t index, tessera_family* family);
 
 /* Describes this machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and
- * TESSERA_NUM_THREADS from the environment. INVALID_ARGUMENT if one of them asks for more than this machine
- * supports. */
+ * TESSERA_NUM_THREADS from the environment. INVALID_ARGUMENT if one of them exceeds what this machine supports. */
 TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
 
 /* Describes GPU number `ordinal`. UNSUPPORTED if there is no driver, no such GPU, or its compute capability is below
@@ -362,7 +376,8 @@ TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* 
  * compiles their kernels; execution refuses them. INVALID_ARGUMENT lists the known architectures. */
 TESSERA_API tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device);
 
-/* How shared_prefix does one of its two parts, which is attention by itself: members as a plan has them. */
+/* The choices for one of shared_prefix's two parts, which is an attention of its own. The members mean the same as in
+ * tessera_plan. */
 typedef struct tessera_plan_part {
   int32_t kernel; /* tessera_kernel */
   int32_t isa;
@@ -378,23 +393,24 @@ typedef struct tessera_plan_part {
 #define TESSERA_PLAN_PROGRAM_BYTES 4096
 #define TESSERA_PLAN_CONFIG_BYTES 768
 
-/* What a plan keeps of its problem's score program, so that the program may be released. */
+/* The copy of a problem's score program that its plan keeps, so that the program may be released. */
 typedef struct tessera_plan_program {
-  uint64_t hash;      /* tessera_program_hash; 0 and all else, too: no program */
-  int32_t text_bytes; /* without the closing zero */
+  uint64_t hash;      /* tessera_program_hash; 0: no program, or one that consists of options only */
+  int32_t text_bytes; /* without the terminating zero */
   int32_t num_tensors, num_scalars;
-  /* Of the tensors and scalars that the program uses, in the order of their first use: their places in captured, scalars */
+  /* For the tensors and scalars that the program uses, in the order of first use: their indices in `captured` and
+   * `scalars`. */
   uint8_t tensors[TESSERA_MAX_CAPTURED_TENSORS], scalars[TESSERA_MAX_CAPTURED_SCALARS];
-  int32_t reserved;                           /* 0 */
-  char text[TESSERA_PLAN_PROGRAM_BYTES - 48]; /* canonical: a version, score, mask and names, a line each */
+  int32_t alibi_slopes; /* 1 + the index in `captured` of the tensor that the call reads as alibi_slopes; 0: none */
+  char text[TESSERA_PLAN_PROGRAM_BYTES - 48]; /* canonical: a version, score, mask and names, one line each */
 } tessera_plan_program;
 
-/* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
- * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
- * for an instruction set that this machine lacks. */
+/* The decisions for a problem on a device: plain data, a pure function of the two, of this size in all minor versions.
+ * It may be copied and kept, but not changed. Only the version of the library that made it accepts it, and only on a
+ * machine that has its instruction set. */
 typedef struct tessera_plan {
   size_t struct_size; /* TESSERA_PLAN_BYTES */
-  uint64_t seal;      /* of every member below: tells a plan that was changed */
+  uint64_t seal;      /* a checksum of every member below, which detects a changed plan */
   int32_t version;    /* TESSERA_VERSION of the library that made it */
   int32_t kernel;     /* tessera_kernel */
 
@@ -403,41 +419,44 @@ typedef struct tessera_plan {
   tessera_device device;
 
   int64_t batch, max_seqlen_q, max_seqlen_k, heads_q, heads_kv, head_dim, head_dim_v;
-  int32_t block_m;        /* queries a tile */
-  int32_t block_n;        /* keys a tile */
+  int32_t block_m;        /* queries of a tile */
+  int32_t block_n;        /* keys of a tile */
   int32_t tiles_per_item; /* query tiles (decode: KV heads) that share one pass over keys and values */
-  int32_t num_splits; /* parts that the keys are split into, merged exactly; CPU: at most, fewer for shorter lengths */
-  int32_t use_dot;    /* 1: products of bf16 by an instruction: the dot product, or AMX's tiles */
-  int32_t num_warps;  /* CUDA: warps a block */
-  int32_t num_stages; /* CUDA: tiles of keys and values in flight */
-  int32_t num_v_stages;  /* fwd_sm90: tiles of values, where num_stages are those of keys */
-  int32_t num_q_stages;  /* fwd_sm90: tiles of 64 queries in flight */
-  int32_t cluster;       /* CUDA: above 1, blocks that fetch keys and values for each other */
-  int64_t num_items;     /* work items, an upper bound when packed */
-  int64_t scratch_bytes; /* a thread */
-  int64_t shared_bytes;  /* partial results and accumulators, linear in the sequence length */
-  int64_t smem_bytes;    /* CUDA: shared memory of a block */
+  int32_t num_splits;     /* parts of the keys, merged exactly; CPU: an upper bound, fewer for shorter lengths */
+  int32_t use_dot;        /* 1: bf16 products by special instructions, the dot product or AMX tiles */
+  int32_t num_warps;      /* CUDA: warps of a block */
+  int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
+  int32_t num_v_stages;   /* fwd_sm90: tiles of values in flight; num_stages then counts tiles of keys */
+  int32_t num_q_stages;   /* fwd_sm90: tiles of 64 queries in flight */
+  int32_t cluster;        /* CUDA: above 1, the blocks of a cluster, which load keys and values for each other */
+  int64_t num_items;      /* work items, an upper bound when packed */
+  int64_t scratch_bytes;  /* of one thread */
+  int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
+  int64_t smem_bytes;     /* CUDA: shared memory of a block */
   int64_t workspace_bytes;
 
-  double flops;                /* of the matrix products, on the visible area where it is known without data */
+  double flops;                /* of the matrix products, over the visible area as far as it is known without data */
   double bytes_moved;          /* to and from memory, every tensor once; paged: the pages that max_seqlen_k needs */
-  double standard_bytes;       /* what three-step attention moves: the same, and the score matrix written and read */
-  double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
-  int32_t lengths_are_data;    /* 1: how many keys are in use only seqused_k says; flops and bytes are at most those */
+  double standard_bytes;       /* the same for three-step attention, which also writes and reads the score matrix */
+  double standard_extra_bytes; /* memory that three-step attention allocates for the score matrix */
+  int32_t lengths_are_data;    /* 1: key lengths are known only from seqused_k; flops and bytes are then upper bounds */
 
-  int32_t after_another;                          /* of a part: 1: other parts of the call come before it */
-  uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
-  /* A call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel (CUDA:
-   * decode_sm90), the others by the tiled one (fwd_sm90, fwd_sm80); 0: none goes by it. */
+  int32_t after_another;                          /* 1: a part of a call that runs after other parts of it */
+  uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: the family's own description of its launches */
+  /* Each sequence of a call is routed by its own number of query rows: the decode kernel (CUDA: decode_sm90) serves
+   * those with at most this number of queries, the tiled kernel (fwd_sm90, fwd_sm80) the others. 0: none uses the
+   * decode kernel. */
   int32_t decode_queries;
   int32_t decode_heads_kv; /* CPU: KV heads that share one pass over the keys */
-  /* CPU: parts that the keys of all sequences are split into, at most; each has its partial results. */
+  /* CPU: an upper bound of the parts that the keys of all sequences are split into; each part has its own partial
+   * results. */
   int64_t decode_parts;
-  /* shared_prefix: the groups against their prefixes, of which `config` is, and the sequences against their other keys. */
+  /* shared_prefix: the groups against their prefixes (configured by `config`), and the sequences against their other
+   * keys. */
   tessera_plan_part parts[2];
   uint64_t suffix_config[TESSERA_PLAN_CONFIG_BYTES / 8];
   tessera_plan_program program;
-  char family[32];    /* name of the kernel family that serves it, of which `kernel` is the number */
+  char family[32];    /* name of the kernel family that serves the problem; `kernel` is its number */
   char reserved[824]; /* for later members: 0 */
 } tessera_plan;
 

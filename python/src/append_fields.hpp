@@ -8,7 +8,7 @@ namespace tessera::python {
 struct AppendField {
   const char* name;
   tessera_tensor tessera_append_call::*tensor;
-  bool floating;  // its dtypes: float32, float16 and bfloat16, else int32
+  bool floating;  // dtypes float32, float16 and bfloat16; otherwise int32
   bool written;
 };
 
@@ -20,7 +20,7 @@ inline constexpr AppendField kAppendFields[] = {
     {"seqused_k", &tessera_append_call::seqused_k, false, false},
     {"cu_seqlens", &tessera_append_call::cu_seqlens, false, false},
     {"page_table", &tessera_append_call::page_table, false, false},
-    {"q", &tessera_append_call::q, true, false},  // written where q_out is absent
+    {"q", &tessera_append_call::q, true, false},  // written if q_out is absent
     {"q_out", &tessera_append_call::q_out, true, true},
     {"cos", &tessera_append_call::cos, true, false},
     {"sin", &tessera_append_call::sin, true, false},

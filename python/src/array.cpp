@@ -49,13 +49,13 @@ const ExchangeApi* look_up_exchange_api(nb::handle type) {
   return api && api->dltensor_from_py_object_no_sync ? api : nullptr;
 }
 
-// The types that have one are few and live as long as the process; the reference makes sure of it.
+// Few types have one, and these live as long as the process, which the reference ensures.
 const ExchangeApi* exchange_api(nb::handle type) {
   struct Known {
     PyObject* type;
     const ExchangeApi* api;
   };
-  static std::vector<Known> known;
+  static std::vector<Known>& known = *new std::vector<Known>;
   constexpr size_t kMostKnown = 32;
   for (const Known& entry : known) {
     if (entry.type == type.ptr()) return entry.api;
@@ -92,7 +92,7 @@ std::string dtype_text(const nb::dlpack::dtype& dtype) {
     default:
       break;
   }
-  // From DLPack 1.1 on: kinds that a few bits have in one way each.
+  // From DLPack 1.1 on: number formats of at most 8 bits, each a kind of its own.
   constexpr int kFirstNarrow = 7;
   constexpr const char* kNarrow[] = {"float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz", "float8_e4m3fn",
                                      "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",    "float8_e8m0fnu",
@@ -102,7 +102,7 @@ std::string dtype_text(const nb::dlpack::dtype& dtype) {
   return "unknown (" + bits + " bits)";
 }
 
-// lanes 0: of another name than view() knows.
+// lanes 0: view() does not know the name.
 nb::dlpack::dtype dlpack_dtype(const std::string& name) {
   constexpr struct {
     const char* name;
@@ -145,7 +145,7 @@ int32_t to_dtype(const nb::dlpack::dtype& dtype) {
   }
 }
 
-// Pinned host memory is the CPU's too, and managed memory is the GPU's.
+// Pinned host memory counts as the CPU's, and managed memory as the GPU's.
 Place place_of(const dltensor& tensor) {
   const auto [type, id] = tensor.device;
   if (type == kCpu || type == kCudaHost || type == kRocmHost) return {};
@@ -160,7 +160,7 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
   Array array;
   array.place = place_of(tensor);
   array.layout.dtype = to_dtype(tensor.dtype);
-  // Integers of other sizes than 32 bits are for arguments that name them.
+  // Integers of other sizes than 32 bits are accepted only for arguments that name them.
   const int32_t dtype = array.layout.dtype;
   const bool sized =
       dtype == TESSERA_INT64 || dtype == TESSERA_INT16 || dtype == TESSERA_INT8 || dtype == TESSERA_UINT8;
@@ -171,7 +171,7 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
   const bool empty = std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
   int64_t contiguous = 1;
   for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
-    // Producers put any stride where none is ever taken.
+    // If no step is ever made along an axis, producers set any stride.
     const bool any_stride = !tensor.strides || empty || tensor.shape[axis] == 1;
     array.layout.shape[axis] = tensor.shape[axis];
     array.layout.strides[axis] = any_stride ? contiguous : tensor.strides[axis];
@@ -199,7 +199,7 @@ Array layout_of(const char* name, const ArrayWithoutData& source, const char* ac
 
 // ---- import ---------------------------------------------------------------------------------------------------------
 
-// Why a framework does not export an array, without the frames of its stack that some append.
+// Why a framework does not export an array, without the stack frames that some append.
 std::string first_line(const nb::python_error& error) {
   const std::string text = nb::cast<std::string>(nb::str(error.value()));
   return text.substr(0, text.find('\n'));
@@ -214,7 +214,7 @@ Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& a
                 ", accepted the CPU or a GPU, one for all arrays: " + first_line(error));
   }
   Array array = view(name, tensor, accepted_dtypes);
-  // The CPU has no streams. A GPU's work goes where the framework's own would, so that neither waits for the other.
+  // The CPU has no streams. A GPU's work uses the framework's own current stream, so that neither waits for the other.
   Place& place = array.place;
   if (place.device_type == kCuda && api.current_work_stream &&
       api.current_work_stream(place.device_type, place.device_id, &place.stream) != 0) {
@@ -224,7 +224,7 @@ Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& a
   return array;
 }
 
-// What nanobind hands out has its fields behind accessors.
+// nanobind's arrays have their fields behind accessors.
 dltensor fields(const nb::ndarray<nb::ro>& array) {
   dltensor tensor{};
   tensor.data = const_cast<void*>(array.data());
@@ -237,7 +237,7 @@ dltensor fields(const nb::ndarray<nb::ro>& array) {
   return tensor;
 }
 
-// Calls __dlpack__ without a stream, by which a GPU's producer orders its work before that of the default stream.
+// Calls __dlpack__ without a stream: a GPU's producer then orders its work before that of the default stream.
 bool export_from(nb::handle source, Access access, nb::ndarray<nb::ro>& owner) {
   if (access == Access::kRead) return nb::try_cast(source, owner, false);
   nb::ndarray<> writable;
@@ -246,7 +246,7 @@ bool export_from(nb::handle source, Access access, nb::ndarray<nb::ro>& owner) {
   return true;
 }
 
-// NumPy knows bfloat16 as a dtype that ml_dtypes registers, and exports it by no protocol: only as its bits.
+// NumPy has bfloat16 as a dtype that ml_dtypes registers, and exports it by no protocol, only as its bits.
 bool is_numpy_bfloat16(nb::handle source) {
   return nb::hasattr(source, "__array_interface__") && nb::hasattr(source, "dtype") && dtype_of(source) == "bfloat16";
 }
@@ -300,7 +300,7 @@ void CommonPlace::join(const char* name, const Place& place) {
 }
 
 Array import_array(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
-  // An array that is a buffer too (NumPy's) is quick to export, and says whether it may be written.
+  // An array that is also a buffer (NumPy's) is fast to export, and reports whether it may be written.
   if (!PyObject_CheckBuffer(source.ptr())) {
     if (nb::isinstance<ArrayWithoutData>(source)) {
       return layout_of(name, nb::cast<const ArrayWithoutData&>(source), accepted_dtypes);

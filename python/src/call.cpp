@@ -19,7 +19,7 @@ namespace nb = nanobind;
 namespace tessera::python {
 namespace {
 
-// What a mistake that is often made looks like: SDPA's [B, H, S, D] read as [B, S, H, D].
+// A hint for a common mistake: SDPA's [B, H, S, D] read as [B, S, H, D].
 std::string hint(const Call& call, std::string_view message) {
   const bool heads_do_not_divide = message.find("the number of query heads must be a multiple") != message.npos;
   return heads_do_not_divide && !call.heads_first ? "; of [B, H, S, D] arrays, layout=\"bhsd\" says so" : "";
@@ -28,7 +28,7 @@ std::string hint(const Call& call, std::string_view message) {
 class PlanCache {
  public:
   const tessera_plan& find_or_make(const Call& call) {
-    // Most recent first. Problems differ within the first hundred bytes, as a rule, so this is quick.
+    // Most recent first. Problems usually differ within the first hundred bytes, so this is fast.
     const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) {
       return entry->kernel == call.kernel && entry->threads == call.threads &&
              entry->place.device_type == call.place.place().device_type &&
@@ -41,7 +41,7 @@ class PlanCache {
     }
     auto entry = std::make_unique<Entry>();
     std::memcpy(&entry->problem, &call.problem, sizeof call.problem);
-    entry->program = call.program;  // whose address no other program has meanwhile
+    entry->program = call.program;  // kept, so that no other program can get its address
     entry->kernel = call.kernel;
     entry->threads = call.threads;
     entry->place = call.place.place();
@@ -67,13 +67,13 @@ class PlanCache {
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 
-// Grows with what is asked for; what is large is given back at once.
+// Grows as needed; large memory is returned at once.
 class Workspace {
  public:
   void* at_least(size_t bytes) {
     if (bytes > bytes_) {
       memory_.reset();
-      bytes_ = 0;  // should there be no memory for more
+      bytes_ = 0;  // in case there is no memory for more
       memory_.reset(new std::byte[bytes]);
       bytes_ = bytes;
     }
@@ -140,7 +140,7 @@ namespace {
 
 void execute_cuda(const Call& call, const tessera_plan& plan) {
   const size_t bytes = static_cast<size_t>(plan.workspace_bytes);
-  Array memory;  // given back when the kernels are in the stream: whoever takes it next comes later there
+  Array memory;  // released once the kernels are in the stream, because later users come later in it
   nb::object owner;
   if (bytes > 0) {
     if (!call.allocate.is_valid()) throw Error("workspace: absent, accepted a function that allocates it on the GPU");

@@ -200,7 +200,7 @@ tessera_append_call append_of(const XLA_FFI_CallFrame& frame) {
   const Attributes attributes(frame.attrs);
   tessera_append_call call{};
   call.interleaved = static_cast<int32_t>(attributes.integer("interleaved"));
-  // What is written is operand and result: XLA gives both the same memory.
+  // A tensor that is written is both operand and result: XLA gives both the same memory.
   for_each_buffer(attributes, frame, [&call](std::string_view name, const XLA_FFI_Buffer& buffer) {
     for (const AppendField& field : kAppendFields) {
       if (name != field.name) continue;
@@ -219,7 +219,7 @@ XLA_FFI_Error* error(const XLA_FFI_Api& api, XLA_FFI_Error_Code code, const char
   return api.XLA_FFI_Error_Create(&args);
 }
 
-// XLA asks once which version of the interface this was compiled for.
+// XLA asks once for the version of the interface that this was compiled for.
 bool told_metadata(const XLA_FFI_CallFrame& frame) {
   XLA_FFI_Extension_Base* extension = frame.extension_start;
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
@@ -260,7 +260,7 @@ XLA_FFI_Error* handle_append_on_cpu(XLA_FFI_CallFrame* frame) {
   });
 }
 
-// Scratch memory of XLA's allocator, which orders its use by the stream: it is returned when the work is launched.
+// Scratch memory from XLA's allocator, which orders its use by the stream: it is returned once the work is launched.
 class Scratch {
  public:
   Scratch(const XLA_FFI_Api& api, XLA_FFI_ExecutionContext* context, size_t bytes)
@@ -364,7 +364,7 @@ int32_t dtype_named(const std::string& name) {
 
 using TracedTensor = std::tuple<std::string, std::string, std::vector<int64_t>>;  // name, dtype, shape
 
-// Refuses a problem of these layouts and options that would be refused on any device.
+// Refuses a problem of these layouts and options if every device would refuse it.
 void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
   Call call(backward ? TESSERA_BACKWARD : TESSERA_FORWARD);
   for (const auto& [name, dtype, shape] : tensors) {

@@ -1,4 +1,4 @@
-// JAX: what XLA calls to compute attention, by its foreign function interface.
+// JAX: the handlers that XLA calls to compute attention, by its foreign function interface.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -153,7 +153,7 @@ void check_call(const std::string& direction, nb::handle q, nb::handle k, nb::ha
 
 // ---- the rest -------------------------------------------------------------------------------------------------------
 
-// A call without a plan, where its arrays lie: without Python's lock, and ended by Ctrl-C.
+// A call without a plan, on the device of its arrays: with the GIL released, and interruptible by Ctrl-C.
 template <class Call>
 void run_at(const CommonPlace& place, Call&& call) {
   const tessera_device device = device_at(place.place(), place.first());

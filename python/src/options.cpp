@@ -26,7 +26,7 @@ void set_tensor(Call& call, const core::TensorField& field, nb::handle value) {
   Array array =
       import_array(field.name, value, written ? Access::kWrite : Access::kRead, core::dtypes_text(field.dtypes));
   if (!array.has_data) call.without_data = field.name;
-  // Where nothing computes, no other complaint matters.
+  // Without a device that computes, no other error matters.
   if (!call.place.first() && array.place.device_type > kCpu) device_at(array.place, field.name);
   call.place.join(field.name, array.place);
   call.problem.*field.layout = array.layout;
@@ -60,9 +60,9 @@ Pair to_pair(const char* name, nb::handle value) {
   return {to_integer(name, first), to_integer(name, second)};
 }
 
-// "auto" and the families' names. Of the whole library: what a device does not have, its plan refuses with the reason.
+// "auto" and the names of all families of the library. If a device lacks one, its plan refuses it with the reason.
 const std::vector<std::string>& kernels() {
-  static const std::vector<std::string> names = [] {
+  static const std::vector<std::string>& names = *new std::vector<std::string>([] {
     std::vector<std::string> all = {"auto"};
     tessera_family family;
     for (int32_t n = 0; n < tessera_num_families(); ++n) {
@@ -70,7 +70,7 @@ const std::vector<std::string>& kernels() {
       all.emplace_back(family.name);
     }
     return all;
-  }();
+  }());
   return names;
 }
 
@@ -131,7 +131,7 @@ void set_value(Call& call, const core::OptionField& field, nb::handle value) {
   }
 }
 
-// What a problem holds, as Python gives it.
+// A problem's option as a Python value.
 nb::object value_of(const tessera_problem& problem, const core::OptionField& field) {
   const core::OptionMember& member = field.members[0];
   const auto integer = [&problem](const core::OptionMember& m) {
@@ -163,7 +163,7 @@ void set_program(const char* name, Call& call, nb::handle value) {
   call.problem.program = call.program.get();
 }
 
-// Each of a sequence's arrays; None: absent.
+// Calls set(array) for each array of a sequence; None: absent.
 template <class Set>
 void for_each_array(const char* name, Call& call, nb::handle value, Access access, const Set& set) {
   if (value.is_none()) return;
@@ -212,10 +212,10 @@ void set_scalars(const char* name, Call& call, nb::handle value) {
   }
 }
 
-// How and where a call is to run: no part of the problem.
+// How and where a call runs, which is not a part of the problem.
 struct ExecutionOption {
   const char* name;
-  std::string (*annotation)();  // for the stubs; nullptr: of the library's own Python alone
+  std::string (*annotation)();  // for the stubs; nullptr: only for the library's own Python
   nb::object (*fallback)();     // the default
   void (*set)(const char* name, Call& call, nb::handle value);
 };
@@ -237,7 +237,7 @@ constexpr ExecutionOption kExecutionOptions[] = {
      [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
     {"workspace", nullptr, nullptr,
      [](const char*, Call& call, nb::handle value) { call.allocate = nb::borrow(value); }},
-    // A score program, what it names, and the gradients of that; by number.
+    // A score program, its captured tensors and scalars, and their gradients, by number.
     {"program", nullptr, nullptr, set_program},
     {"captured", nullptr, nullptr, set_captured},
     {"d_captured", nullptr, nullptr, set_captured_gradients},
@@ -329,7 +329,7 @@ nb::list option_fields() {
 }
 
 Call::Call(tessera_direction direction) {
-  std::memset(&problem, 0, sizeof problem);  // plans are found by the bytes of their problem
+  std::memset(&problem, 0, sizeof problem);  // plans are looked up by the bytes of their problem
   tessera_problem_init(&problem);
   problem.direction = direction;
 }

@@ -52,7 +52,8 @@ def framework_of(q: Any, name: str = "q") -> Framework:
 
 _ARRAYS = frozenset(
     ["k", "v", "o", "lse", "d_o", "lse_low", "lse_parts", "lse_low_parts"]
-    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped", "captured"]
+    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped"]
+    + ["captured"]
     + [field["name"] for field in _core.option_fields() if field["kind"].endswith("tensor")]
 )
 

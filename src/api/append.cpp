@@ -1,4 +1,4 @@
-// tessera_append: a checked call goes to a back end.
+// tessera_append: checks a call and passes it to a back end.
 #include "core/append.hpp"
 
 #include "api/device_here.hpp"
@@ -10,7 +10,7 @@
 #include "cuda/cuda.hpp"
 
 namespace tessera::api {
-using namespace core;  // a call is made of what is there: fields, layouts, rules
+using namespace core;  // the core's fields, layouts and rules
 namespace {
 
 tessera_status append(const tessera_append_call* given, const tessera_device* given_device,

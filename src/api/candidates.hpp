@@ -1,4 +1,4 @@
-// Who was asked for a plan, and what each said.
+// The candidates for a plan, and their answers.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace tessera::api {
 
-// Of a back end. Of those that take as long as another, the first is chosen.
+// The candidates of a back end. Of those with equal estimates, the first is chosen.
 const std::vector<const core::Candidate*>& candidates_of(int32_t backend);
 
-// What each of them says to a plan, which one was chosen for or is yet to be.
+// The answer of each candidate to a plan, whether or not one has been chosen yet.
 std::vector<tessera_candidate> answers(const tessera_plan& plan);
 
 }  // namespace tessera::api

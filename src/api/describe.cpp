@@ -1,4 +1,4 @@
-// A plan in words and as JSON.
+// A plan as text and as JSON.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -24,7 +24,7 @@
 #include "cuda/cuda.hpp"
 
 namespace tessera::api {
-using namespace core;  // a call is made of what is there: fields, layouts, rules
+using namespace core;  // the core's fields, layouts and rules
 namespace {
 
 bool on_cuda(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CUDA; }
@@ -32,7 +32,7 @@ const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
 double ratio(double numerator, double denominator) { return denominator > 0 ? numerator / denominator : 0; }
 double extra_bytes(const tessera_plan& plan) { return static_cast<double>(plan.workspace_bytes); }
 
-// ---- words ----------------------------------------------------------------------------------------------------------
+// ---- text -----------------------------------------------------------------------------------------------------------
 
 std::string form_text(const tessera_problem& p) {
   std::string text = packed_q(p) ? "packed queries" : "dense queries";
@@ -90,7 +90,7 @@ std::string device_text(const tessera_plan& plan) {
 
 std::string tiles_text(const tessera_plan& plan) {
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
-  if (on_cuda(plan) && plan.num_warps == 0) {  // a part, whose launches say the rest
+  if (on_cuda(plan) && plan.num_warps == 0) {  // a part, whose launches have the rest
     return print("%d queries x %d keys", plan.block_m, plan.block_n);
   }
   if (on_cuda(plan)) {
@@ -128,7 +128,7 @@ std::vector<tessera_plan> attention_of(const tessera_plan& plan) {
   return {plan_of(plan, kPrefix), plan_of(plan, kSuffix)};
 }
 
-// Which sequences of a plan for many rows go by another kernel.
+// The sequences that another kernel serves in a plan for many rows.
 std::string decoded_text(const tessera_plan& plan) {
   if (on_cuda(plan)) {
     return print("sequences of at most %d quer%s by %s, in a launch of its own", plan.decode_queries,
@@ -161,10 +161,10 @@ std::string workspace_text(const tessera_plan& plan) {
                bytes_text(static_cast<double>(plan.shared_bytes)).c_str(), once.c_str());
 }
 
-// A score program as people read it.
+// A score program as text.
 struct ProgramTexts {
   std::string score, mask;                   // "": none
-  std::vector<std::string> gradient, names;  // a line each
+  std::vector<std::string> gradient, names;  // one line each
 };
 
 ProgramTexts program_texts(const tessera_plan& plan) {
@@ -421,7 +421,7 @@ std::string to_json(const tessera_plan& plan) {
   return json.take();
 }
 
-// 0 when memory runs out: nothing may leave through the C interface.
+// Returns 0 if memory runs out: no exception may leave the C interface.
 size_t write(const tessera_plan* plan, std::string (*make)(const tessera_plan&), char* text, size_t size) {
   if (text && size > 0) text[0] = '\0';
   if (check_plan(plan).code != TESSERA_OK) return 0;

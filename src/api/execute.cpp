@@ -188,6 +188,9 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   TESSERA_RETURN_IF_ERROR(check_plan(plan));
   tessera_buffers buffers;
   TESSERA_RETURN_IF_ERROR(read_buffers(given_buffers, buffers));
+  if (const int32_t slopes = plan->program.alibi_slopes) {
+    buffers.alibi_slopes = static_cast<const float*>(buffers.captured[slopes - 1]);
+  }
   tessera_executor executor;
   TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
   const bool backward = direction == TESSERA_BACKWARD;

@@ -20,7 +20,7 @@
 #include "core/score/bound.hpp"
 #include "core/score/handle.hpp"
 #include "core/score/indices.hpp"
-#include "core/score/recognise.hpp"
+#include "core/score/to_options.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -33,8 +33,8 @@ namespace tessera::api {
 using namespace core;  // a call is made of what is there: fields, layouts, rules
 namespace {
 
-// To [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: axes that are not there lead and have 1 entry, and one entry of the last axis
-// serves all keys.
+// Broadcasts to [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: missing leading axes have 1 entry, and one entry of the last
+// axis serves all keys.
 void broadcast_scores(tessera_layout& layout, const Sizes& size) {
   constexpr int kRank = 4;
   if (!present(layout)) return;
@@ -230,27 +230,27 @@ tessera_status check_family(const tessera_device& device) {
 tessera_status keep_program(tessera_plan& plan) {
   tessera_problem& p = plan.problem;
   if (!p.program) return ok();
-  std::shared_ptr<const score::Checked> checked = p.program->checked;
+  const tessera_program& handle = *p.program;
+  std::shared_ptr<const score::Checked> checked = handle.checked;
   const bool wants_gradients =
       p.direction == TESSERA_BACKWARD && std::ranges::any_of(p.d_captured, [](const auto& d) { return present(d); });
   score::Program left = checked->program;
   tessera_problem changed = p;
-  const bool recognised = score::recognise(left, changed);
+  const int slopes = score::move_to_options(left, handle.tensors, changed);
   const bool nothing_left = left.score < 0 && left.mask < 0;
-  if (nothing_left && !wants_gradients) {  // of what it does not read
-    p = changed;
+  if (nothing_left && wants_gradients) {  // of what it does not read: written as zeros where programs are run
+    score::keep(*checked, handle, plan.program);
+    return ok();
+  }
+  p = changed;
+  if (nothing_left) {
     p.program = nullptr;
     for (tessera_layout& layout : p.captured) layout = {};
-    return ok();
-  }
-  if (recognised && !nothing_left) {
+  } else {
     TESSERA_RETURN_IF_ERROR(score::check(left, checked));
-    const tessera_program* const handle = p.program;
-    p = changed;
-    score::keep(*checked, *handle, plan.program);
-    return ok();
+    score::keep(*checked, handle, plan.program);
   }
-  score::keep(*checked, *p.program, plan.program);
+  plan.program.alibi_slopes = slopes + 1;
   return ok();
 }
 
@@ -308,13 +308,15 @@ std::vector<tessera_launch> launches_of(const tessera_plan& plan, bool aligned) 
 
 }  // namespace
 
+// Never destroyed: threads that outlive main() may still be in a call.
 const std::vector<const Candidate*>& candidates_of(int32_t backend) {
-  static const std::vector<const Candidate*> on_cpu = [] {
-    std::vector<const Candidate*> candidates;
+  using List = std::vector<const Candidate*>;
+  static const List& on_cpu = *new List([] {
+    List candidates;
     for (const cpu::Kernel& kernel : cpu::kernels()) candidates.push_back(&kernel);
     return candidates;
-  }();
-  static const std::vector<const Candidate*> on_cuda = {cuda::families().begin(), cuda::families().end()};
+  }());
+  static const List& on_cuda = *new List(cuda::families().begin(), cuda::families().end());
   return backend == TESSERA_BACKEND_CPU ? on_cpu : on_cuda;
 }
 

@@ -1,4 +1,4 @@
-// Score programs from text: what a caller holds.
+// Score programs from text: the C interface's handles.
 #include <algorithm>
 #include <cinttypes>
 #include <memory>

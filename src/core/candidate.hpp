@@ -19,7 +19,7 @@ struct Candidate {
   bool for_comparison = false;    // chosen only if requested by name
 };
 
-// The family that a device asks for by name or number, "" if by neither.
+// The family that a device requests by name or number; "" if it requests none.
 inline std::string_view asked_family(const tessera_device& device) {
   if (device.family[0] != '\0') return device.family;
   return device.kernel == TESSERA_KERNEL_AUTO ? std::string_view() : tessera_kernel_name(device.kernel);

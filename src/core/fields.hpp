@@ -1,6 +1,7 @@
-// The fields of a problem: one row for every tensor, one for every option. Validation, pointers, costs, descriptions, the
-// program's flags and Python's keywords are derived from these rows. A new option is a row here and a member of
-// tessera_problem (a tensor: of tessera_buffers too), its meaning in the oracle, and its code in each back end's score step.
+// The fields of a problem: one row for every tensor and one for every option. Validation, pointers, costs,
+// descriptions, the program's flags and Python's keywords are derived from these rows. A new option needs a row here, a
+// member of tessera_problem (a tensor also one of tessera_buffers), its meaning in the oracle, and its code in each
+// back end's score step.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +17,12 @@
 namespace tessera::core {
 
 inline constexpr int64_t kMaxLength = INT32_MAX;  // positions and page numbers are 32 bits wide
-// (576, 512): multi-head latent attention, whose values are the first 512 columns of its keys.
+// (576, 512) is multi-head latent attention, whose values are the first 512 columns of its keys.
 inline constexpr int64_t kMaxHeadDim = 576, kMaxHeadDimV = 512;
 
 // ---- shapes, in symbols ---------------------------------------------------------------------------------------------
 
-// Each is bound by the first tensor that has it, in the order of the rows.
+// The first tensor that has a symbol binds it, in the order of the rows.
 enum Symbol {
   kB,
   kSq,
@@ -118,8 +119,8 @@ inline constexpr Shape kPair{1, {{kTwo}}};
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
 
-// Which of a row's shapes holds: by cu_seqlens_q, by cu_seqlens_k and page_table, or by the tensor's own rank; kLastAxes:
-// the shape or its last axes, broadcast by NumPy's rules.
+// What selects a row's shape: cu_seqlens_q; cu_seqlens_k and page_table; the tensor's own rank; or kLastAxes: the shape
+// or its last axes, broadcast by NumPy's rules.
 enum class Form { kByRank, kQueries, kKeys, kLastAxes };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
 enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
@@ -137,9 +138,9 @@ struct TensorField {
   Written written;
   Form form;
   Shape dense, packed, paged;
-  const char* flag;   // of the program: the file it is read from or written to; nullptr: by its place
-  const char* words;  // how a plan calls it among the options; nullptr: not mentioned
-  const char* what;   // its meaning, for a help text: dtype and shape are added to it
+  const char* flag;   // of the program: the file that it is read from or written to; nullptr: positional
+  const char* words;  // its name among the options in a plan's text; nullptr: not mentioned
+  const char* what;   // its meaning, for a help text to which dtype and shape are added
 };
 
 namespace detail {
@@ -201,15 +202,15 @@ constexpr int tensor_index(std::string_view name) {
   return -1;
 }
 
-// A tensor's name in source, checked when it is compiled: tensors["q"].
+// A tensor's name in the source, checked at compile time: tensors["q"].
 struct TensorName {
-  consteval TensorName(const char* name) : index(tensor_index(name)) {  // NOLINT: stands for the name
+  consteval TensorName(const char* name) : index(tensor_index(name)) {  // written as the tensor itself
     if (index < 0) throw "no tensor of this name";
   }
   int index;
 };
 
-// Whether a direction reads or writes the tensor at all.
+// Whether a direction reads or writes the tensor.
 constexpr bool takes_part(const TensorField& field, bool backward) {
   if (field.need == Need::kIfGivenBackward) return backward;
   const bool gradient = field.need == Need::kBackward && field.written != Written::kForward;
@@ -220,19 +221,19 @@ constexpr bool written(const TensorField& field, bool backward) {
   return field.written == (backward ? Written::kBackward : Written::kForward);
 }
 
-// A keyword of its own in every interface, and not one of a call's own tensors (q, k, v, their results and gradients).
+// True if every interface has a keyword for it, so not for a call's own tensors (q, k, v, their results and gradients).
 constexpr bool is_option(const TensorField& field) {
   return field.need == Need::kIfGiven || field.need == Need::kIfGivenBackward;
 }
 
-// The tensor whose gradient a result of the backward pass is: bias, for d_bias. nullptr for every other.
+// The tensor of which a result of the backward pass is the gradient, such as bias for d_bias; nullptr for all others.
 constexpr const TensorField* primal_of(const TensorField& field) {
   constexpr std::string_view kPrefix = "d_";
   if (field.written != Written::kBackward) return nullptr;
   return &kTensorFields[tensor_index(std::string_view(field.name).substr(kPrefix.size()))];
 }
 
-// One of q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not: [B, H, S], nor is tree_mask.)
+// q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not one: [B, H, S], nor is tree_mask.)
 constexpr bool is_sequence(const TensorField& field) {
   return (field.form == Form::kQueries || field.form == Form::kKeys) &&
          (field.dtypes == Dtypes::kFloating || field.dtypes == Dtypes::kAsQ);
@@ -258,7 +259,7 @@ constexpr const char* dtypes_text(Dtypes dtypes) {
   return "";
 }
 
-// The shape that holds for a tensor of this problem.
+// The shape that a tensor of this problem has.
 constexpr const Shape& shape_of(const TensorField& field, const tessera_problem& problem) {
   switch (field.form) {
     case Form::kQueries:
@@ -273,35 +274,35 @@ constexpr const Shape& shape_of(const TensorField& field, const tessera_problem&
   return second ? field.packed : field.dense;  // alibi_slopes may have either
 }
 
-// ---- options that are no tensors ------------------------------------------------------------------------------------
+// ---- options that are not tensors -----------------------------------------------------------------------------------
 
 enum class OptionKind {
   kFlag,
   kAlignment,  // a flag, true: top-left
   kNumber,
-  kOptionalNumber,  // with has_scale beside it
+  kOptionalNumber,  // has_scale says whether it is given
   kInteger,
   kUnsigned,
-  kPair,  // of integers
+  kPair,  // two integers
 };
 
-// A number of the problem: one of the pointers is set.
+// A number of the problem; one of the pointers is set.
 struct OptionMember {
   const char* name;
   int32_t tessera_problem::*flag = nullptr;
   int64_t tessera_problem::*integer = nullptr;
   uint64_t tessera_problem::*unsigned_integer = nullptr;
   double tessera_problem::*number = nullptr;
-  double min = 0, max = 0;         // what is accepted, both included
-  const char* accepted = nullptr;  // the same in words
-  double smallest = 0;             // number: the smallest magnitude, beside 0
+  double min = 0, max = 0;         // the accepted range, inclusive
+  const char* accepted = nullptr;  // the same as text
+  double smallest = 0;             // number: the smallest magnitude besides 0
 };
 
 struct OptionField {
   const char* name;  // in Python
   const char* flag;  // in the program; nullptr: none
   OptionKind kind;
-  const char* value_name;  // in the program's help; nullptr: the kind's own
+  const char* value_name;  // in the program's help; nullptr: the default of its kind
   const char* what;
   OptionMember members[2];  // a pair has two
 };
@@ -311,7 +312,8 @@ constexpr double kMaxLengthOption = static_cast<double>(kMaxLength);
 constexpr double kAnyInteger = 0x1p63;
 constexpr double kAnyUnsigned = 18446744073709551615.0;
 constexpr double kLargestBelow1 = 0x1.fffffffffffffp-1;
-// Of |scale| and softcap beside 0: kernels hold either times log2(e), and 4 scale / softcap, as normal float32 numbers.
+// The range of |scale| and softcap besides 0: kernels compute either times log2(e), and 4 scale / softcap, as normal
+// float32 numbers.
 constexpr double kMinFactor = 1e-18, kMaxFactor = 1e18;
 
 constexpr OptionMember flag(const char* name, int32_t tessera_problem::*member) {
@@ -323,7 +325,7 @@ constexpr OptionMember window(const char* name, int64_t tessera_problem::*member
 constexpr OptionMember length(const char* name, int64_t tessera_problem::*member) {
   return {name, nullptr, member, nullptr, nullptr, 0, kMaxLengthOption, "0 .. 2147483647"};
 }
-// Of a block mask, and checked with it.
+// A member that belongs to a block mask and is checked with it.
 constexpr OptionMember block(const char* name, int64_t tessera_problem::*member) {
   return {name, nullptr, member, nullptr, nullptr, -kAnyInteger, kAnyInteger, "any integer"};
 }

@@ -1,6 +1,6 @@
-// A checked problem with its buffers, as both back ends read it: where each tensor lies, and the numbers that are derived from
-// the options once for all. Each back end turns it into what its kernels read: strides in bytes (cpu/params.hpp), or 32-bit
-// sizes and divisors (tessera/attention/problem.hpp of the device code).
+// A checked problem with its buffers, as both back ends read it: the address of each tensor, and the numbers that are
+// derived from the options once. Each back end converts it to its kernels' parameters: strides in bytes
+// (cpu/params.hpp), or 32-bit sizes and divisors (tessera/attention/problem.hpp of the device code).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tessera::core {
 
-// Strides in elements. Absent: all is 0.
+// Strides in elements. All are 0 if the tensor is absent.
 template <class Strides>
 struct TensorView {
   void* data = nullptr;
@@ -42,7 +42,7 @@ constexpr int64_t rows_total(const tessera_problem& problem) {
   return packed_q(problem) ? size.rows_q : size.batch * size.rows_q;
 }
 
-// Of a problem whose tensors the host can read.
+// For a problem whose tensors the host can read.
 inline Dropout dropout_on_host(const tessera_problem& problem, const tessera_buffers& buffers) {
   Dropout dropout{problem.dropout_seed, problem.dropout_offset, dropout_threshold(problem.dropout_p)};
   if (present(problem.dropout_state) && dropout.threshold > 0) {
@@ -52,7 +52,7 @@ inline Dropout dropout_on_host(const tessera_problem& problem, const tessera_buf
   return dropout;
 }
 
-// Scores in a base of 2, options as the kernels' arithmetic wants them.
+// Scores are to base 2, and options have the form that the kernels' arithmetic uses.
 struct ProblemView {
   TensorView<RowStrides> q, k, v;
   TensorView<ScoreStrides> bias, mask, block_mask;
@@ -71,9 +71,9 @@ struct ProblemView {
   int64_t window_left, window_right;  // -1: unbounded
   float dropout_scale;                // 1 / (1 - p)
   uint32_t dropout_threshold;         // 0: no dropout
-  PhiloxKey dropout_key;              // of the problem's own seed and offset
+  PhiloxKey dropout_key;              // from the problem's own seed and offset
   uint32_t dropout_offset;
-  const int64_t* dropout_state = nullptr;  // seed and offset, in their place where it is given
+  const int64_t* dropout_state = nullptr;  // seed and offset, if it is given instead of the problem's own
   int64_t dropout_state_stride = 0;
 };
 

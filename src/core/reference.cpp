@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// The caller's workspace, cut into rows of float64. Counts instead when it has no memory.
+// The caller's workspace, divided into rows of float64. Without memory it only counts.
 class Arena {
  public:
   explicit Arena(void* memory) : memory_(static_cast<double*>(memory)) {}
@@ -39,17 +39,17 @@ class Arena {
 struct Workspace {
   std::span<double> k, v;      // [Sk, D], [Sk, Dv]: one head of one sequence
   std::span<double> q, o;      // [D], [Dv]: one query
-  std::span<double> s, s_low;  // [Sk]: scores, and what their rounding leaves out
-  std::span<double> p, keep;   // [Sk]: softmax, dropout's factor
+  std::span<double> s, s_low;  // [Sk]: scores and their rounding errors
+  std::span<double> p, keep;   // [Sk]: softmax, dropout's factors
   std::span<double> k_norm;    // [Sk]: |k|
   // backward
   std::span<double> d_k, d_v;       // [Sk, D], [Sk, Dv]
   std::span<double> d_q, d_o;       // [D], [Dv]
-  std::span<double> d_s, tanh_s_c;  // [Sk]: gradient of the biased score; tanh of the soft-capped one
+  std::span<double> d_s, tanh_s_c;  // [Sk]: gradient of the biased score; tanh of the soft-capped score
   std::span<double> d_bias;         // [Sk]: one row
   std::span<double> d_sink;         // [Hq]
-  // of a score program
-  std::span<double> s_before;  // [Sk]: what its score is made from
+  // for a score program
+  std::span<double> s_before;  // [Sk]: the score before it
   std::array<std::span<double>, score::kMaxTensors> d_captured;
 
   Workspace(const tessera_plan& plan, Arena& arena) {
@@ -82,7 +82,7 @@ struct Workspace {
 };
 
 double dot(std::span<const double> a, std::span<const double> b) {
-  constexpr size_t kLanes = 8;  // independent sums, which a compiler may keep in one vector
+  constexpr size_t kLanes = 8;  // independent sums, which a compiler can keep in one vector
   double lanes[kLanes] = {};
   size_t d = 0;
   for (; d + kLanes <= a.size(); d += kLanes) {
@@ -94,7 +94,7 @@ double dot(std::span<const double> a, std::span<const double> b) {
   return sum;
 }
 
-// A number to twice float64's digits, as an unevaluated sum.
+// A number with twice float64's digits, as an unevaluated sum.
 struct Twofold {
   double high, low;
 };
@@ -117,7 +117,7 @@ Twofold twofold_dot(std::span<const double> a, std::span<const double> b) {
   return two_sum(total.high, total.low);
 }
 
-// Beyond it neighbouring float64 numbers differ by more than 1: such a score is what it is rounded to.
+// Beyond it neighbouring float64 numbers differ by more than 1, and a score is its rounded value.
 constexpr double kLargestTwofold = 0x1p53;
 Twofold settled(Twofold s) { return {s.high, std::fabs(s.high) < kLargestTwofold ? s.low : 0.0}; }
 
@@ -126,7 +126,7 @@ void add_scaled(double a, std::span<const double> x, std::span<double> y) {
   for (size_t d = 0; d < x.size(); ++d) y[d] += a * x[d];
 }
 
-// One head of q or of k, v: where row r of sequence b lies.
+// One head of q, or of k and v: the address of row r of sequence b.
 struct Head {
   const tessera_layout& layout;
   int64_t begin;  // first row of the sequence
@@ -144,7 +144,7 @@ struct Head {
   }
 };
 
-// 0 in every row of a packed tensor [T, H, D], which is what those that belong to no sequence keep.
+// Sets every row of a packed tensor [T, H, D] to 0, which remains in rows that belong to no sequence.
 void clear_packed(const tessera_layout& layout, void* data) {
   if (layout.rank != 3) return;
   for (int64_t row = 0; row < layout.shape[0]; ++row) {
@@ -166,7 +166,7 @@ class ProgramStep {
         gradient_(bound_.gradient().program, bindings_) {}
   ProgramStep(const ProgramStep&) = delete;
 
-  // The new score, which is -infinity where the mask hides the key.
+  // The new score; -infinity if the mask hides the key.
   Twofold score(const score::Inputs& pair, Twofold s) {
     const score::Program& program = bound_.program();
     program_.begin(pair);
@@ -174,8 +174,8 @@ class ProgramStep {
     return program.score < 0 ? s : Twofold{program_.value(program.score), 0};
   }
 
-  // The gradient of s, of pair.g, that of the new score; those of captured tensors are added to `d_captured` (where it is
-  // given).
+  // The gradient of s; pair.g is the gradient of the new score. The gradients of captured tensors are added to
+  // `d_captured` if it is given.
   double gradient(const score::Inputs& pair, const Workspace* d_captured) {
     const score::Gradient& gradient = bound_.gradient();
     gradient_.begin(pair);
@@ -250,7 +250,7 @@ class HeadAttention {
     }
   }
 
-  // Bit t of the query's words is of key Sk - Sq + t.
+  // Bit t of the query's words belongs to key Sk - Sq + t.
   bool in_tree(int64_t i, int64_t j) const {
     const tessera_layout& tree = problem_.tree_mask;
     const bool packed = tree.rank == 2;
@@ -261,9 +261,9 @@ class HeadAttention {
     return (static_cast<uint32_t>(word) >> (t % 32) & 1) != 0;
   }
 
-  // Causal, window and all masks allow key j to query i.
+  // Whether causal, window and all masks allow query i to see key j.
   bool visible(int64_t i, int64_t j) const {
-    const int64_t distance = j - (i + diagonal(problem_, view_.sq, view_.sk));  // right of the diagonal
+    const int64_t distance = j - (i + diagonal(problem_, view_.sq, view_.sk));  // distance to the right of the diagonal
     if (view_.causal && distance > 0) return false;
     if (problem_.window_left >= 0 && -distance > problem_.window_left) return false;
     if (problem_.window_right >= 0 && distance > problem_.window_right) return false;
@@ -286,7 +286,7 @@ class HeadAttention {
     }
   };
 
-  // Row i: scores, softmax and dropout's factors. Where it sees nothing, s, p, keep do not count.
+  // Row i: scores, softmax and dropout's factors. If it sees nothing, s, p and keep are undefined.
   RowSums softmax_row(int64_t i) const {
     queries(problem_.q).load_row(buffers_.q, i, w_.q);
     const double q_norm = std::sqrt(dot(w_.q, w_.q));
@@ -294,7 +294,7 @@ class HeadAttention {
     const auto raise = [&largest](double high, double low) {
       if (high > largest.high || (high == largest.high && low > largest.low)) largest = {high, low};
     };
-    bool undefined = false;  // a NaN score, which a maximum would overlook
+    bool undefined = false;  // a NaN score, which a maximum would ignore
     for (int64_t j = 0; j < view_.sk; ++j) {
       Twofold s = visible(i, j) ? score(i, j, q_norm) : Twofold{kMinusInfinity, 0};
       if (program_ && s.high != kMinusInfinity) {
@@ -329,11 +329,11 @@ class HeadAttention {
     return {largest, sum};
   }
 
-  // s = -inf: not visible, or biased out of sight. Never multiplied with anything.
+  // s = -inf: not visible, or hidden by the bias. Such an entry is never multiplied with anything.
   bool hidden(int64_t j) const { return w_.s[j] == kMinusInfinity; }
 
-  // O_i = sum_j keep_j P_j V_j, after softmax_row. What is dropped does not touch its V; but a softmax that is not a number,
-  // as after a score of infinity, is none for any key, kept or dropped.
+  // O_i = sum_j keep_j P_j V_j, after softmax_row. The V of a dropped entry is not used; but a softmax that is NaN, as
+  // after a score of infinity, is NaN for every key, kept or dropped.
   void output_row() const {
     std::ranges::fill(w_.o, 0.0);
     for (int64_t j = 0; j < view_.sk; ++j) {
@@ -342,7 +342,7 @@ class HeadAttention {
     }
   }
 
-  // What a program knows of query i and key j.
+  // The inputs of a program for query i and key j.
   score::Inputs pair(int64_t i, int64_t j) const {
     return {.s = w_.s_before[j],
             .b = b_,
@@ -356,8 +356,9 @@ class HeadAttention {
   }
 
   // dS_ij = P_ij (dP_ij - delta_i + dLSE_i) with dP_ij = keep_ij dO_i . V_j and delta_i = sum_j P_ij dP_ij, after
-  // softmax_row; returns the same factor of the sink's probability. Of a program's score it is passed on to what that is made
-  // from, and to captured tensors where `d_captured` is given. False: the row sees nothing.
+  // softmax_row; d_sink is the same factor of the sink's probability. With a program, dS is replaced by the
+  // gradient of the score before it, and the gradients of captured tensors are added to `d_captured` if it is given.
+  // false: the row sees nothing.
   bool gradient_row(int64_t i, double& d_sink, const Workspace* d_captured = nullptr) const {
     const RowSums sums = softmax_row(i);
     if (sums.sees_nothing()) return false;
@@ -380,12 +381,12 @@ class HeadAttention {
     return true;
   }
 
-  // dQ_i, and its share of dK and dV, after gradient_row.
+  // Adds the contributions of row i to dQ, dK and dV, after gradient_row.
   void propagate_row() const {
     std::ranges::fill(w_.d_q, 0.0);
     for (int64_t j = 0; j < view_.sk; ++j) {
       if (hidden(j)) continue;
-      // ds / d(q.k) = scale, and times 1 - tanh^2 through the soft cap
+      // ds / d(q.k) = scale, times 1 - tanh^2 with a soft cap
       const double slope = problem_.scale * (problem_.softcap > 0 ? 1 - w_.tanh_s_c[j] * w_.tanh_s_c[j] : 1);
       add_scaled(slope * w_.d_s[j], k_row(w_.k, j), w_.d_q);
       add_scaled(slope * w_.d_s[j], w_.q, k_row(w_.d_k, j));
@@ -393,7 +394,7 @@ class HeadAttention {
     }
   }
 
-  // Key j's row of k, v or their gradients, as row 0 of what is returned.
+  // Key j's row of k, v or their gradients, as row 0 of the result.
   Head key_row(const tessera_layout& layout, int64_t j) const {
     if (!paged(problem_)) return {layout, view_.k_begin + j, b_, kv_head()};
     return {layout, j % problem_.k.shape[1], page_of(problem_, buffers_, b_, j), kv_head()};
@@ -412,7 +413,7 @@ class HeadAttention {
     return std::exp((s.high - largest.high) + (s.low - largest.low));
   }
 
-  // Rounded only where a score is so large that float64 cannot tell its neighbours by 1e-14: the product of norms bounds it.
+  // Rounded only if a score is so large that float64 cannot resolve 1e-14 near it, which the product of norms bounds.
   Twofold score(int64_t i, int64_t j, double q_norm) const {
     constexpr double kPreciseEnough = 32;
     const std::span<const double> k = k_row(w_.k, j);
@@ -455,7 +456,7 @@ class HeadAttention {
   const int64_t heads_q_, head_dim_, head_dim_v_;
 };
 
-// dQ, dK, dV (and dSink): dK and dV of a KV head gather from all of its query heads.
+// dQ, dK, dV (and dSink): dK and dV of a KV head sum over all of its query heads.
 void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w,
                          ProgramStep* program, Cancel& cancel) {
   const tessera_problem& problem = plan.problem;
@@ -487,7 +488,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
         }
       }
       for (int64_t j = 0; j < first.view().k_rows; ++j) {
-        if (j == sk) {  // what lies past seqused_k has gradient 0
+        if (j == sk) {  // keys past seqused_k have gradient 0
           std::ranges::fill(w.d_k, 0.0);
           std::ranges::fill(w.d_v, 0.0);
         }
@@ -503,7 +504,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
   }
 }
 
-// dBias = dS, summed over what the bias is broadcast over. One row of it at a time gathers all that it serves.
+// dBias = dS, summed over the bias's broadcast dimensions. One row at a time collects all entries that it serves.
 void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w,
                       ProgramStep* program, Cancel& cancel) {
   const tessera_layout& layout = plan.problem.d_bias;
@@ -537,7 +538,7 @@ void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, 
   }
 }
 
-// In float32, and where it is wanted what that leaves out.
+// Stores the LSE in float32 and, if requested, its rounding error.
 void store_lse(const tessera_problem& problem, const tessera_buffers& buffers, Twofold lse, int64_t offset,
                int64_t low_offset) {
   if (!present(problem.lse)) return;

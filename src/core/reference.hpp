@@ -12,7 +12,7 @@ namespace tessera::core {
 // Workspace of a plan whose sizes are set, into shared_bytes.
 void configure_reference(tessera_plan& plan);
 
-// Both end early where `cancel` says so, asked once a row.
+// Both end early if `cancel` requests it, which is checked once a row.
 void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel);
 
 // Recomputes o and lse in float64 rather than reading their rounded values: it does not read buffers.o, buffers.lse.

@@ -62,7 +62,8 @@ class Shapes {
   int64_t operator[](Symbol symbol) const { return values_[symbol]; }
   void bind(Symbol symbol, int64_t value) { values_[symbol] = value; }
 
-  // Binds what the shape has for the first time, compares the rest. `may_lack`: leading axes.
+  // Binds the symbols of the shape that are not bound yet, and compares the others. `may_lack`: number of leading axes
+  // that may be missing.
   tessera_status match(const char* name, const tessera_layout& layout, const Shape& shape, bool may_lack) {
     if (layout.rank != shape.rank && !(may_lack && layout.rank < shape.rank)) {
       return invalid("%s: rank %d, accepted %s%s", name, layout.rank, symbols_of(shape).text,
@@ -101,7 +102,7 @@ class Shapes {
   }();
 };
 
-// Sq, Sk and the block mask's extents, where no layout binds them: what bias and masks are measured by.
+// Binds Sq, Sk and the block mask's extents if no layout binds them; the shapes of bias and masks depend on them.
 tessera_status bind_lengths(const tessera_problem& problem, Shapes& shapes) {
   const bool has_scores = present(problem.bias) || present(problem.mask) || present(problem.block_mask);
   if (!shapes.bound(kSq)) {
@@ -187,7 +188,7 @@ tessera_status check_member(const OptionMember& member, const tessera_problem& p
   if (member.number) {
     const double value = p.*member.number;
     const bool vanishes = value != 0 && std::fabs(value) < member.smallest;
-    const bool accepted = value >= member.min && value <= member.max && !vanishes;  // NaN is not
+    const bool accepted = value >= member.min && value <= member.max && !vanishes;  // false for NaN
     return accepted ? ok() : invalid("%s: %g, accepted %s", member.name, value, member.accepted);
   }
   const int64_t value = member.flag ? p.*member.flag : p.*member.integer;
@@ -213,7 +214,7 @@ tessera_status check_options(const tessera_problem& p) {
   return ok();
 }
 
-// What a prefix that is read once for queries of many places rules out.
+// Refuses options that depend on a query's position, since a prefix is read once for queries at many positions.
 tessera_status check_prefix_options(const tessera_problem& p) {
   if (present(p.prefix_groups) != present(p.prefix_lens)) {
     const bool groups = present(p.prefix_groups);
@@ -246,7 +247,7 @@ tessera_status check_prefix_options(const tessera_problem& p) {
   return ok();
 }
 
-// What one argument asks of another.
+// Dependencies of arguments on each other.
 tessera_status check_dependencies(const tessera_problem& p) {
   const char* table = csr_pages(p) ? "page_indices" : "page_table";
   if (present(p.page_table) && csr_pages(p)) {
@@ -369,7 +370,7 @@ tessera_status check_gradient_of_captured(const tessera_problem& p, const score:
   return check_same_shape(name.c_str(), layout, captured_name("captured", slot, declared).c_str(), primal);
 }
 
-// A prefix that is read once is read for queries of many places.
+// A prefix that is read once serves queries at many positions.
 tessera_status check_program_of_prefixes(const score::Program& program) {
   for (const score::Value& value : program.values) {
     if (value.op != score::Op::kI && value.op != score::Op::kJ && value.op != score::Op::kQPos) continue;
@@ -415,7 +416,7 @@ tessera_status validate(const tessera_problem& problem) {
   TESSERA_RETURN_IF_ERROR(check_program(problem));
   Shapes shapes;
   for (const TensorField& tensor : kTensorFields) {
-    // Bias and masks come after everything that their shape is measured by.
+    // Bias and masks are checked after everything that their shape depends on.
     if (tensor.layout == &tessera_problem::bias) TESSERA_RETURN_IF_ERROR(bind_lengths(problem, shapes));
     TESSERA_RETURN_IF_ERROR(check_tensor(tensor, problem, shapes));
     if (tensor.layout == &tessera_problem::k) TESSERA_RETURN_IF_ERROR(check_heads(shapes));
@@ -482,7 +483,7 @@ tessera_status validate(const tessera_combine_call& call) {
     const char* name;
     const tessera_layout* layout;
     int rank;
-    bool any_float;  // else float32
+    bool any_float;  // otherwise only float32
     Access access;
     LastAxis last_axis;
   };
@@ -494,7 +495,7 @@ tessera_status validate(const tessera_combine_call& call) {
       {"lse_low_parts", &call.lse_low_parts.layout, 4, false, Access::kRead, LastAxis::kAnyStride},
       {"lse_low", &call.lse_low.layout, 3, false, Access::kWritten, LastAxis::kAnyStride},
   };
-  constexpr int kRequired = 3;  // the first of them
+  constexpr int kRequired = 3;  // the first rows are required
   for (const Row& row : rows) {
     if (&row >= rows + kRequired && !present(*row.layout)) continue;
     if (row.layout->rank != row.rank) return invalid("%s: rank %d, accepted %d", row.name, row.layout->rank, row.rank);

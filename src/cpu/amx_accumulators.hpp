@@ -1,4 +1,4 @@
-// Products by AMX's tile registers, whose results are stored only when the next group of products wants the registers.
+// Products in AMX tile registers. Their results are stored only when the next group of products needs the registers.
 #pragma once
 
 #include "cpu/amx_scores.hpp"
@@ -9,26 +9,26 @@ namespace {
 constexpr int64_t kRow_bytes = kBlockM * 4;                  // of S, of O, of a row of pairs of Q and of P
 constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;  // 16 such rows
 
-// Other work beside a step of 2 x 2 products: after every product or after every two.
+// How often other work runs beside a step of 2 x 2 products: after every product, or after every two.
 enum class Pieces { kFour, kTwo };
 
-// The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
-// `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
+// The four accumulators, 2 x 2, in tile registers 0 ... 3, and the addresses where they are still to be stored:
+// registers 0, 1 at `upper`, 2, 3 at `lower`; NULL: nothing is pending. Registers 4, 5 hold A, 6, 7 hold B.
 class Accumulators {
  public:
-  // What is pending to memory.
+  // Stores what is pending.
   TESSERA_INLINE void flush() {
     if (upper_) store_upper();
     if (lower_) store_lower();
     upper_ = lower_ = nullptr;
   }
 
-  // C (=|+=) A B over `steps` steps of k, kSteps where that is not 0; `add`: to what C holds. A: two tiles a step, B:
-  // [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM]; of A and C the lower halves only where kLower. kStream: A
-  // comes from the second cache and is read once by this tile of queries; kept in the first one, it would push out S
-  // and O, and a tile store that misses there takes as long as two products. `beside` runs after every product, or
-  // every two: a long piece of other work between two products fills the scheduler, and the next products come too late
-  // to run beside it; a short one costs instructions of its own. kQuiet: not in the first step.
+  // C (=|+=) A B over `steps` steps of k (kSteps if that is not 0); `add`: adds to the content of C. A has two tiles
+  // for each step, B [16 pairs][kBlockM], and C is [2 x 16 rows][kBlockM]; the lower halves of A and C are used only if
+  // kLower. kStream: A is in the L2 cache and is read once by this tile of queries; if it were kept in L1, it would
+  // evict S and O, and a tile store that misses there takes as long as two products. `beside` runs after every product,
+  // or every two: a long piece of other work between two products fills the scheduler, so that the next products start
+  // too late to overlap with it, and a short piece has an overhead of its own. kQuiet: not in the first step.
   template <bool kLower, bool kStream, Pieces kPieces, int kSteps = 0, bool kQuiet = false, class Beside>
   TESSERA_INLINE void multiply(char* c, bool add, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes,
                                const char* b, int64_t steps, Beside&& beside) {
@@ -82,7 +82,7 @@ class Accumulators {
     }
   }
 
-  // One more step of the same 2 x 2, A's tiles next to each other.
+  // One more step of the same 2 x 2; the tiles of A are adjacent.
   TESSERA_INLINE void add_step(const char* a, const char* b) {
     tile_load<6>(b, kRow_bytes);
     tile_load<4>(a, kTileRow_bytes);

@@ -1,14 +1,15 @@
-// Backward by AMX: FlashAttention-2, algorithm 2, for bfloat16: keys outside, queries inside, as in backward.hpp.
+// Backward with AMX: FlashAttention-2, algorithm 2, for bfloat16; keys outside, queries inside, as in backward.hpp.
 //
-//   S^T  [keys][queries]   = K Q^T       A: K as it lies              B: Q, pairs along d
-//   dP^T [keys][queries]   = V dO^T      A: V as it lies              B: dO, pairs along d
+//   S^T  [keys][queries]   = K Q^T       A: K in place                B: Q, pairs along d
+//   dP^T [keys][queries]   = V dO^T      A: V in place                B: dO, pairs along d
 //   dV   [keys][d]        += P^T dO      A: P^T, pairs of queries     B: dO, pairs of queries
 //   dK   [keys][d]        += dS^T Q      A: dS^T, pairs of queries    B: Q, pairs of queries
 //   dQ^T [d][queries]     += K^T dS^T    A: K transposed              B: dS, pairs of keys
 //
-// S, dP, P and dS have lanes = queries, 32 keys x 32 queries at a time; both forms of dS leave the registers that it
-// was computed in. A super-block of keys keeps dK and dV; four tiles of 32 queries visit it together, so that a product
-// over queries has four steps and one over the keys of a job as many, for each time that its accumulators are loaded.
+// S, dP, P and dS have lanes = queries and are computed for 32 keys x 32 queries at a time. Both forms of dS are stored
+// from the registers in which it was computed. A super-block of keys keeps dK and dV. Four tiles of 32 queries visit it
+// together, so that each time its accumulators are loaded, a product over queries has four steps, and a product over
+// the keys of a job has as many.
 #pragma once
 
 #include "cpu/amx_backward_rows.hpp"
@@ -16,8 +17,8 @@
 namespace tessera::cpu {
 namespace {
 
-// Of a pair, what the rows that were packed as zeros give: dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane
-// sees.
+// Adds, for one pair, the products of rows that were packed as zeros: dV += P^T dO, dK += dS^T Q, dQ += dS K, over what
+// each lane sees.
 TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StagePair& at) {
   const Params& p = f.p;
   const Tile& tile = f.tiles[at.tile];
@@ -27,7 +28,7 @@ TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StageP
   const int64_t head_kv = tile.head[0] / (p.heads_q / p.heads_kv);
   alignas(64) int32_t visible[kBlockM];
   alignas(64) float row[kMaxRowFloats];
-  const auto element = [](const char* tiles, int64_t n, int64_t lane) {  // of two tiles of A, 16 keys x 16 pairs
+  const auto element = [](const char* tiles, int64_t n, int64_t lane) {  // in two tiles of A, 16 keys x 16 pairs
     const char* bits =
         tiles + n / kTileSide * kTile_bytes + n % kTileSide * kTileRow_bytes + lane % kLanes * 4 + lane / kLanes * 2;
     return float_of_bf16(*reinterpret_cast<const uint16_t*>(bits));
@@ -60,13 +61,14 @@ TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StageP
   }
 }
 
-// The tiles of queries against the job's stages first ... first + stages - 1 of the super-block.
+// The tiles of queries against stages first ... first + stages - 1 of the super-block, which form the job.
 TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t stages) {
-  // 1. P and dS of every pair that sees something: the products of the next pair beside the vectors of this one.
+  // 1. P and dS of every pair that is not fully masked; the products of the next pair overlap with the vector work of
+  // this one.
   StagePair pairs[kJobStages * kAmxBackwardTiles];
   int64_t count = 0;
-  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks by position leave every row
-  // one range. What a block mask hides within one has weights of 0.
+  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages, because positional masks leave
+  // every row one range. Entries in this range that a block mask hides have weights of 0.
   bool listed[kJobStages][kAmxBackwardTiles] = {};
   int64_t tile_begin[kJobStages], tile_end[kJobStages], stage_begin[kAmxBackwardTiles], stage_end[kAmxBackwardTiles];
   for (int64_t t = 0; t < f.tile_count; ++t) stage_begin[t] = stage_end[t] = 0;
@@ -100,8 +102,8 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     gradients(f, {&pairs[i], next, f.ring(i % 2), f.ring((i + 1) % 2)});
   }
 
-  // 2. dV += P^T dO and dK += dS^T Q, over the queries. Columns outside, stages inside: the job's P^T or dS^T and 32
-  // columns of dO or Q stay in the first cache.
+  // 2. dV += P^T dO and dK += dS^T Q, over the queries. Columns are the outer loop, stages the inner one: the job's P^T
+  // or dS^T and 32 columns of dO or Q stay in the L1 cache.
   const auto none = [] {};
   const auto accumulate_rows = [&](float* out, const auto& a_of, const char* b, int64_t groups) {
     for (int64_t g = 0; g < groups; ++g) {
@@ -134,7 +136,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     f.dq_started[t] = true;
   }
 
-  // 4. NaN and infinities, to what sees them.
+  // 4. NaN and infinities are added to the results of what sees them.
   bool nonfinite = f.nonfinite_k.any;
   for (int64_t t = 0; t < f.tile_count; ++t) nonfinite |= (f.nonfinite_q[t] | f.nonfinite_do[t]) != 0;
   if (!nonfinite) return;
@@ -162,7 +164,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     if (walk.split_of(first) != split) continue;
     const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
     f.key_begin = first;
-    f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // after them: gradients of 0
+    f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // keys after them get gradients 0
     __builtin_memset(f.keys_started, 0, sizeof f.keys_started);
     if (f.keys > 0) load_keys(f, sequence, batch, head_kv);
     const int64_t stages = padded_to(f.keys, kStageKeys) / kStageKeys;
@@ -191,7 +193,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
         for (int64_t t = 0; t < f.tile_count; ++t) {
           const Tile& tile = f.tiles[t];
           if (tile.some_low >= first + f.keys || tile.some_high < first) continue;
-          if (!f.dq_started[t]) {  // a block mask hides all of the super-block
+          if (!f.dq_started[t]) {  // a block mask hides the whole super-block
             __builtin_memset(f.dq_sums[t], 0,
                              static_cast<size_t>(f.q_steps * kTileSteps_elems * kBlockM) * sizeof(float));
           }
@@ -199,7 +201,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
         }
       }
     }
-    // dV has been summed of what dropout keeps, unscaled.
+    // dV was summed over the entries that dropout keeps, without their scale.
     for (int64_t i = 0; Dropout::asked(p) && i < f.v_steps * p.block_n; ++i) {
       if (!f.keys_started[i % p.block_n / kStageKeys]) continue;
 #pragma GCC unroll 2

@@ -1,5 +1,5 @@
-// The rows that AMX's backward pass reads and writes: Q, dO, K and V into the operands of its products, dQ, dK and dV
-// out of their sums; and what is asked for ahead.
+// The rows that AMX's backward pass reads and writes: packing Q, dO, K and V into operands, writing dQ, dK and dV from
+// their sums, and prefetching.
 #pragma once
 
 #include "cpu/amx_gradients.hpp"
@@ -7,11 +7,11 @@
 namespace tessera::cpu {
 namespace {
 
-// Whether the tile's first keys, or its last, are in the super-block.
+// Whether the first, or the last, keys that the tile sees are in the super-block.
 TESSERA_INLINE bool begins_here(const AmxBackward& f, const Tile& tile) { return tile.some_low >= f.key_begin; }
 TESSERA_INLINE bool ends_here(const AmxBackward& f, const Tile& tile) { return tile.some_high < f.key_begin + f.keys; }
 
-// Q and dO of the tile, in both forms, and its LSE and delta. Past the last query all is 0.
+// Loads Q and dO of the tile in both forms, and its LSE and delta. Rows past the last query are 0.
 TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_t row) {
   const Params& p = f.p;
   Tile& tile = f.tiles[t];
@@ -40,11 +40,11 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
     store(f.s.shift + t * kBlockM + c, shift);
     store(f.s.lse + t * kBlockM + c, lse);
     store(f.s.delta + t * kBlockM + c,
-          select(delta == delta, delta, splat(__builtin_nanf(""))));  // of bits that JoinRounded may round
+          select(delta == delta, delta, splat(__builtin_nanf(""))));  // a NaN with bits that JoinRounded may round
   }
 }
 
-// A row of `cols` bfloat16, written by whole lines, once each. `in`: as many float32, padded to 32.
+// Writes a row of `cols` bfloat16 in whole cache lines, each once. `in`: as many float32, padded to 32.
 TESSERA_INLINE void write_line_row(char* out, const float* in, int64_t cols) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems, in += kTileSteps_elems) {
     const __m256i low = (__m256i)bf16_from_float(load(in)), high = (__m256i)bf16_from_float(load(in + kLanes));
@@ -53,15 +53,15 @@ TESSERA_INLINE void write_line_row(char* out, const float* in, int64_t cols) {
   }
 }
 
-// Rows in items: a whole tile's dQ is summed where its rows' accumulators are, [head_dim][kBlockM] as the products have
-// it, if more than one super-block adds to it.
+// Whether a tile's dQ is summed in its rows' accumulators, in the layout [head_dim][kBlockM] of the products. This is
+// so with rows in items, for a whole tile to which more than one super-block adds.
 TESSERA_INLINE bool summed_in_place(const AmxBackward& f, const Tile& tile) {
   return f.p.rows_in_items && !(begins_here(f, tile) && ends_here(f, tile)) && tile.count == kBlockM &&
          f.p.acc_dq_ld == f.q_steps * kTileSteps_elems;
 }
 
-// The tile's dQ, added to its rows' accumulators. Rows in items: the first super-block that the tile sees begins them,
-// the last one ends them as d_q's rows.
+// Adds the tile's dQ to its rows' accumulators. With rows in items, the first super-block that the tile sees
+// initialises them, and the last one writes them out as rows of d_q.
 TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t dq_ld) {
   const Tile& tile = f.tiles[t];
   const int64_t padded = f.q_steps * kTileSteps_elems;
@@ -86,7 +86,7 @@ TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t d
   }
 }
 
-// dK or dV of `rows` keys, from [cols / 32][block_n][32]; of keys that no query sees 0.
+// Writes dK or dV of `rows` keys from [cols / 32][block_n][32]; keys that no query sees get 0.
 TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor, const float* in, int64_t batch,
                                    int64_t head_kv, int64_t k_row, int64_t rows, int64_t cols) {
   for (int64_t n = 0; n < rows; ++n) {
@@ -101,8 +101,8 @@ TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor
   }
 }
 
-// Rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. Where there are as many keys as
-// queries, none.
+// With rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. If there are at least as many
+// keys as queries, there is none.
 TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t head) {
   const Sequence& sequence = p.sequences[batch];
   if (sequence.sq <= sequence.sk) return;
@@ -117,8 +117,8 @@ TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t h
   }
 }
 
-// The rows of Q, dO and, where the tile's first keys are in the super-block, O of `count` queries from `row`, to be
-// read soon.
+// Lists for prefetching the rows of Q, dO and, if the tile's first keys are in the super-block, O, for `count` queries
+// from `row`.
 TESSERA_INLINE void list_queries_ahead(AmxBackward& f, const Sequence& sequence, int64_t batch, int64_t head,
                                        int64_t row) {
   const Params& p = f.p;
@@ -133,8 +133,8 @@ TESSERA_INLINE void list_queries_ahead(AmxBackward& f, const Sequence& sequence,
   if (p.rows_in_items && KeyBand(p, sequence).of(row).low >= f.key_begin) add(p.o, p.head_dim_v);
 }
 
-// While the tiles from query `row` on meet the super-block: the next tiles' rows, those of dQ, and their share of those
-// of dK and dV.
+// Lists the rows to prefetch while the tiles from query `row` on process the super-block: those of the next tiles, of
+// their dQ, and a part of those of dK and dV.
 TESSERA_INLINE void list_ahead(AmxBackward& f, const Sequence& sequence, int64_t batch, int64_t head, int64_t row,
                                int64_t split) {
   const Params& p = f.p;
@@ -144,7 +144,7 @@ TESSERA_INLINE void list_ahead(AmxBackward& f, const Sequence& sequence, int64_t
   const int64_t queries = min_of(kAmxBackwardTiles * kBlockM, sequence.sq - row);
   const bool begins = p.rows_in_items && begins_here(f, f.tiles[0]), ends = p.rows_in_items && ends_here(f, last);
   if (ends) f.ahead.add(row_at(p.d_q, f.tiles[0], 0), p.d_q.row, queries, p.head_dim * 2, true);
-  // Sums in place: those of the next tiles, which their first products take.
+  // With sums in place, those of the next tiles are needed by their first products.
   const int64_t sums_row = summed_in_place(f, f.tiles[0]) ? row + kAmxBackwardTiles * kBlockM : row;
   if (!(begins && ends) && sums_row < sequence.sq) {
     const float* sums = dq_row(p, sequence, batch, head, split, sums_row);
@@ -162,7 +162,8 @@ TESSERA_INLINE void list_ahead(AmxBackward& f, const Sequence& sequence, int64_t
   add(p.d_v, p.head_dim_v);
 }
 
-// K and V of the super-block, their rows asked for two stages ahead; and those of the first queries that see it.
+// Loads K and V of the super-block, prefetching their rows two stages ahead, and prefetches the first queries that see
+// it.
 TESSERA_INLINE void load_keys(AmxBackward& f, const Sequence& sequence, int64_t batch, int64_t head_kv) {
   const Params& p = f.p;
   constexpr int64_t kStagesAhead = 2;
@@ -170,7 +171,7 @@ TESSERA_INLINE void load_keys(AmxBackward& f, const Sequence& sequence, int64_t 
     if (n < f.keys) prefetch_keys(p, sequence, batch, head_kv, f.key_begin + n, min_of(kStageKeys, f.keys - n), 0, 1);
   };
   f.ahead.clear();
-  const int64_t position = p.top_left ? 0 : sequence.sk - sequence.sq;  // of query 0
+  const int64_t position = p.top_left ? 0 : sequence.sk - sequence.sq;  // position of query 0
   const int64_t row = sequence.causal ? max_of<int64_t>(0, f.key_begin - position) : 0;
   constexpr int64_t kQueries = kAmxBackwardTiles * kBlockM;
   list_queries_ahead(f, sequence, batch, head_kv * (p.heads_q / p.heads_kv), row / kQueries * kQueries);

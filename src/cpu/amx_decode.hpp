@@ -1,20 +1,21 @@
-// Decoding by AMX, for bfloat16: an item as in decode.hpp, with up to 16 query rows a KV head as one side of a tile. K
-// and V are both taken from memory as they lie.
+// Decoding with AMX, for bfloat16. Items are as in decode.hpp, with up to 16 query rows of a KV head as one side of a
+// tile. K and V are both read in place.
 //
 //   S^T [keys][rows] = K Q^T     A: K, 16 keys x 32 of d     B: Q, pairs of d, packed once
-//   P [rows][keys]               S transposed: a softmax of lanes = keys, for as many rows as there are
+//   P [rows][keys]               S transposed: a softmax with lanes = keys, for as many rows as there are
 //   O [rows][head_dim_v] += P V  A: P, rows x 16 keys        B: V, 16 keys x 32 columns
 //
-// A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in
-// the high half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the
-// products. A product takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even
-// columns and below for the odd ones; more are two A's, of which each meets all of V. Beside the products of the next
-// head's S runs the softmax of the present one. Each tile of K and V is asked for a few tiles before its use, into the
-// first cache: its lines pass the core's miss buffers once.
+// A product sums over pairs, and a row of V in place is pairs of columns. With a weight in the low half of A's words
+// and 0 in the high half, the product gives the even columns; the other way round, the odd ones. V therefore needs no
+// packing, at the cost of twice the products. A product takes as many cycles as A has rows: up to 8 query rows are
+// stored twice in one A, the upper copy for the even columns and the lower for the odd ones. More rows use two A's,
+// each multiplied with all of V. The softmax of a head overlaps with the products for S of the next head. Each tile of
+// K and V is prefetched into the L1 cache a few tiles before its use, so that its lines pass the core's miss buffers
+// once.
 //
-// A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and rows that do not see it. So a block
-// that a mask cuts is looked over first, and a part whose O is not finite in the end is done again with every block
-// looked over.
+// A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and also rows that do not see it. A block
+// that a mask cuts is therefore checked first, and a part whose O is not finite at the end is computed again with every
+// block checked.
 #pragma once
 
 #include "cpu/amx_scores.hpp"
@@ -25,13 +26,14 @@ namespace {
 
 static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys == 2 * kTileSide);
 
-// What a lane's weights of a block, of two keys, may add up to before the block's maximum replaces the stale one
-// (StaleMax in forward.hpp). Rows decide by themselves here, not 32 together: so low a bound is passed in 1.4 % of the
-// blocks of normal numbers.
+// The largest sum of a lane's weights of a block (of two keys) before the block's maximum replaces the stale max
+// (StaleMax in forward.hpp). Here each row decides by itself, not 32 together, so the bound can be low: normally
+// distributed scores exceed it in 1.4 % of the blocks.
 constexpr float kMostLaneSum = 4.0f;
 static_assert(kAmxDecodeKeys == 2 * kLanes);
 
-// Rows of K and V of one block of keys, of the first of the item's KV heads. Past the last key they are the last one's.
+// Rows of K and V of one block of keys, for the first of the item's KV heads. Rows past the last key repeat the last
+// one.
 struct DecodeBlock {
   const char* keys[kAmxDecodeKeys];
   const char* values[kAmxDecodeKeys];
@@ -45,24 +47,24 @@ struct DecodeBlock {
   }
 };
 
-// Asks for the tiles of K and V of a block and then of the next one, in the order in which attend uses them.
+// Prefetches the tiles of K and V of a block and then of the next one, in the order in which attend uses them.
 class DecodeAhead {
  public:
-  // `copied`: K or V is copied, all of a head's 32 rows at once.
+  // `copied`: K or V is copied, all 32 rows of a head at once.
   TESSERA_INLINE DecodeAhead(const Params& p, const DecodePart& part, bool copied)
       : stages_(2 * part.heads),
         head_bytes_{p.k.head, p.v.head},
         tiles_{padded_to(p.head_dim, kTileSteps_elems) / kTileSide,
                padded_to(p.head_dim_v, kTileSteps_elems) / kTileSide},
         distance_(copied ? 2 * max_of(tiles_[0], tiles_[1]) : kTilesAhead) {}
-  // From that many tiles into `now` on.
+  // Continues from that many tiles into `now` on.
   TESSERA_INLINE void block(const DecodeBlock& now, const DecodeBlock& next) {
     now_ = &now, next_ = &next;
     stage_ = tile_ = 0;
     start_stage();
     for (int64_t i = 0; i < distance_; ++i) next_tile();
   }
-  // Half of the next tile's lines. Both halves are asked for beside each tile that is used.
+  // Prefetches half of the next tile's lines. Both halves are prefetched beside each tile that is used.
   template <int kHalf>
   TESSERA_INLINE void lines() {
 #pragma GCC unroll 8
@@ -93,9 +95,9 @@ class DecodeAhead {
   }
 
   const DecodeBlock *now_ = nullptr, *next_ = nullptr;
-  const char* const* rows_ = nullptr;  // of the tile that is asked for next
+  const char* const* rows_ = nullptr;  // rows of the tile that is prefetched next
   int64_t offset_ = 0, tile_ = 0;      // into the rows; of the stage
-  int64_t stage_ = 0, stages_;         // K or V of one head, as attend goes through them
+  int64_t stage_ = 0, stages_;         // K or V of one head, in the order of attend
   int64_t head_bytes_[2], tiles_[2];   // of K, of V
   int64_t distance_;                   // tiles
   bool value_ = false;
@@ -108,28 +110,28 @@ struct AmxDecode {
   const AmxDecodeScratch& scratch;
   DecodeRow* rows;          // [heads][row_count]
   int64_t q_steps, out_ld;  // of 32 along head_dim; floats of a row of O, of its even or odd columns
-  bool k_stands, v_stands;  // rows are a fixed number of bytes apart, and fill whole steps
+  bool k_stands, v_stands;  // rows have a fixed distance in bytes and fill whole steps, so they are read in place
   bool plain;               // a score is scale q . k
   DecodeAhead ahead;
 
   TESSERA_INLINE float* s_of(int64_t h) const { return scratch.s + h % 2 * p.block_n * kTileSide; }
-  // Weights of the even and of the odd columns, in the low and in the high half of a word.
+  // Weights for the even and the odd columns, in the low and the high half of a word.
   TESSERA_INLINE uint32_t* p_of(int64_t half) const { return scratch.p + half * part.row_count * p.block_n; }
-  // Row r of a head's O, its even or odd columns.
+  // Row r of a head's O: its even or its odd columns.
   TESSERA_INLINE float* o_of(int64_t h, int64_t half, int64_t r) const {
     return scratch.o + ((h * 2 + half) * part.row_count + r) * out_ld;
   }
-  // One A of both halves, or two.
+  // One A with both halves, or two.
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
 
-  // A block's rows of one head's K or V as tiles: where the first and the last 16 begin, and how far rows and steps of
-  // 32 columns are apart.
+  // A block's rows of one head's K or V as tiles: where the first and the last 16 begin, and the distances between rows
+  // and between steps of 32 columns.
   struct HeadRows {
     const char *first, *last;
     int64_t stride, step_bytes;
   };
-  // As they lie, or copied where they do not stand or are fewer than 32.
+  // The rows in place; they are copied if their distance varies or they are fewer than 32.
   TESSERA_INLINE HeadRows rows_of_head(const RowTensor& tensor, const char* const* rows_of_block, int64_t count,
                                        bool stand, int64_t h, int64_t steps, int64_t cols) const {
     const int64_t offset = h * tensor.head;
@@ -164,10 +166,10 @@ struct AmxDecode {
     tile_store<5>(s + kTile_bytes, kTileRow_bytes);
   }
 
-  // Scores of 16 keys and four rows from `row`, transposed.
+  // Transposes the scores of 16 keys and four rows from `row`.
   TESSERA_INLINE void transpose_scores(const float* s, int64_t first, int64_t row) const {
     const float* at = s + first * kTileSide + row;
-    __m512 v[4];  // lanes 4 g ... of v[i]: four rows of key 4 g + i
+    __m512 v[4];  // lanes 4 g ... of v[i] are four rows of key 4 g + i
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const auto four = [&](int g) TESSERA_LAMBDA_INLINE {
@@ -189,7 +191,7 @@ struct AmxDecode {
     store(out + 3 * p.block_n, (VecF)_mm512_unpackhi_pd(high01, high23));
   }
 
-  // P of one row, against its stale max: no maximum is looked for. False: a score out of range, or a sum beyond the
+  // P of one row with its stale max, without computing a maximum. false: a score is out of range, or a sum exceeds the
   // bound.
   TESSERA_INLINE bool stale_max_row(DecodeRow& row, int64_t r, int64_t count) const {
     const float* s = scratch.rows_s + r * p.block_n;
@@ -214,7 +216,7 @@ struct AmxDecode {
     store(row.sum, load(row.sum) + lanes);
     return true;
   }
-  // The same with every option and mask, by the block's maximum.
+  // The same with every option and mask, using the block's maximum.
   TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t h, int64_t r) const {
     float* s = scratch.rows_s + r * p.block_n;
     uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
@@ -264,7 +266,7 @@ struct AmxDecode {
     }
   };
 
-  // O += P V of the block, all columns: what one A gives. kAsk: the first of the two to use V.
+  // O += P V of the block for all columns, with one A. kAsk: the first of the two A's that use V.
   template <bool kAsk>
   TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t half) {
     const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4, v_steps = 2 * out_ld / kTileSteps_elems;
@@ -279,7 +281,7 @@ struct AmxDecode {
       if constexpr (kAsk) ahead.lines<0>();
       tile_product<0, 2, 6>();
       if constexpr (kAsk) ahead.lines<1>();
-      if (block.count > kTileSide) {  // or P's second half is an earlier block's
+      if (block.count > kTileSide) {  // otherwise P's second half is that of an earlier block
         tile_load<7>(v.last + step * v.step_bytes, v.stride);
         if constexpr (kAsk) ahead.lines<0>();
         tile_product<0, 3, 7>();
@@ -289,7 +291,7 @@ struct AmxDecode {
     }
   }
 
-  // The rows of all KV heads against one block. `look`: for NaN and infinities in V.
+  // The rows of all KV heads against one block. `look`: checks V for NaN and infinities.
   TESSERA_OWN_FUNCTION void attend(const DecodeBlock& block, bool look) {
     const int64_t products = 2 * q_steps;
     scores(block, 0, [] {});
@@ -307,8 +309,8 @@ struct AmxDecode {
   }
 
  private:
-  // Rows first ... first + 15 of `cols` columns, `offset` bytes from where they begin: tiles of 32 columns, zeros past
-  // the last row and column.
+  // Copies rows first ... first + 15 with `cols` columns, which begin at `offset` bytes, into tiles of 32 columns, with
+  // zeros past the last row and column.
   TESSERA_OWN_FUNCTION static void copy_rows(char* tiles, const char* const* rows_of_block, int64_t offset,
                                              int64_t first, int64_t count, int64_t cols) {
     const char* pointers[kTileSide];
@@ -319,7 +321,7 @@ struct AmxDecode {
     return rows_are_finite(p.dtype, block.count, p.head_dim_v,
                            [&](int64_t n) { return block.values[n] + h * p.v.head; });
   }
-  // O += P V of what each row sees alone.
+  // O += P V over what each row sees.
   TESSERA_COLD_FUNCTION void output_of_seen(const DecodeBlock& block, int64_t h) const {
     alignas(64) float value[kMaxRowFloats];
     for (int64_t n = 0; n < block.count; ++n) {
@@ -339,7 +341,7 @@ struct AmxDecode {
 
 // Whether O of all rows is finite.
 TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
-  VecF sum{};  // of 0 x: 0, or NaN
+  VecF sum{};  // sums of 0 x, which are 0 or NaN
   for (int64_t h = 0; h < d.part.heads; ++h) {
     const float* o = d.o_of(h, 0, 0);
     for (int64_t i = 0; i < 2 * d.part.row_count * d.out_ld; i += kLanes) sum = fma(load(o + i), VecF{}, sum);
@@ -347,8 +349,8 @@ TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
   return !any(sum != VecF{});
 }
 
-// All blocks of a part, whose rows are as init_decode_rows leaves them. `look`: every block's V is looked over for NaN
-// and infinities.
+// All blocks of a part, whose rows are as init_decode_rows leaves them. `look`: every block's V is checked for NaN and
+// infinities.
 TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool look) {
   const Params& p = d.p;
   const DecodePart& part = d.part;
@@ -374,7 +376,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   const DecodePart part(p, item);
   const AmxDecodeScratch scratch = carve_amx_decode(
       scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, 0, sizeof(DecodeRow)});
-  const bool neighbours = !p.page_table || p.page_size % kTileSide == 0;  // 16 keys from a multiple of 16
+  const bool neighbours = !p.page_table || p.page_size % kTileSide == 0;  // 16 keys from a multiple of 16 on
   const bool k_stands = neighbours && p.head_dim % kTileSteps_elems == 0;
   const bool v_stands = neighbours && p.head_dim_v % kTileSteps_elems == 0;
   AmxDecode d{p,
@@ -397,12 +399,12 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   __builtin_memset(scratch.p, 0, static_cast<size_t>(2 * kTileSide * p.block_n) * sizeof(uint32_t));
   tiles_configure(d.rows_of_p());
   decode_part(d, keys, false);
-  if (!output_is_finite(d)) {  // a NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN
+  if (!output_is_finite(d)) {  // a NaN or an infinity of V has also reached its neighbouring column as 0 x NaN
     init_decode_rows(p, part, d.rows);
     decode_part(d, keys, true);
   }
   tiles_release();
-  // A backward pass of so few rows is not by tiles: its products are the vectors'.
+  // The backward pass of so few rows uses no tiles: the vectors compute its products.
   for (int64_t h = 0; h < part.heads; ++h) {
     if (!has_huge_rows(p, d.rows + h * part.row_count, part.row_count)) continue;
     const auto* pairs = reinterpret_cast<const float*>(scratch.q + h * d.q_steps * kTileSide * kTileSide);

@@ -1,24 +1,24 @@
-// Forward by AMX: FlashAttention-2, algorithm 1, for bfloat16, with lanes = queries, as in forward.hpp.
+// Forward with AMX: FlashAttention-2, algorithm 1, for bfloat16, with lanes = queries, as in forward.hpp.
 //
-//   S^T [keys][queries]        = K Q^T         A: K as it lies       B: Q, pairs along d, packed once
+//   S^T [keys][queries]        = K Q^T         A: K in place                  B: Q, pairs along d, packed once
 //   P = 2^(scale_log2 S - stale_max)           vertical: a query is a lane
-//   O^T [head_dim_v][queries] += V^T P^T       A: V transposed once a block       B: P, pairs of keys
+//   O^T [head_dim_v][queries] += V^T P^T       A: V, transposed once a block  B: P, pairs of keys
 //
-// A tile of 32 queries meets 32 keys a stage: four tile registers of S, 2 x 2. A job is two or four stages of one query
-// tile; after it, P V over all of the job's keys. The products of S of the next stage and of P V of the job before
-// run beside the softmax of the present stage, a few rows of it after every step of a product:
+// A tile of 32 queries processes 32 keys in a stage, with four tile registers of S, 2 x 2. A job is two or four stages
+// of one query tile, followed by P V over all of the job's keys. The softmax of a stage overlaps with the products for
+// S of the next stage and for P V of the previous job: a few of its rows follow every step of a product.
 //
 //   stage        t - 1           t               t + 1
-//   products     S(t), P V       S(t + 1), P V   S(t + 2), P V     of the job before
+//   products     S(t), P V       S(t + 1), P V   S(t + 2), P V     of the previous job
 //   softmax      of S(t - 1)     of S(t)         of S(t + 1)
 //
-// A tile register is stored only when the next group of products wants it (Accumulators): stores at a group's end would
-// keep the products waiting. But S of the next stage is stored within the present one: a softmax that begins with loads
-// of what has just been stored would keep all that comes after it waiting.
+// A tile register is stored only when the next group of products needs it (Accumulators): stores at a group's end would
+// delay the products. But S of the next stage is stored within the present one, because a softmax that begins by
+// loading what has just been stored would delay everything after it.
 //
-// The softmax is that of forward.hpp by the stale max, which is that of the tile's first 32 keys: no maximum is looked
-// for. Scores out of the exponential's range and sums beyond the bound are found at the job's end, and the job is done
-// again the plain way before its P V.
+// The softmax uses the stale max, as in forward.hpp; it is the maximum of the tile's first 32 keys, and no further
+// maximum is computed. Scores outside the exponential's range and sums beyond the bound are detected at the job's end;
+// the job is then computed again without the stale max, before its P V.
 #pragma once
 
 #include "cpu/amx_forward_products.hpp"
@@ -27,19 +27,19 @@
 namespace tessera::cpu {
 namespace {
 
-// The products that run beside a stage's softmax: S of stage `next_stage` of job `next`, and some groups of the output
-// of job `before`. NULL: none.
+// The products that overlap with a stage's softmax: S of stage `next_stage` of job `next`, and some groups of the
+// output of job `before`. NULL: none.
 struct Beside {
   const Job *next, *before;
   int64_t next_stage;
   float* next_s;
-  bool next_bias;  // goes into S
+  bool next_bias;  // is added to S
   const uint32_t* before_p;
   int64_t group_begin, group_end;
 };
 
-// kSteps, kStages: of a full stage, with q_steps = v_tiles / 2 = kSteps, a next stage, and jobs of kStages stages,
-// whose groups of the output are equally many a stage. Everything is then known when it is compiled.
+// kSteps, kStages: a full stage with q_steps = v_tiles / 2 = kSteps, a next stage, and jobs of kStages stages, whose
+// output groups are evenly distributed over the stages. Everything is then known at compile time.
 template <Scores kScores, bool kPairs, int kSteps = 0, int kStages = 0>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                        int64_t key, const Beside& work, const StageOptions* options) {
@@ -61,7 +61,8 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
     softmax.finish(sums);
     return;
   }
-  // Spread evenly, in fixed point with 16 fractional bits. Draws and options have much to begin a piece with.
+  // Spread evenly, in fixed point with 16 fractional bits. With dropout bits or options, a piece has much to do at its
+  // beginning.
   constexpr bool kLong = kScores == Scores::kDropout || kScores == Scores::kOptions;
   constexpr Pieces kPieces = kLong ? Pieces::kTwo : Pieces::kFour;
   const int64_t pieces =
@@ -82,7 +83,7 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
   if (work.group_begin >= work.group_end) f.accumulators.flush();
 }
 
-// Where there are no options: the usual head sizes have functions of their own.
+// Without options, the usual head sizes have functions of their own.
 template <Scores kScores, bool kPairs>
 TESSERA_INLINE void attend_stage_of(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                     int64_t key, const Beside& work) {
@@ -95,7 +96,7 @@ TESSERA_INLINE void attend_stage_of(AmxForward& f, const Tile& tile, JobSums& su
   attend_stage<kScores, kPairs>(f, tile, sums, s, sP, key, work, nullptr);
 }
 
-// `has_bias`: S has the bias in it.
+// `has_bias`: S includes the bias.
 template <bool kPairs>
 TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                      int64_t key, const Beside& work, bool has_bias) {
@@ -117,15 +118,16 @@ TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& s
   }
 }
 
-// Lane by lane: not 0; a stale max whose own score comes out as 2^0 and not as the rounding of large numbers.
+// lane_bits: the lanes that are not 0. exact_lanes: the lanes whose stale max is so small that its own score gives
+// exactly 2^0, not the rounding of large numbers.
 TESSERA_INLINE uint32_t lane_bits(VecI lanes) { return _mm512_movepi32_mask((__m512i)lanes); }
 TESSERA_INLINE uint32_t exact_lanes(const Params& p, VecF stale_max) {
   return lane_bits(abs(stale_max) < p.huge_score);
 }
 
-// The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and
-// what it does not suit is found at the job's end; so a row that sees nothing there gets the tile's maximum. `keys`: of
-// the stage; `options`: that S does not have in it yet.
+// Sets the stale max of a tile that has seen no key: the maximum over what each row sees of one stage. Any number is
+// valid, and an unsuitable one is detected at the job's end, so a row that sees nothing in this stage gets the tile's
+// maximum. `keys`: of the stage; `options`: those that S does not include yet.
 TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys,
                                          bool options) {
   VecF scale = splat(f.p.scale);
@@ -135,9 +137,9 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
                  {.loaded = f.scratch.options, .tile_floats = kStageKeys * kBlockM});
     s = f.scratch.sS, scale = splat(1.0f);
   }
-  // Four maxima at once, since each waits for the one before.
+  // Four maxima at once, since each depends on the previous one.
   VisibleLanes visible[2] = {{tile, 0, key}, {tile, 1, key}};
-  VecF most_of[2][2];  // of a vector's even and odd keys
+  VecF most_of[2][2];  // over a vector's even and odd keys
   for (auto& vector : most_of) vector[0] = vector[1] = splat(-infinity());
   for (int64_t n = 0; n < kStageKeys; n += 2) {
 #pragma GCC unroll 2
@@ -153,7 +155,7 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
   }
   const VecF best[2] = {max(most_of[0][0], most_of[0][1]), max(most_of[1][0], most_of[1][1])};
   const VecI unseen[2] = {best[0] == -infinity(), best[1] == -infinity()};
-  // No row may see anything there: 0 is as good as any other number.
+  // Possibly no row sees anything there; 0 is then as good as any other number.
   const float seen = any(unseen[0] | unseen[1]) ? max_lanes(max(best[0], best[1])) : 0.0f;
   const VecF most = splat(seen == -infinity() ? 0.0f : seen);
   bool huge = false;
@@ -162,7 +164,7 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
   tile.has_stale_max = !huge;
 }
 
-// Slopes whose products with distances lose more in fixed point than weights may be off.
+// Slopes whose products with distances lose more in fixed point than the weights' tolerance.
 TESSERA_INLINE bool has_steep_slopes(const Params& p, const Tile& tile) {
   constexpr float kMostSlope = 256.0f;
   const QueryLanes at{tile, 0};
@@ -171,8 +173,8 @@ TESSERA_INLINE bool has_steep_slopes(const Params& p, const Tile& tile) {
   return any(steep);
 }
 
-// ALiBi: a tile's scores rise from key to key up to its diagonal, and would pass the first keys' maximum again and
-// again. So its stale max is taken from where the diagonal meets it.
+// ALiBi: a tile's scores rise from key to key up to its diagonal, and would exceed the first keys' maximum again and
+// again. So the stale max is computed where the diagonal crosses the tile.
 TESSERA_OWN_FUNCTION void take_stale_max_at_diagonals(AmxForward& f, int64_t tile_count, int64_t first_key,
                                                       int64_t key_end) {
   for (int64_t t = 0; t < tile_count; ++t) {
@@ -212,11 +214,11 @@ TESSERA_COLD_FUNCTION bool masked_by_bias(const AmxForward& f, const Tile& tile,
   return (seeing & rows) == 0;
 }
 
-// Adds the job's sums to the tile's. False: they cannot be trusted. A row whose stale max, of keys that it does not
-// see, is far above its scores would come near the denormals, which AMX takes for zeros.
+// Adds the job's sums to the tile's. false: the sums are not reliable. If a row's stale max comes from keys that the
+// row does not see and is far above its scores, the weights come near the denormals, which AMX treats as zeros.
 TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job, const JobSums& sums) {
   constexpr float kLeastSum = 0x1p-40f;
-  // Bits of weights are in the weights' order, and what is out of range, its sign set, comes above all.
+  // The bits of weights have the same order as the weights; out of range has its sign set, and compares as the largest.
   constexpr uint32_t kMost = __builtin_bit_cast(uint32_t, StaleMax<true>::kMostWeight) >> 16;
   const VecU most = splat(kMost << 16 | kMost);
   VecI above = (VecU)_mm512_max_epu16((__m512i)load_as<VecU>(sums.largest), (__m512i)most) != most;
@@ -239,7 +241,7 @@ TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job,
   return true;
 }
 
-// P of a full job by its own maximum, with every option of the scores; what O holds so far is rescaled.
+// P of a full job with its own maximum and every option of the scores; the content of O is rescaled.
 TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* sP) {
   const Params& p = f.p;
   Tile& tile = f.tiles[job.tile];
@@ -266,7 +268,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   bool huge = false;
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    // Against a stale max that nothing has been summed by yet, another row's perhaps, all scores might vanish.
+    // With a stale max by which nothing has been summed yet, perhaps another row's, all weights might underflow.
     const VecF given = load(tile.stale_max + c * kLanes);
     const VecF old = select(load(tile.sum + c * kLanes) == 0.0f, splat(-infinity()), given);
     const VecI moves = best[c] > old;
@@ -306,7 +308,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
           const int64_t at = (stage * kStageKeys + j + r * kTileSide) * kBlockM + c * kLanes;
           pair[r] = exponential(exponent_of(load(sS + at), to[c], huge));
           sum[c] += pair[r];
-          // Past the last key there are no factors.
+          // There are no factors past the last key.
           if (dropout && at < count * kBlockM) pair[r] *= load(factors + at);
         }
         store(sP + (stage * kTileSide + j) * kBlockM + c * kLanes, pair_bf16(pair[0], pair[1]));
@@ -316,13 +318,13 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, sum[c]);
 }
 
-// All jobs of a super-block, in order, the softmax of each stage beside the products of its neighbours.
+// All jobs of a super-block, in order; the softmax of each stage overlaps with the products of its neighbours.
 TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_count) {
   constexpr int64_t kRing = kStageKeys * kBlockM;
   const int64_t probabilities = stages_of_a_job(f.p) * kTileSide * kBlockM;
   float* ring = f.scratch.ring;                              // [2] S of a stage
-  int64_t turn = 0;                                          // which of them holds the present stage
-  bool has_bias = job_count > 0 && f.take_bias(jobs[0], 0);  // the present stage's S, in it
+  int64_t turn = 0;                                          // the index of the buffer that holds the present stage
+  bool has_bias = job_count > 0 && f.take_bias(jobs[0], 0);  // S of the present stage includes it
   if (job_count > 0)
     f.scores(
         jobs[0], 0, ring, [] {}, has_bias);
@@ -407,11 +409,11 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                BiasStep(p, scratch.bias_diagonals, scratch.bias_words),
                KeysAhead(p, sequence, batch, head_kv)};
 
-  // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
+  // 1. Decode the tile index; Q: global -> scratch, pairs along d.
   const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
   int64_t key =
-      first_key / p.block_n * p.block_n;  // jobs, and so a row's bits, do not depend on the item's other tiles
-  // What an item packs itself is asked for there.
+      first_key / p.block_n * p.block_n;  // so that jobs, and a row's bits, do not depend on the item's other tiles
+  // Keys that an item packs itself are prefetched there.
   if (packed_ahead(sequence)) {
     f.ahead.begin(first_key, min_of<int64_t>(key + p.block_n, key_end) - first_key, tile_count);
   }
@@ -428,7 +430,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                       p.head_dim, next);
   }
 
-  // 2. For every super-block of visible keys: K and V packed, if they are not, then S, softmax, O += P V for each tile.
+  // 2. For every super-block of visible keys: pack K and V if necessary, then S, softmax, O += P V for each tile.
   tiles_configure();
   if (Alibi::asked(p)) {
     take_stale_max_at_diagonals(f, tile_count, first_key, key_end);

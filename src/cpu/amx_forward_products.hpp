@@ -1,4 +1,4 @@
-// The forward pass by AMX: one item's state and its products, S of a stage and O += P V of a job.
+// The forward pass with AMX: one item's state and its products, S of a stage and O += P V of a job.
 #pragma once
 
 #include "cpu/amx_accumulators.hpp"
@@ -19,17 +19,17 @@ struct AmxForward {
   const Sequence& sequence;
   int64_t batch, head_kv;
   bool has_options;
-  bool rounded_sums;  // of weights as P has them, where no LSE is asked for
+  bool rounded_sums;  // sums are of the rounded weights of P; used if no LSE is requested
   BiasStep bias;
-  KeysAhead ahead;                  // of the next super-block
+  KeysAhead ahead;                  // keys of the next super-block
   int64_t key_begin = 0, keys = 0;  // of the super-block
-  // K and V of the super-block, packed: in scratch, or packed ahead.
+  // K and V of the super-block, packed in scratch, or packed ahead.
   const char *k_packed = nullptr, *v_packed = nullptr;
-  NonfiniteKeys nonfinite{};  // of its values, where something may be masked
+  NonfiniteKeys nonfinite{};  // of its values, if something may be masked
   Accumulators accumulators{};
 
-  // The super-block's keys `from` ... , whose first is key_begin, `from` a multiple of 32. `look`: for values that are
-  // not finite.
+  // Packs the super-block's keys from `from` on, a multiple of 32; its first key is key_begin. `look`: checks for
+  // values that are not finite.
   TESSERA_INLINE void pack_super_block(int64_t from, bool look) {
     if (packed_ahead(sequence)) {
       const AmxPackedKeys packed = packed_keys(p, sequence, head_kv, key_begin);
@@ -52,7 +52,7 @@ struct AmxForward {
   }
   TESSERA_INLINE int64_t output_groups() const { return (v_tiles + 1) / 2; }
 
-  // S of one stage of the job: C [32][kBlockM], with the bias that has been taken, if any. kSteps: q_steps, where it is
+  // S of one stage of the job: C [32][kBlockM], including the bias if take_bias has loaded it. kSteps: q_steps, if
   // known.
   template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside, bool with_bias = false) {
@@ -63,7 +63,7 @@ struct AmxForward {
     if (!with_bias) return;
     for (int64_t term = 0; term < bias.terms(); ++term) accumulators.add_step(bias.diagonal(term), bias.words());
   }
-  // The bias of a stage, where it goes into S.
+  // Loads the bias of a stage, if it can be added to S.
   TESSERA_INLINE bool take_bias(const Job& job, int64_t stage) {
     if (!bias.serves()) return false;
     const Tile& tile = tiles[job.tile];
@@ -71,7 +71,7 @@ struct AmxForward {
     return first + kStageKeys <= keys && seen_by_all(tile, key_begin + first) && bias.take(tile, key_begin + first);
   }
 
-  // Group `group` of 32 rows of O^T += V^T P^T over the job's keys. kStages: the job's stages, where they are known.
+  // Group `group` of 32 rows of O^T += V^T P^T over the job's keys. kStages: the job's stages, if known.
   template <Pieces kPieces = Pieces::kTwo, int kStages = 0, class Beside>
   TESSERA_INLINE void output(const Job& job, const uint32_t* sP, int64_t group, Beside&& beside) {
     char* o = o_of(job) + group * 2 * kTwoTiles_bytes;
@@ -97,7 +97,7 @@ struct AmxForward {
     if (nonfinite.any) add_nonfinite_values(job, sP);
   }
 
-  // O += P V of the keys that were packed as zeros, of what each lane sees.
+  // O += P V of the keys that were packed as zeros, over what each lane sees.
   TESSERA_COLD_FUNCTION void add_nonfinite_values(const Job& job, const uint32_t* sP) {
     accumulators.flush();
     const Tile& tile = tiles[job.tile];

@@ -1,5 +1,5 @@
-// What AMX's backward pass makes of S and dP: P and dS of 32 keys x 32 queries, in pieces beside the products of the
-// next pair.
+// The vector work of AMX's backward pass: P and dS of 32 keys x 32 queries from S and dP, in pieces that overlap with
+// the products of the next pair.
 #pragma once
 
 #include "cpu/amx_forward.hpp"
@@ -23,16 +23,17 @@ struct AmxBackward {
   int64_t key_begin, keys;  // of the super-block
   int64_t tile_count;
   bool dq_started[kAmxBackwardTiles];
-  float* dq_sums[kAmxBackwardTiles];  // [head_dim][kBlockM]: of this super-block or, summed_in_place, of all so far
-  bool keys_started[kAmxMaxBlockKeys / kStageKeys];  // whose dK and dV hold something, of the super-block's stages
+  // [head_dim][kBlockM]: of this super-block or, with summed_in_place, of all so far
+  float* dq_sums[kAmxBackwardTiles];
+  bool keys_started[kAmxMaxBlockKeys / kStageKeys];  // stages of the super-block whose dK and dV have been initialised
 
-  // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
+  // Rows that hold NaN or infinities, of K and of the tiles' Q and dO, if something may be masked.
   NonfiniteKeys nonfinite_k;
   uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
   RowsAhead ahead;
 
   TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
-  // What a stage of the job and a tile share.
+  // Buffers of a pair of a job's stage and a tile.
   TESSERA_INLINE char* p_of(int64_t stage, int64_t tile) const {
     return s.sP + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
   }
@@ -44,13 +45,13 @@ struct AmxBackward {
   }
 };
 
-// One pair of a stage (of the super-block and, `in_job`, of the job) and a tile.
+// A pair of a stage (its index in the super-block and, `in_job`, in the job) and a tile.
 struct StagePair {
   int64_t stage, in_job, tile;
 };
 
-// S and dP of the pair into the ring; dP stays pending. kSteps: of both, where they are known. `beside` runs after
-// every product or every two, with kSteps not in the first step, which stores what is pending.
+// S and dP of the pair into the ring; dP stays pending. kSteps: of both, if known. `beside` runs after every product or
+// every two; with kSteps not in the first step, which stores what is pending.
 template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
 TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* ring, Beside&& beside) {
   const int64_t q = kSteps > 0 ? kSteps : f.q_steps, v = kSteps > 0 ? kSteps : f.v_steps;
@@ -62,8 +63,8 @@ TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* r
       v * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * v * kSteps_bytes, v, beside);
 }
 
-// P and dS of a pair in one pass, in the three forms that the products take, some units at a time. dS of the bias,
-// unscaled, goes to `d_bias` [32][kBlockM], where there is one.
+// P and dS of a pair in one pass, in the three forms that the products need, some units at a time. dS of the bias,
+// unscaled, is written to `d_bias` [32][kBlockM] if it is given.
 template <Scores kScores>
 class FusedGradients {
   using Exponential = StageExponential<kScores, 4, true>;
@@ -92,14 +93,14 @@ class FusedGradients {
       half_unit<1>();
     }
   }
-  // The next half of a unit, of which there certainly is one: known when compiled.
+  // The next half of a unit, which is known at compile time to exist.
   TESSERA_INLINE void run_half() {
     if (half_) {
       half_unit<1>();
     } else {
       half_unit<0>();
     }
-    compute_here(out_of_range_);  // or gcc would put the ORs of an unrolled pair off
+    compute_here(out_of_range_);  // otherwise gcc would postpone the ORs of an unrolled pair
   }
   // The rest. False: a score out of the exponential's range.
   TESSERA_INLINE bool finish() {
@@ -123,7 +124,7 @@ class FusedGradients {
         dp = exponential_.template kept<kUpper>(j, c, dp), kept = exponential_.template kept<kUpper>(j, c, kept);
       }
       VecF d = e * fma(dp, scale_, minus_delta_[c]);
-      // What is not seen has P = 0, and dP and the slope may be anything.
+      // An entry that is not visible has P = 0, but its dP and slope are arbitrary.
       if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
       if (kScores == Scores::kOptions && d_bias_) {
         const VecF unscaled = e * (dp * dp_scale_ - load(delta_ + c * kLanes));
@@ -167,16 +168,16 @@ class FusedGradients {
   bool half_ = false;
 };
 
-// A pair's S and dP lie in `ring`, dP perhaps still pending; the products of the next pair go to next_ring. NULL: there
-// is none.
+// S and dP of a pair are in `ring`, with dP perhaps still pending; the products of the next pair write next_ring. NULL:
+// there is no next pair.
 struct PairTurn {
   const StagePair *at, *next;
   float *ring, *next_ring;
 };
 
-// A pair's gradients beside the products of the next one, which store what is pending with the first four: the
-// gradients begin after those. kSteps: q_steps and v_steps of a pair that has a next one; every step is then known when
-// it is compiled.
+// A pair's gradients, overlapped with the products of the next pair. The first four products store what is pending, and
+// the gradients begin after them. kSteps: q_steps and v_steps of a pair that has a next one; every step is then known
+// at compile time.
 template <Scores kScores, int kSteps = 0>
 TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, int64_t key,
                                           const StageOptions* options, float* d_bias) {
@@ -204,8 +205,8 @@ TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, 
   return gradients.finish();
 }
 
-// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. A NaN may have
-// any bits, which adding half a unit, as JoinRounded does, might carry into the sign.
+// Stores P and dS of keys j and j + 16, [row][vector of queries], in the three forms that the products need. A NaN may
+// have any bits, so adding half a unit, as JoinRounded does, might carry into the sign.
 TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
                                 const VecF (&ds)[2][2]) {
   char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
@@ -219,7 +220,7 @@ TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64
   }
 }
 
-// The same with every option and mask. S and dP are used up.
+// The same with every option and mask. Overwrites S and dP.
 TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair& at, float* ring, int64_t key) {
   const Params& p = f.p;
   const Tile& tile = f.tiles[at.tile];
@@ -252,7 +253,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
         dp *= factor * p.dropout_scale;
         kept *= factor;
       }
-      // For an invisible entry LSE, dP and delta may be anything, and so may a score past the last query.
+      // The LSE, dP and delta of an invisible entry are arbitrary, and so is a score past the last query.
       const VecI visible = (score != -infinity()) & (iota<VecI>() < tile.count - c * kLanes);
       store(sdP + i, select(visible, probability * (dp - load(delta + c * kLanes)), VecF{}));
       store(sS + i, select(visible, kept, VecF{}));
@@ -270,7 +271,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
         const VecF scaled = ds[r][c] * splat(p.scale);
         if (!needs_product || j + r * kTileSide >= count || c >= tile.vecs) {
           ds[r][c] = scaled;
-        } else {  // the slope of an invisible entry may be anything
+        } else {  // the slope of an invisible entry is arbitrary
           ds[r][c] = select(scaled == 0.0f, VecF{}, ScoreStep<QueryLanes>::gradient(p, ds[r][c], slope + i));
         }
       }
@@ -292,8 +293,8 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
   const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
   bool done = false;
   if (!f.options || (!collects_gradients(f.p) && !stage_has_options(f.p, tile, key, keys))) {
-    // Head sizes of 33 to 64 have a function of their own; at 128 it was 1.04 of the other at 512 keys and 0.94 from
-    // 2048 on.
+    // Head sizes of 33 to 64 have a function of their own. At 128 such a function was 1.04 of the generic one at 512
+    // keys and 0.94 from 2048 on.
     const auto of = [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       const bool known = turn.next && f.q_steps == 2 && f.v_steps == 2;
       return known ? fused_gradients<kScores, 2>(f, turn, key, nullptr, nullptr)

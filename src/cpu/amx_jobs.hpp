@@ -1,4 +1,4 @@
-// The jobs of AMX's forward pass: which stages of 32 keys a tile of queries meets before its P V.
+// The jobs of AMX's forward pass: the stages of 32 keys that a tile of queries processes before its P V.
 #pragma once
 
 #include "cpu/amx_scores.hpp"
@@ -8,18 +8,18 @@ namespace {
 
 constexpr int64_t kJobKeys = kAmxJobKeys;  // at most
 constexpr int64_t kJobStages = kJobKeys / kStageKeys;
-// Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should
-// have one beside its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D = 128 743 and
-// 818.
+// Long jobs load and store O less often. But with few head dimensions, O has few groups of products, and every stage
+// should have one to overlap with its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D
+// = 128 743 and 818.
 TESSERA_INLINE int64_t stages_of_a_job(const Params& p) { return p.head_dim_v <= 64 ? kJobStages / 2 : kJobStages; }
 
-// Keys of one query tile: `stages` stages from stage `first` of the super-block.
+// Keys of one query tile: `stages` stages, from stage `first` of the super-block on.
 struct Job {
   int32_t tile, first, stages;
 };
 
-// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile, without the stages that a block mask
-// hides from all of a tile's rows. These leave no more jobs than there are without a mask.
+// Lists the jobs of `tile_count` tiles against `count` keys from `key`, tile by tile, without the stages that a block
+// mask hides from all of a tile's rows. There are never more jobs than without the mask.
 TESSERA_INLINE int64_t list_jobs(const Params& p, Job* jobs, const Tile* tiles, int64_t tile_count, int64_t key,
                                  int64_t count) {
   const int64_t job_stages = stages_of_a_job(p);
@@ -41,7 +41,7 @@ TESSERA_INLINE int64_t list_jobs(const Params& p, Job* jobs, const Tile* tiles, 
         const int64_t from = begin + (end - begin) * part / parts, to = begin + (end - begin) * (part + 1) / parts;
         jobs[job_count++] = {static_cast<int32_t>(t), static_cast<int32_t>(from), static_cast<int32_t>(to - from)};
       }
-      begin = end + 1;  // that stage is hidden, if there is one
+      begin = end + 1;  // skips the hidden stage, if there is one
     }
   }
   return job_count;

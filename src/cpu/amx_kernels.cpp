@@ -1,4 +1,4 @@
-// The kernels by AMX, bfloat16 alone: compiled for the real tile registers and for their emulation
+// The AMX kernels, only for bfloat16: compiled for the real tile registers and for their emulation
 // (src/CMakeLists.txt), each of which exports one table.
 #include "cpu/amx_backward.hpp"
 #include "cpu/amx_decode.hpp"

@@ -1,12 +1,12 @@
-// Rows of bfloat16 in memory -> the operands of AMX's product.
+// Packs rows of bfloat16 into the operands of AMX's product.
 //
-//   A as it lies        16 rows x 32 columns: a row of the tensor is a row of the tile
+//   A in place          16 rows x 32 columns: a row of the tensor is a row of the tile
 //   B, pairs of columns [column / 2][row]: a transposition of 32-bit pairs                 (Q for S^T = K Q^T)
 //   A transposed        16 columns x 32 rows: the transposition again, and pairs split      (V for O^T = V^T P^T)
 //   B, pairs of rows    [row / 2][column]: two rows interleaved                             (dO for dV = P^T dO)
 //
-// Along k any order serves, as long as both operands have the same. A transposed tile's pair j holds the rows j and
-// j + 16: so pairs are put together and split by shifts and masks, which have more ports than shuffles.
+// The order along k is arbitrary, as long as it is the same in both operands. Pair j of a transposed tile holds the
+// rows j and j + 16, so that pairs are joined and split by shifts and masks, which have more ports than shuffles.
 #pragma once
 
 #include "cpu/amx_tile.hpp"
@@ -20,16 +20,16 @@ static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
 static_assert(kLanes == kTileSide, "a row of a tile is a vector");
 
 constexpr int64_t kStageKeys = 2 * kTileSide;
-constexpr int kUnits = kTileSide;  // of a stage's softmax: keys j and j + 16
+constexpr int kUnits = kTileSide;  // units of a stage's softmax: keys j and j + 16
 
 TESSERA_INLINE VecU load_bf16(const char* row, int64_t column, int64_t cols) {
   return (VecU)_mm512_maskz_loadu_epi16(first_elems(cols - column), row + column * 2);
 }
 
-// Sixteen rows of 64 bytes; what lies past the last row or column is copied as zeros.
+// Sixteen rows of 64 bytes; parts past the last row or column are copied as zeros.
 class SixteenRows {
  public:
-  // `rows`: of `count` of them, columns `column` ... of `cols`.
+  // Columns `column` ... of `cols` of the `count` rows.
   TESSERA_INLINE SixteenRows(const char* const* rows, int64_t count, int64_t column, int64_t cols) {
     if (count >= kTileSide && cols - column >= kTileSteps_elems) {
 #pragma GCC unroll 16
@@ -48,7 +48,7 @@ class SixteenRows {
   alignas(64) char copy_[kTileSide][kTileRow_bytes];
 };
 
-// low's and high's lanes as pairs.
+// Join the lanes of low and high as pairs.
 TESSERA_INLINE VecU join_low(VecU low, VecU high) {  // of their lower halves
   return (VecU)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, _mm512_slli_epi32((__m512i)high, 16));
 }
@@ -56,9 +56,9 @@ TESSERA_INLINE VecU join_high(VecU low, VecU high) {  // of their upper halves
   return (VecU)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)low, 16), (__m512i)high);
 }
 
-// Lines of 16 rows that are transposed after the present ones, asked for before these: shuffles that wait for their
-// rows fill the core's scheduler, and few lines would be on their way. Asked for further ahead, they leave the first
-// cache's sets again where rows are a power of two apart.
+// Lines of the 16 rows that are transposed next, prefetched before the present ones: shuffles that wait for their rows
+// fill the core's scheduler, so that few lines would be in flight. If they were prefetched further ahead and rows are a
+// power of two apart, they would be evicted from the L1 cache's sets again.
 struct NextLines {
   const char* const* rows = nullptr;
   int64_t count = 0, column = 0;
@@ -71,7 +71,7 @@ struct NextLines {
 };
 
 // out[c / 2][ld]: lane r of row c / 2 = (rows[r][c], rows[r][c + 1]), for c < cols padded to 32 and r < `lanes`, a
-// multiple of 16; zeros past the last row and column. `next`: what is read after these rows.
+// multiple of 16; zeros past the last row and column. `next`: rows that are read after these.
 TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const char* const* rows, int64_t count,
                                             int64_t lanes, int64_t cols, const NextLines& next = {}) {
   for (int64_t r = 0; r < lanes; r += kTileSide) {
@@ -91,9 +91,9 @@ TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const cha
   }
 }
 
-// tiles[cols / 32][16 rows][32], zeros past the last row and column. A row's lines are read together, as they lie.
-// Lines of the tiles are asked for a few rows before they are stored, at the end those of the tiles after these: stores
-// leave one after the other, and each would wait for its line.
+// tiles[cols / 32][16 rows][32], zeros past the last row and column. A row's lines are read together, in memory order.
+// The lines of the tiles are prefetched a few rows before they are stored, at the end those of the next tiles: stores
+// retire in order, and each would wait for its line.
 TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
   constexpr int64_t kAhead = 4;
   const bool whole = count >= kTileSide && cols % kTileSteps_elems == 0;
@@ -109,7 +109,7 @@ TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t coun
 }
 
 // Of 32 rows, for every 32 columns two tiles, `group_bytes` apart: [2][16 columns][16 pairs], pair j = rows j and j +
-// 16; zeros past the last row and column. `next`: what is read after these rows.
+// 16; zeros past the last row and column. `next`: rows that are read after these.
 TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t group_bytes, const char* const* rows, int64_t count,
                                                int64_t cols, const NextLines& next = {}) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
@@ -164,13 +164,12 @@ TESSERA_OWN_FUNCTION void pack_row_pairs(char* out, int64_t group_bytes, const c
 
 // ---- NaN and infinities ----
 //
-// Where something is masked for a row of the tile, its weight is 0, and a product of full tiles would take 0 x NaN. So
-// an operand that the products sum over (V and K along keys, Q and dO along queries) is looked over before it is
-// packed, if there is something that may be masked: at an AND and a maximum for 64 bytes. Rows that hold NaN or an
-// infinity are packed as zeros, and what they give is added after the product to the rows that see them. All else keeps
-// its bits.
+// If a row of the tile has a masked entry, its weight is 0, and a product of full tiles would compute 0 x NaN. So an
+// operand that the products sum over (V and K along keys, Q and dO along queries) is checked before it is packed if
+// something may be masked, which costs an AND and a maximum for 64 bytes. Rows that hold NaN or an infinity are packed
+// as zeros, and their products are added afterwards to the rows that see them. All other results keep their bits.
 
-// Bit r: row r of at most 32 holds NaN or an infinity.
+// Bit r is set if row r of at most 32 holds NaN or an infinity.
 TESSERA_INLINE uint32_t nonfinite_rows(const char* const* rows, int64_t count, int64_t cols) {
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
   const auto largest = [&](int64_t r, __m512i best) TESSERA_LAMBDA_INLINE {
@@ -192,7 +191,7 @@ TESSERA_INLINE uint32_t nonfinite_rows(const char* const* rows, int64_t count, i
   return bits;
 }
 
-// The rows of `bits` become zeros.
+// Replaces the rows of `bits` by zeros.
 TESSERA_INLINE void blank_rows(const char** rows, uint32_t bits) {
   alignas(64) static constexpr char kZeros[kMaxRowFloats * 2] = {};
   for (; bits; bits &= bits - 1) rows[__builtin_ctz(bits)] = kZeros;
@@ -205,7 +204,7 @@ struct KeyRows {
   int64_t key, first, count;
 };
 
-// [keys / 16][cols / 32] tiles of A, as they lie.
+// [keys / 16][cols / 32] tiles of A, in the rows' order.
 inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
                           int64_t batch, int64_t head_kv, const KeyRows& keys, int64_t cols) {
   const int64_t key = keys.key, count = keys.count;
@@ -219,8 +218,8 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours.
-// `nonfinite`: to which keys with NaN and infinities are added, which are packed as zeros; NULL: none is looked for.
+// [cols / 32][block_n / 32][2] tiles of A, transposed: keys that are multiplied into the same two rows of C are
+// adjacent. `nonfinite`: keys with NaN or infinities are added to it and packed as zeros; NULL: no check.
 inline void pack_key_columns(char* tiles, NonfiniteKeys* nonfinite, const Params& p, const RowTensor& tensor,
                              const Sequence& sequence, int64_t batch, int64_t head_kv, const KeyRows& keys,
                              int64_t cols) {

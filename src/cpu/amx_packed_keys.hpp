@@ -1,5 +1,5 @@
-// Keys and values of the forward pass that are packed ahead of the items, once for all that read them: who packs a
-// super-block, where it lies, and how an item asks for the next one while it works on the present one.
+// Keys and values of the forward pass that are packed once, ahead of all items that read them: packing a super-block,
+// its address, and prefetching the next one while an item processes the present one.
 #pragma once
 
 #include "cpu/amx_pack.hpp"
@@ -20,8 +20,8 @@ TESSERA_INLINE AmxPackedKeys packed_keys(const Params& p, const Sequence& sequen
   return carve_amx_packed_keys(p.packed_keys + block * bytes, p.block_n, p.head_dim, p.head_dim_v);
 }
 
-// Packs one super-block of one KV head. An item may see more keys than another, so values are looked over wherever a
-// key may be hidden from any query.
+// Packs one super-block of one KV head. Items may see different keys, so values are checked wherever a key may be
+// hidden from any query.
 inline void amx_pack_keys_item(const Params& p, int64_t item) {
   const int64_t head_kv = item % p.heads_kv, index = item / p.heads_kv;
   const int64_t batch = find_sequence(p, &Sequence::packed_begin, index);
@@ -35,13 +35,13 @@ inline void amx_pack_keys_item(const Params& p, int64_t item) {
                    {key, 0, count}, p.head_dim_v);
 }
 
-// Keys that are soon needed, which are asked for a few at a time: their rows or, packed ahead, their lines.
+// Keys that are needed soon, prefetched a few at a time: their rows or, if packed ahead, their lines.
 class KeysAhead {
  public:
   TESSERA_INLINE KeysAhead(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_kv)
       : p_(p), sequence_(sequence), batch_(batch), head_kv_(head_kv) {}
 
-  // Keys `key` ... + count - 1 of one super-block, in `steps` steps. `key`: a multiple of 32.
+  // Begins with keys `key` ... + count - 1 of one super-block, prefetched in `steps` steps. `key` is a multiple of 32.
   TESSERA_INLINE void begin(int64_t key, int64_t count, int64_t steps) {
     key_ = key, count_ = max_of<int64_t>(0, count), done_ = 0;
     if (count_ > 0 && packed_ahead(sequence_)) {
@@ -79,8 +79,9 @@ class KeysAhead {
   const Params& p_;
   const Sequence& sequence_;
   const int64_t batch_, head_kv_;
-  int64_t key_ = 0, count_ = 0, done_ = 0, a_step_ = 0;  // rows or lines: how many, and how many have been asked for
-  // Of lines, those that are neighbours: K's, then V's of one group of columns after the other.
+  // rows or lines: their number, and how many have been prefetched
+  int64_t key_ = 0, count_ = 0, done_ = 0, a_step_ = 0;
+  // Runs of adjacent lines: K's, then V's for one group of columns after another.
   const char *line_ = nullptr, *run_end_ = nullptr, *next_run_ = nullptr;
   int64_t run_bytes_ = 0, group_bytes_ = 0;
 };

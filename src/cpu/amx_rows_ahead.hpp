@@ -1,4 +1,4 @@
-// Rows of memory that AMX's backward pass will read or write soon, asked for in time.
+// Prefetches rows of memory that AMX's backward pass will soon read or write.
 #pragma once
 
 #include "cpu/kv_block.hpp"
@@ -6,15 +6,15 @@
 namespace tessera::cpu {
 namespace {
 
-// Rows that are asked for ahead, some of them beside each pair: all at once they would fill the first cache's miss
-// buffers. What is to be written is asked for as such, or its lines would be asked for twice.
+// Rows to prefetch, a few beside each pair: all at once would fill the L1 cache's miss buffers. Rows that will be
+// written are prefetched for writing; otherwise their lines would be requested twice.
 class RowsAhead {
  public:
   TESSERA_INLINE void clear() { count_ = 0; }
   TESSERA_INLINE void add(const char* first, int64_t step_bytes, int64_t rows, int64_t row_bytes, bool write) {
     streams_[count_++] = {first, step_bytes, row_bytes, rows << 16, 0, 0, write};
   }
-  // All rows in as many calls of ask().
+  // Spreads all rows over this number of calls of ask().
   TESSERA_INLINE void spread_over(int64_t calls) {
     for (int64_t i = 0; i < count_; ++i) streams_[i].share = (streams_[i].left + calls - 1) / calls;
   }

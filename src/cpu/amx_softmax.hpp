@@ -1,5 +1,5 @@
 // The forward pass's softmax beside AMX's products: a stage of 32 keys x 32 queries, from S to pairs of P, in pieces
-// small enough to stand between two products.
+// small enough to run between two products.
 #pragma once
 
 #include "cpu/amx_scores.hpp"
@@ -7,14 +7,14 @@
 namespace tessera::cpu {
 namespace {
 
-// What a job's softmax by the stale max has summed, a lane a query.
+// The sums of a job's softmax with the stale max; a lane is a query.
 struct JobSums {
   alignas(64) float sum[kBlockM];
-  alignas(64) uint32_t largest[kLanes];  // weights, pairs of bfloat16; with the sign set: out of range
-  VecU seen[2];                          // with options: what rows see of the job, by position and masks
+  alignas(64) uint32_t largest[kLanes];  // weights, pairs of bfloat16; sign set: out of range
+  VecU seen[2];                          // with options: the keys of the job that rows see, by position and masks
 };
 
-// Where nothing is drawn.
+// Used without dropout.
 struct AllPairs {
   TESSERA_INLINE static int64_t unit(int64_t index) { return index; }
   TESSERA_INLINE AllPairs(const Params&, const QueryLanes&) {}
@@ -30,12 +30,12 @@ struct PairsOf<true> {
   typedef KeptPairs Type;
 };
 
-// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What
-// dropout drops is 0, what it keeps is not scaled: O is, at the end. kPairs: by PairExp2, and sums are of weights as P
-// has them, rounded.
+// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. Dropped
+// entries are 0; kept ones are not scaled, since O is scaled at the end. kPairs: uses PairExp2, and the sums are of the
+// rounded weights of P.
 template <Scores kScores, bool kPairs>
 class StageSoftmax {
-  // A row of few keys, or few that count, has its exponentials' errors in its LSE.
+  // In a row of few keys, or few that count, the errors of the exponentials are visible in the LSE.
   static constexpr int kDegree = kScores == Scores::kAllSeen || kScores == Scores::kBiasInScores ||
                                          kScores == Scores::kSoftcap || kScores == Scores::kDropout
                                      ? 4
@@ -57,7 +57,7 @@ class StageSoftmax {
       half_unit<1>();
     }
   }
-  // The next kCount halves of units, of which there certainly are as many: known when compiled.
+  // The next kCount halves of units, which are known at compile time to exist.
   template <int kCount>
   TESSERA_INLINE void run_halves() {
 #pragma GCC unroll 4
@@ -67,7 +67,7 @@ class StageSoftmax {
       } else {
         half_unit<0>();
       }
-      // gcc would put the sums of a whole unrolled stage off, and spill what they are sums of.
+      // otherwise gcc would postpone the sums of a whole unrolled stage, and spill their operands
       compute_here(sum_[0]), compute_here(sum_[1]), compute_here(largest_);
     }
   }
@@ -116,7 +116,7 @@ class StageSoftmax {
   const float* s_;
   uint32_t* p_out_;
   int index_ = 0;      // of the next unit
-  bool half_ = false;  // whose first half is done
+  bool half_ = false;  // its first half is done
   StageExponential<kScores, kDegree, false, kPairs> exponential_;
   typename PairsOf<kScores == Scores::kDropout>::Type pairs_;
   JoinRounded join_;

@@ -2,13 +2,13 @@
 //
 //   C[m][n] += sum_k A[m][2k] B[k][2n] + A[m][2k + 1] B[k][2n + 1],      C float32, A and B bfloat16, m, n, k < 16
 //
-// so a row of A holds 32 neighbours along k, and a row of B 16 pairs of neighbours along k. Denormals are zeros.
+// so a row of A holds 32 neighbours along k, and a row of B 16 pairs of neighbours along k. Denormals count as zeros.
 //
-// With TESSERA_AMX_EMULATED the same in plain C++, with the additions in the order that Intel's manual gives: two
-// chains of fused multiply-adds over k, even and odd, their sum, and that added to C.
+// With TESSERA_AMX_EMULATED, the same in plain C++, with the additions in the order that Intel's manual specifies: two
+// chains of fused multiply-adds over k, even and odd; their sum is added to C.
 //
-// Own assembly, because gcc 12's tile intrinsics do not say that they read and write memory, and the compiler moves
-// stores across them.
+// The instructions are inline assembly, because gcc 12's tile intrinsics do not declare that they read and write
+// memory, and the compiler moves stores across them.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace {
 constexpr int kTileSide = 16;             // rows of a tile, float32 or pairs of bfloat16 in a row
 constexpr int64_t kTileRow_bytes = 64;    // a row of a tile
 constexpr int64_t kTile_bytes = 1024;     // a tile whose rows are neighbours
-constexpr int64_t kTileSteps_elems = 32;  // bfloat16 along k that one product takes
+constexpr int64_t kTileSteps_elems = 32;  // bfloat16 along k in one product
 constexpr int kLowTiles = 4;              // registers 0 ... 3, which may be configured with fewer rows
 
 #if defined(TESSERA_AMX_EMULATED)
@@ -35,7 +35,8 @@ inline thread_local int emulated_low_rows = kTileSide;
 TESSERA_INLINE int emulated_rows(int tile) { return tile < kLowTiles ? emulated_low_rows : kTileSide; }
 TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) { emulated_low_rows = static_cast<int>(low_rows); }
 TESSERA_INLINE void tiles_release() {
-  for (EmulatedTile& tile : emulated_tiles) __builtin_memset(&tile, 0xff, sizeof tile);  // NaN: nothing may be left
+  // NaN: no code may rely on old contents
+  for (EmulatedTile& tile : emulated_tiles) __builtin_memset(&tile, 0xff, sizeof tile);
 }
 template <int kTile>
 TESSERA_INLINE void tile_zero() {
@@ -58,14 +59,14 @@ TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {
   }
 }
 
-// Denormals as zeros: what has no exponent keeps its sign alone.
+// Denormals become zeros: a number without an exponent keeps only its sign.
 TESSERA_INLINE VecF flush_denormals(VecF v) {
   const VecU u = (VecU)v;
   return (VecF)((u & 0x7f800000u) == 0u ? u & 0x80000000u : u);
 }
 
-// Not inlined: as a part of each of the kernels' products it was more than half of what their emulation takes to
-// compile.
+// Not inlined: inlined into each of the kernels' products, it took more than half of the compile time of their
+// emulation.
 [[gnu::noinline]] inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b, int rows) {
   const auto low = [](VecU pairs) { return flush_denormals((VecF)(pairs << 16)); };
   const auto high = [](VecU pairs) { return flush_denormals((VecF)(pairs & 0xffff0000u)); };
@@ -90,14 +91,13 @@ TESSERA_INLINE VecF flush_denormals(VecF v) {
 template <int kC, int kA, int kB>
 TESSERA_INLINE void tile_product() {
   static_assert(kB >= kLowTiles, "all 16 rows of B");
-  if (emulated_rows(kC) != emulated_rows(kA)) __builtin_trap();  // which the processor refuses
+  if (emulated_rows(kC) != emulated_rows(kA)) __builtin_trap();  // the processor refuses this
   emulate_product(emulated_tiles[kC], emulated_tiles[kA], emulated_tiles[kB], emulated_rows(kC));
 }
 
 #else
 
-// Palette 1: rows of 64 bytes, 16 of them, but in the low tiles `low_rows`. A product takes as many cycles as A has
-// rows.
+// Palette 1: 16 rows of 64 bytes, but `low_rows` rows in the low tiles. A product takes as many cycles as A has rows.
 TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) {
   struct TileConfig {
     uint8_t palette, start_row, reserved[14];

@@ -1,4 +1,4 @@
-// tessera_append on the CPU: tokens are dealt out to the threads, a token's rotation is the instruction set's.
+// tessera_append on the CPU: the threads divide the tokens, and the instruction set's kernel rotates a token.
 #include "core/append.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kTokensPerItem = 16;
-// Below this a second thread costs more than it brings.
+// With fewer bytes a second thread costs more than it gains.
 constexpr int64_t kMinParallelBytes = 256 << 10;
 
 // [B, S, H, D] or packed [T, H, D]; strides in bytes.
@@ -20,7 +20,7 @@ struct Rows {
   char* data;
   core::RowStrides stride;
 
-  Rows(const tessera_tensor& tensor) : data(static_cast<char*>(tensor.data)) {  // NOLINT: stands for the tensor
+  Rows(const tessera_tensor& tensor) : data(static_cast<char*>(tensor.data)) {  // NOLINT: is the tensor
     if (!core::present(tensor)) return;
     const auto bytes = static_cast<int64_t>(tessera_dtype_bytes(tensor.layout.dtype));
     stride = core::row_strides(tensor.layout);
@@ -52,7 +52,7 @@ class Append {
     rotary_.sin = static_cast<const char*>(call.sin.data), rotary_.sin_row = call.sin.layout.strides[0] * bytes;
   }
 
-  // Items of a sequence, those of its keys first.
+  // Items of a sequence, its keys first.
   int64_t items(int64_t b) const {
     const core::AppendedTokens tokens = core::tokens_of(call_, size_, b);
     return chunks(tokens.count) + chunks(tokens.count_q);
@@ -99,7 +99,7 @@ class Append {
                         q_.stride.head, q_out_.stride.head);
   }
 
-  // The heads of one token; at once where they are neighbours.
+  // Copies the heads of one token, all at once if they are adjacent.
   void copy(const char* from, int64_t from_head, char* to, int64_t to_head, int64_t head_dim) const {
     const int64_t head_bytes = head_dim * rotary_.elem_bytes;
     if (from_head == head_bytes && to_head == head_bytes) {
@@ -127,7 +127,7 @@ void append(const tessera_append_call& call, const tessera_device& device, const
   int64_t most = 0;
   for (int64_t b = 0; b < batch; ++b) most = std::max(most, tokens.items(b));
   const Runner runner(device.threads, nullptr, 0, executor, cancel, tokens.bytes() < kMinParallelBytes);
-  // Sequences of different lengths: what a shorter one lacks is no work.
+  // Sequences have different lengths: items past the end of a shorter one do nothing.
   runner.run(batch * most, [&](int64_t item, char*) {
     const int64_t b = item / most;
     if (item % most < tokens.items(b)) tokens.run_item(b, item % most);

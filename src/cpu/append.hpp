@@ -6,7 +6,8 @@
 namespace tessera::cpu {
 namespace {
 
-// Columns (x, y) of a pair become (x cos - y sin, x sin + y cos); what comes after the pairs stays. `out` may be `row`.
+// Columns (x, y) of a pair become (x cos - y sin, x sin + y cos); columns after the pairs are unchanged. `out` may be
+// `row`.
 inline void rotate_token(const RotaryParams& p, const char* row, char* out, int64_t position, int64_t heads,
                          int64_t row_head, int64_t out_head) {
   alignas(64) float cosine[kMaxRowFloats], sine[kMaxRowFloats], from[kMaxRowFloats], to[kMaxRowFloats];

@@ -4,10 +4,11 @@
 //   dP^T = V dO^T    dS = P o (dP - delta)             lanes = queries
 //   dV += P^T dO     dK += dS^T Q     dQ += dS K       lanes = head dimensions
 //
-// An item is one part of the keys of one KV head (of several, where a broadcast d_bias needs a single writer). Within
-// it a super-block of keys stays: its dK and dV accumulate in scratch, and every visible tile of kBlockM queries passes
-// by once and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which
-// backward_postprocess adds in order: the sums have one order whatever the number of threads.
+// An item is one part of the keys of one KV head (of several, if a broadcast d_bias needs a single writer). The outer
+// loop is over super-blocks of keys, whose dK and dV accumulate in scratch. The inner loop visits every visible tile of
+// kBlockM queries once and multiplies it with kKeyBlock keys at a time. dQ accumulates in float32, in one buffer for
+// each part, and backward_postprocess adds the parts in order, so the order of every sum is independent of the number
+// of threads.
 #pragma once
 
 #include "cpu/backward_rows.hpp"
@@ -18,19 +19,20 @@ namespace {
 
 template <Op kOp>
 struct BackwardOperands {
-  // Of the super-block: A rows, and K once more as B.
+  // The super-block's rows as A, and K once more as B.
   RowBlock keys, values, key_steps;
-  // Of the query tile: B transposed (lanes = queries) and as rows or pairs of rows (lanes = head dimensions).
+  // The query tile as B, transposed (lanes = queries), and as rows or pairs of rows (lanes = head dimensions).
   const float *sQ, *sdO;
   RowBlock q_steps, do_steps;
-  const float *shift, *lse, *delta;  // [kBlockM]: as row_shift, row_lse, row_delta
+  const float *shift, *lse, *delta;  // [kBlockM]: of row_shift, row_lse, row_delta
   float* dq;                         // the tile's first row
   int64_t dq_ld;
-  bool finite;  // K, Q and dO hold neither NaN nor infinity, or nothing is masked that these could reach
+  bool finite;  // K, Q and dO hold neither NaN nor infinity, or no mask hides an entry that these could affect
   int64_t head_kv;
 };
 
-// bf16 copies of R rows of P or dS: rows (pairs along queries, for dV and dK), and pairs along keys (for dQ).
+// Stores bf16 copies of R rows of P or dS: as rows (pairs along queries, for dV and dK), and as pairs along keys (for
+// dQ).
 template <int R, int C>
 TESSERA_INLINE void store_bf16_rows([[maybe_unused]] float* rows16, [[maybe_unused]] int64_t n,
                                     [[maybe_unused]] VecF (&v)[R][C]) {
@@ -42,7 +44,7 @@ TESSERA_INLINE void store_bf16_rows([[maybe_unused]] float* rows16, [[maybe_unus
     }
 }
 
-// P from S where neither option nor mask is in the way: it leaves the registers finished.
+// P from S without options and masks; the result is stored straight from the registers.
 template <Op kOp, int C>
 TESSERA_OWN_FUNCTION void fused_p(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s,
                                   int64_t key_row, int64_t count) {
@@ -94,7 +96,7 @@ TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t
   fused_ds<kOp, C>(p, t, s, key_row, count);
 }
 
-// The same with every option and mask; `key` is the block's first key, `count` its keys.
+// The same with every option and mask; `key` is the block's first key, `count` its number of keys.
 template <Op kOp, int C>
 TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
                                  const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count) {
@@ -111,7 +113,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(s.sP, kBlockM, false, t.keys.data + key_row * t.keys.stride_bytes,
                                                       t.keys.stride_bytes, t.sQ, kBlockM, count,
                                                       (p.head_dim + kStep - 1) / kStep);
-  // Dropout's groups are aligned to 32 keys, and so are the blocks.
+  // Dropout's groups are aligned to 32 keys, as the blocks are.
   const QueryLanes lanes{tile, key};
   apply_scores(p, lanes, s.sP, 0, count, scratch);
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(
@@ -134,7 +136,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
         dp *= factor;
         kept *= factor;
       }
-      // For an invisible entry LSE, dP and delta may be anything.
+      // The LSE, dP and delta of an invisible entry are arbitrary.
       const VecI visible = score != -infinity();
       store(s.sdS + at, select(visible, probability * (dp - load(t.delta + c * kLanes)), VecF{}));
       store(s.sP + at, select(visible, kept, hidden));
@@ -172,7 +174,7 @@ TESSERA_OWN_FUNCTION void accumulate(float* out, int64_t ld, const void* a, int6
   });
 }
 
-// dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane sees alone.
+// dV += P^T dO, dK += dS^T Q, dQ += dS K, over what each lane sees.
 template <Op kOp>
 TESSERA_COLD_FUNCTION void accumulate_seen(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
                                            const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count) {
@@ -242,7 +244,8 @@ __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile,
                                          (count + kStep - 1) / kStep, p.head_dim);
 }
 
-// Keys begin ... end - 1 of a block: what every query sees goes the short way, what a mask cuts the plain one.
+// Keys begin ... end - 1 of a block: those that every query sees use the fast path, those that a mask cuts the general
+// one.
 template <Op kOp>
 TESSERA_INLINE void meet_run(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
                              const BackwardScratch& s, int64_t key_row, int64_t key, int64_t begin, int64_t end,
@@ -264,7 +267,7 @@ TESSERA_INLINE void meet_run(const Params& p, const Tile& tile, const BackwardOp
 template <Op kOp>
 TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
                               const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count, bool options) {
-  // Parts begin at multiples of 8 (of 32 with options: dropout's groups), so that pairs of keys stay whole.
+  // Parts begin at multiples of 8 (with options 32, for dropout's groups), so that pairs of keys are not divided.
   const int64_t align = options ? 32 : 8;
   int64_t begin = max_of<int64_t>(0, tile.some_low - key) / align * align;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - key);
@@ -276,8 +279,8 @@ TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardO
   }
 }
 
-// A tile of rows of Q or dO: transposed, and as steps of k in `copy` (compact: rows a power of two apart share cache
-// sets).
+// A tile of rows of Q or dO: transposed, and as steps of k in `copy` (contiguous, since rows a power of two apart share
+// cache sets).
 template <Op kOp>
 TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols,
                                   float* transposed, float* copy) {
@@ -302,7 +305,7 @@ TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, cons
   return {reinterpret_cast<const char*>(copy), padded * 4};
 }
 
-// Asks for the rows of Q and dO of the tile after this one.
+// Prefetches the rows of Q and dO of the next tile.
 TESSERA_INLINE void prefetch_next_queries(const Params& p, const Tile& tile) {
   const int64_t count = min_of<int64_t>(kBlockM, tile.sequence->sq - tile.query[0] - kBlockM);
   const char* q = row_at(p.q, tile, 0) + kBlockM * p.q.row;
@@ -313,9 +316,10 @@ TESSERA_INLINE void prefetch_next_queries(const Params& p, const Tile& tile) {
   }
 }
 
-// Queries that see key j: causal and the window leave them one range.
+// Queries that see key j, which are one range under causal and the window.
 TESSERA_INLINE int64_t queries_of_key(const Params& p, const Sequence& sequence, int64_t j) {
-  const int64_t position = j - (p.top_left ? 0 : sequence.sk - sequence.sq);  // of the query that stands over key j
+  // position of the query on the diagonal at key j
+  const int64_t position = j - (p.top_left ? 0 : sequence.sk - sequence.sq);
   int64_t first = 0, last = sequence.sq - 1;
   if (sequence.causal) first = max_of(first, position);
   if (p.window_right >= 0) first = max_of(first, position - p.window_right);
@@ -323,14 +327,14 @@ TESSERA_INLINE int64_t queries_of_key(const Params& p, const Sequence& sequence,
   return max_of<int64_t>(0, last - first + 1);
 }
 
-// A sequence's super-blocks in their order, and the split that each belongs to: every split gets about the same area of
-// the visible scores, wherever the mask leaves it.
+// The super-blocks of a sequence in order, and the split of each: every split gets about the same area of visible
+// scores, regardless of the mask.
 class SplitWalk {
  public:
   TESSERA_INLINE SplitWalk(const Params& p, const Sequence& sequence) : p_(p), sequence_(sequence) {
     for (int64_t first = 0; first < sequence.k_rows; first += p.block_n) total_ += area(first);
   }
-  // To be called once for each super-block, in order.
+  // Must be called once for each super-block, in order.
   TESSERA_INLINE int64_t split_of(int64_t first) {
     const int64_t split = min_of<int64_t>(p_.num_splits - 1, static_cast<int64_t>(seen_ * p_.num_splits / total_));
     seen_ += area(first);
@@ -342,7 +346,7 @@ class SplitWalk {
     const int64_t last = min_of(first + p_.block_n, sequence_.k_rows) - 1;
     const double queries =
         static_cast<double>(queries_of_key(p_, sequence_, first) + queries_of_key(p_, sequence_, last));
-    return queries * static_cast<double>(last - first + 1) + 1.0;  // one: blocks that nobody sees are work, too
+    return queries * static_cast<double>(last - first + 1) + 1.0;  // one: blocks that no query sees are work, too
   }
 
   const Params& p_;
@@ -369,12 +373,12 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
   for (int64_t first = 0; first < sequence.k_rows; first += p.block_n) {
     if (walk.split_of(first) != split) continue;
     const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
-    const int64_t keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // after them: gradients of 0
+    const int64_t keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // keys after them get gradients 0
     __builtin_memset(s.sdK, 0, static_cast<size_t>(rows * s.dk_ld) * sizeof(float));
     __builtin_memset(s.sdV, 0, static_cast<size_t>(rows * s.dv_ld) * sizeof(float));
     BackwardOperands<kOp> t;
     t.head_kv = head_kv;
-    int finite_keys = -1;  // whether K holds neither NaN nor infinity; -1: nobody has asked
+    int finite_keys = -1;  // whether K holds neither NaN nor infinity; -1: not checked yet
     if (keys > 0) {
       t.values = rows_block<kOp>(p, p.v, sequence, batch, head_kv, first, keys, p.head_dim_v, s.sV, true);
       t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK, true);

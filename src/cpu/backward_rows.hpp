@@ -1,5 +1,5 @@
-// What the backward pass does for each query before its products and after them: delta and the LSE; dQ from its parts,
-// and dSink.
+// The backward pass's preprocess and postprocess for each query: delta and the LSE before the products; dQ from its
+// parts and dSink after them.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -18,7 +18,7 @@ TESSERA_INLINE float* dq_row(const Params& p, const Sequence& sequence, int64_t 
                                   p.d_q.head * head);
 }
 
-// Rows of one tile of one head, of `p.sequences`' tiles: which sequence, which queries.
+// Rows of one tile of one head, among the tiles of `p.sequences`: the sequence and the queries.
 struct RowSpan {
   int64_t batch, head, begin, count;
 };
@@ -35,8 +35,8 @@ TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
   return {low, item / tiles, begin, min_of<int64_t>(kBlockM, p.sequences[low].sq - begin)};
 }
 
-// Before: delta = rowsum(dO o O) - dLSE, and the LSE in two parts, as scores are exponentiated against it. As many rows
-// at a time as a vector has lanes: their sums over the lanes are one transposition.
+// Preprocess: delta = rowsum(dO o O) - dLSE, and the LSE in the two parts that scores are exponentiated against. It
+// processes as many rows at a time as a vector has lanes: their sums over the lanes are one transposition.
 inline void prepare_rows(const Params& p, const RowSpan& span) {
   const Sequence& sequence = p.sequences[span.batch];
   for (int64_t begin = span.begin; begin < span.begin + span.count; begin += kLanes) {
@@ -83,15 +83,15 @@ inline void prepare_rows(const Params& p, const RowSpan& span) {
 }
 inline void backward_preprocess_item(const Params& p, int64_t item, char*) { prepare_rows(p, row_span(p, item)); }
 
-// After: d_q = the sum of its parts, in order; and after the last tile, one item a head: d_sink.
+// Postprocess: d_q = the sum of its parts, in order; and after the last tile, d_sink, one item for each head.
 inline void backward_postprocess_item(const Params& p, int64_t item, char* scratch) {
   const int64_t dq_items = p.acc_dq && !p.rows_in_items ? p.sequences[p.batch].tile_begin * p.heads_q : 0;
   if (item >= dq_items) {
     const int64_t head = item - dq_items;
     const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
     const double sink_score = *reinterpret_cast<const float*>(sink);
-    // From the LSE itself: where a sink is most of every row's sum, rows share the rounding of row_lse, which would add
-    // up.
+    // Computed from the LSE itself: if a sink is most of every row's sum, rows have the same rounding error in row_lse,
+    // which would add up.
     const auto number_at = [](const char* data) { return double{*reinterpret_cast<const float*>(data)}; };
     double sum = 0;
     for (int64_t b = 0; b < p.batch; ++b) {

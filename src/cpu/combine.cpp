@@ -1,4 +1,4 @@
-// tessera_combine on the CPU: layouts to byte strides, then the kernel of the device's instruction set.
+// tessera_combine on the CPU: converts layouts to byte strides and calls the kernel of the device's instruction set.
 #include <algorithm>
 
 #include "core/geometry.hpp"

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kCombineCols = 512;  // the largest head dimension
 
-// Rows row_begin ... of the batch * heads * rows that `p` describes, rows innermost.
+// Rows from row_begin on, of the batch * heads * rows that `p` describes, rows innermost.
 inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_end) {
   alignas(64) float total[kCombineCols], part[kCombineCols];
   const int64_t padded = (p.head_dim_v + kLanes - 1) / kLanes * kLanes;
@@ -26,7 +26,7 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     const auto above = [](const LogSumExp& a, const LogSumExp& b) {
       return a.high > b.high || (a.high == b.high && a.low > b.low);
     };
-    // exp(a - b): whatever large number both share is gone before anything is rounded.
+    // exp(a - b): a large number that both have in common is subtracted before anything is rounded.
     const auto exp_difference = [](const LogSumExp& a, const LogSumExp& b) {
       return __builtin_expf((a.high - b.high) + (a.low - b.low));
     };

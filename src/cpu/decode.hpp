@@ -1,7 +1,7 @@
-// Decoding: few query rows against long keys, bound by memory. An item is one part of the keys of a sequence, for all
-// KV heads or for one (whichever reads memory in order); lanes are head dimensions for both products, so that keys and
-// values are read once, as they lie, whatever their dtype, and the query heads that share a KV head share each vector
-// loaded. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
+// Decoding: few query rows against long keys, limited by memory. An item is one part of the keys of a sequence, for all
+// KV heads or for one (whichever reads memory in order). Lanes are head dimensions in both products, so that keys and
+// values are read once and in place, whatever their dtype, and the query heads of a KV head use each loaded vector
+// together. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
 #pragma once
 
 #include "cpu/decode_rows.hpp"
@@ -10,17 +10,17 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int kDecodeRows = 16;  // query rows (query heads of a group times queries) at most
+constexpr int kDecodeRows = 16;  // the most query rows (query heads of a group times queries)
 constexpr int kDecodeBlockKeys = 64;
-constexpr int kDecodeGroup = 4;   // of them at a time
+constexpr int kDecodeGroup = 4;   // rows at a time
 constexpr int kDecodeVecs = 4;    // vectors of O at a time
-constexpr int kDecodeKeys = 4;    // keys whose scores are taken at a time
+constexpr int kDecodeKeys = 4;    // keys whose scores are computed at a time
 constexpr int kDecodeValues = 8;  // values that are added to O at a time
 
-// In: kLanes vectors. Out: a vector whose lane i is the sum of vector i's lanes.
+// Input: kLanes vectors. Result: a vector whose lane i is the sum of vector i's lanes.
 TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
 #if defined(TESSERA_AVX512)
-  // Within 128-bit lanes first: these shuffles need no index from memory.
+  // Within 128-bit lanes first, because these shuffles need no index from memory.
   __m512 quads[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -50,8 +50,8 @@ TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
 template <Op kOp>
 constexpr int64_t kLaneElems = kOp == Op::kDot ? 2 : 1;  // elements of q and k in a lane
 
-// scores[r][n] = q_r . k_n for R rows and kDecodeKeys keys. A vector of q is loaded once for all of the keys, and
-// the sums over lanes are taken for as many (row, key) at a time as a vector has lanes.
+// scores[r][n] = q_r . k_n for R rows and kDecodeKeys keys. A vector of q is loaded once for all of the keys, and the
+// sums over lanes are computed for as many (row, key) pairs at a time as a vector has lanes.
 template <Op kOp, class Elem, int R>
 TESSERA_INLINE void decode_scores(float* scores, int64_t scores_ld, const float* q, int64_t q_ld,
                                   const char* const* keys, int64_t head_dim) {
@@ -122,9 +122,9 @@ TESSERA_INLINE void decode_values(float* out, int64_t out_ld, const float* p, in
 }
 
 #if defined(TESSERA_HAS_DOT)
-// The same for bf16 by pairs of keys: two rows are interleaved in registers, 32 columns at a time, and the product
-// takes both. Interleaving works within 128-bit lanes: O keeps its columns in that order (dot_column) until the end. C
-// groups of 32 columns from `first`; `tail`: columns of the last group.
+// The same for bf16, by pairs of keys: two rows are interleaved in registers, 32 columns at a time, and one product
+// uses both. Interleaving works within 128-bit lanes, and O keeps its columns in that order (dot_column) until the end.
+// C groups of 32 columns from `first`; `tail`: columns of the last group.
 template <int R, int C>
 TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p, int64_t p_ld,
                                       const char* const* values, int64_t count, int64_t first, int64_t tail) {
@@ -160,24 +160,25 @@ TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p
 }
 #endif
 
-// Where column d of O lies while it accumulates.
+// The index of column d of O while it accumulates.
 template <Op kOp>
 TESSERA_INLINE int64_t dot_column(int64_t d) {
   if constexpr (kOp == Op::kFma) return d;
-  // Of 32 columns, 0-3, 8-11, 16-19, 24-27 are the low vector, the others the high one.
+  // The low vector has columns 0-3, 8-11, 16-19, 24-27 of 32, the high vector the others.
   return d / 32 * 32 + d % 8 / 4 * 16 + d % 32 / 8 * 4 + d % 4;
 }
 
 #if defined(TESSERA_HAS_DOT)
-// count floats -> bf16 in place, packed; up to the next multiple of kLanes.
+// Converts count floats to packed bf16 in place, up to the next multiple of kLanes.
 TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
   for (int64_t n = 0; n < count; n += kLanes)
     store(reinterpret_cast<uint16_t*>(row) + n, bf16_from_float(load(row + n)));
 }
 #endif
 
-// Scores of one row and one block -> P, and the row's stale_max and sum. What its O must be multiplied by is answered.
-// Past the last key, P is 0 up to the next multiple of kLanes. kRoundedP: what comes out is rounded to bfloat16.
+// Scores of one row and one block -> P, and the row's stale_max and sum. Returns the factor by which its O must be
+// multiplied. Past the last key, P is 0 up to the next multiple of kLanes. kRoundedP: the result is rounded to
+// bfloat16.
 template <bool kRoundedP>
 TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, int64_t batch, DecodeRow& row,
                                     float* scores, float* registers, int64_t key, int64_t count) {
@@ -185,7 +186,7 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, i
   const KeyLanes at{sequence, batch, row, key, count};
   ScoreStep<KeyLanes>(p, at, {.registers = registers})
       .apply(scores, 0, count, [&](VecF score, int64_t, int) TESSERA_LAMBDA_INLINE { best = max(best, score); });
-  // As in the tiled kernel, the stale max is replaced only when a score passes it by the threshold.
+  // As in the tiled kernel, the stale max is replaced only if a score exceeds it by the threshold.
   float rescale = 1.0f;
   if (any(best > row.stale_max + StaleMax<kRoundedP>::kRescaleThreshold)) {
     const float next = max_lanes(best);
@@ -231,7 +232,7 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
   });
 }
 
-// The same, of what each row sees alone: keys key + first ..., whose weights stand from `first` on.
+// The same, over what each row sees: keys key + first ..., with weights from index `first` on.
 template <Op kOp, class Elem>
 TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence, int64_t batch, const DecodeRow* rows,
                                        int64_t row_count, float* out, int64_t out_ld, const float* scores,
@@ -254,13 +255,13 @@ TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence
   }
 }
 
-// kKeys neighbouring rows of K or V, one head after the other, and those that come after them, asked for in time.
+// kKeys neighbouring rows of K or V, one head after another, and prefetching of the rows that follow.
 template <int kKeys>
 struct KeyGroup {
-  const char* rows[kKeys];  // past `count`, the last one again
+  const char* rows[kKeys];  // past `count`, the last one is repeated
   int64_t count;
 
-  // Rows from `key`, of which those before `block_end` are wanted now; `key_end` ends what will ever be.
+  // Rows from `key`; those before `block_end` are used now, and none from `key_end` on is ever used.
   TESSERA_INLINE KeyGroup(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                           int64_t head_kv, int64_t key, int64_t block_end, int64_t key_end, int64_t cols)
       : count(min_of<int64_t>(kKeys, block_end - key)), head_bytes_(tensor.head), row_bytes_(cols * p.elem_bytes) {
@@ -288,10 +289,10 @@ struct KeyGroup {
   int64_t head_bytes_, row_bytes_;
 };
 
-// The keys of one part, a block at a time. Within a block keys go outside and heads inside, so that where a key's
-// heads are neighbours memory is read in order and the hardware's prefetchers keep up: asked for by software, lines
-// wait in the first cache's few miss buffers. Software only asks for the next few rows, whose pages the hardware does
-// not foresee.
+// The keys of one part, a block at a time. Within a block, keys are the outer loop and heads the inner one: if a key's
+// heads are neighbours, memory is read in order and the hardware's prefetchers keep up. Software prefetches would wait
+// in the L1 cache's few miss buffers; they are used only for the next few rows, whose pages the hardware does not
+// predict.
 template <Op kOp, class Elem>
 void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads,
                  int64_t row_count, const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
@@ -348,7 +349,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
 // An item: one part of the keys of a sequence, for `heads` KV heads from head_begin on, each with row_count query rows.
 struct DecodePart {
   const Sequence& sequence;
-  int64_t batch, index;  // of the part among all
+  int64_t batch, index;  // index of the part among all
   int64_t head_begin, heads, row_count;
   int64_t key_begin, key_end;
 
@@ -369,12 +370,12 @@ struct DecodePart {
   }
 };
 
-// Where row r of KV head head_begin + h lies in q.
+// Address of row r of KV head head_begin + h in q.
 TESSERA_INLINE const char* decode_query(const Params& p, const DecodePart& part, const DecodeRow& row) {
   return p.q.data + p.q.batch * part.batch + p.q.row * (part.sequence.q_begin + row.query) + p.q.head * row.head;
 }
 
-// rows[heads][row_count]. Answers which keys some row sees, from a multiple of block_n on.
+// rows[heads][row_count]. Returns the keys that some row sees, from a multiple of block_n on.
 inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, DecodeRow* rows) {
   int64_t low = part.sequence.sk, high = -1;
   for (int64_t h = 0; h < part.heads; ++h) {
@@ -394,9 +395,9 @@ inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, Decode
   return {max_of(part.key_begin, low / p.block_n * p.block_n), min_of(part.key_end, high + 1) - 1};
 }
 
-// Up to kLanes rows of one KV head: their LSEs of the bits that the tiled kernels make of scores. The backward pass
-// makes those again, and where scores are huge, another order of a product's sum would be worth powers of two. Lanes
-// are rows, products are summed in the tiled kernels' order. sQ: [steps of the head dimension][kLanes].
+// LSEs of up to kLanes rows of one KV head, from scores with the same bits as in the tiled kernels. The backward pass
+// recomputes those, and if scores are huge, a different order of a product's sum would change weights by powers of two.
+// Lanes are rows, and products are summed in the tiled kernels' order. sQ: [steps of the head dimension][kLanes].
 template <Op kOp>
 TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, int64_t count,
                                         int64_t head_kv, const float* sQ, const KeyRange& keys, float* registers) {
@@ -423,7 +424,7 @@ TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part,
     rows[lane].as_tiled = log_sum_exp(p, number.shift[lane], number.offset[lane], sums_log2[lane]);
   }
 }
-// The same of an item's rows. q: [heads][row_count][q_ld].
+// The same for an item's rows. q: [heads][row_count][q_ld].
 template <Op kOp>
 TESSERA_COLD_FUNCTION void sum_all_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, const float* q,
                                             int64_t q_ld, const KeyRange& keys, float* registers) {
@@ -440,14 +441,14 @@ TESSERA_COLD_FUNCTION void sum_all_as_tiled(const Params& p, const DecodePart& p
     }
   }
 }
-// Whether some of them are to be summed so.
+// Whether some of the rows must be summed this way.
 TESSERA_INLINE bool has_huge_rows(const Params& p, const DecodeRow* rows, int64_t count) {
   bool huge = false;
   for (int64_t r = 0; p.lse_low && r < count; ++r) huge |= rows[r].shift != 0.0f;
   return huge;
 }
 
-// O / l and LSE of a row -> partial results. `column`: where a column of O lies while it accumulates.
+// O / l and LSE of a row -> partial results. `column`: the index of a column of O while it accumulates.
 template <class Column>
 TESSERA_INLINE void write_decode_row(const Params& p, const DecodePart& part, const DecodeRow& row, const float* o,
                                      const Column& column) {

@@ -1,4 +1,4 @@
-// A query row of decoding, and which entries of the scores its kernels' lanes are.
+// A query row of decoding, and the score entries that the kernels' lanes hold.
 #pragma once
 
 #include "cpu/score/step.hpp"
@@ -9,10 +9,10 @@ namespace {
 struct DecodeRow {
   int64_t query, head;
   int64_t low, high;               // visible keys
-  int64_t full_high;               // the last up to which no mask hides any of them
-  float stale_max, shift, offset;  // as a Tile has them
-  LogSumExp as_tiled;              // where its scores are huge and the lower digits are wanted
-  alignas(64) float sum[kLanes];   // of 2^(log2(e) (score - shift) - offset), a lane each
+  int64_t full_high;               // the last key up to which no mask hides any
+  float stale_max, shift, offset;  // as in a Tile
+  LogSumExp as_tiled;              // set if its scores are huge and the lower digits are needed
+  alignas(64) float sum[kLanes];   // of 2^(log2(e) (score - shift) - offset), for each lane
 };
 
 // For ScoreStep: lanes are keys of one row, kLanes at a time.
@@ -54,7 +54,7 @@ struct KeyLanes {
   }
 };
 
-// The same: lanes are up to kLanes rows, of one KV head; past the last one they repeat it.
+// The same with lanes = up to kLanes rows of one KV head; lanes past the last row repeat it.
 struct RowLanes {
   static constexpr int kVecs = 1;
   static constexpr int64_t kStep = 1;

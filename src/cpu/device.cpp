@@ -1,4 +1,4 @@
-// What this machine's CPU has, and which kernel table serves it.
+// The features of this machine's CPU, and the kernel table that serves it.
 #include <sched.h>
 #include <unistd.h>
 
@@ -26,8 +26,7 @@ namespace {
 constexpr int32_t kMaxThreads = 1024;
 
 #if defined(__x86_64__)
-// The library of tests has tile registers in plain C++ in the place of the processor's; no library that is installed
-// has them.
+// The test library has tile registers in plain C++ instead of the processor's; no installed library has them.
 #if defined(TESSERA_AMX_EMULATION)
 constexpr bool kEmulatesAmx = true;
 #else
@@ -41,8 +40,8 @@ bool has_amx() {
   return (d & kAmxBf16) != 0 && (d & kAmxTile) != 0;
 }
 
-// The kernel lets this process use AMX: tile registers are 8 KiB of state a thread, which Linux grants on request, for
-// the whole process and once.
+// Whether the operating system lets this process use AMX: tile registers are 8 KiB of state for each thread, which
+// Linux grants on request, once for the whole process.
 bool may_use_amx() {
   if (!has_amx()) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -61,7 +60,7 @@ int32_t look_for_isa() {
   if (!avx512) return TESSERA_ISA_AVX2;
   if (!__builtin_cpu_supports("avx512bf16")) return TESSERA_ISA_AVX512;
   const bool beside_tiles =
-      __builtin_cpu_supports("avx512vbmi2");  // vectors' operations: every processor with AMX has them
+      __builtin_cpu_supports("avx512vbmi2");  // for the vectors: every processor with AMX has them
   return beside_tiles && (kEmulatesAmx || may_use_amx()) ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
 #else
   return TESSERA_ISA_BASELINE;
@@ -69,11 +68,11 @@ int32_t look_for_isa() {
 }
 
 #if defined(__x86_64__)
-// bfloat16 by avx512 is float32 FMAs after a conversion, by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in
-// two cycles. GFLOP/s of one core, forward, D = 128, N = 2048; the backward pass has the same order: 159 and 84, 156
-// and 439 (docs/lab/amx.md).
+// bfloat16 with avx512 is float32 FMAs after a conversion; with avx512_bf16 it is vdpbf16ps, of which Intel's cores
+// begin one in two cycles. GFLOP/s of one core, forward, D = 128, N = 2048; the backward pass has the same order: 159
+// and 84, 156 and 439 (docs/lab/amx.md).
 struct VectorRates {
-  std::string_view vendor;  // as CPUID has it
+  std::string_view vendor;  // as CPUID reports it
   double avx512, avx512_bf16;
 };
 constexpr VectorRates kMeasuredVectors[] = {
@@ -90,7 +89,7 @@ std::string vendor() {
 }
 #endif
 
-// The vectors that serve this CPU best, which need not be its newest.
+// The fastest vector instruction set on this CPU, which need not be its newest.
 int32_t fastest_vectors(int32_t best) {
   best = std::min<int32_t>(best, TESSERA_ISA_AVX512_BF16);
 #if defined(__x86_64__)
@@ -104,7 +103,7 @@ int32_t fastest_vectors(int32_t best) {
   return best;
 }
 
-// AMX's tiles where there are some (not emulated: that is for tests), with the vectors for what these serve better.
+// Chooses AMX tiles if available (except emulated ones, which are for tests), with vectors for what these serve better.
 void choose_isa(tessera_device& device) {
   device.isa = fastest_vectors(device.isa_limit);
 #if defined(__x86_64__)
@@ -165,7 +164,7 @@ tessera_status apply_threads(const char* text, tessera_device& device) {
   return ok();
 }
 
-// What stays as it is while the process lives; asking for it takes 40 microseconds.
+// Facts that do not change while the process lives; querying them takes 40 microseconds.
 struct Hardware {
   int32_t isa = look_for_isa();
   int64_t l1_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);

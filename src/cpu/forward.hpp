@@ -1,16 +1,17 @@
 // Forward: FlashAttention-2, algorithm 1, with lanes = queries.
 //
-// An item is `tiles_per_item` tiles of kBlockM queries of one head; they share every block of keys and values:
-//   S^T = K Q^T        [keys][queries]    K broadcast as it lies, Q transposed once
+// An item is `tiles_per_item` tiles of kBlockM queries of one head, which use every block of keys and values together:
+//   S^T = K Q^T        [keys][queries]    K broadcast in place, Q transposed once
 //   online softmax     vertical: a query is a lane, so maximum, sum and rescale need no shuffle
 //   O^T += V^T P^T     [head_dim_v][queries]
 // Tiles of keys outside the mask are never visited.
 //
-// Two ways through a block, both exact. The plain one takes the block's maximum first. The one by the stale max, on
-// blocks that every lane sees, exponentiates against the maximum of the blocks before, straight from the product's
-// registers: no score is stored, no maximum taken. Should a lane's partial sum pass a bound, the block is done again
-// the plain way, and so is the tile's next one: the softmax is the same whatever number is subtracted, as long as
-// nothing overflows. In rounding it is not the same: below.
+// A block is computed in one of two ways, both exact. The general way computes the block's maximum first. The fast way
+// applies to blocks that every lane sees and uses the stale max: it exponentiates relative to the maximum of the
+// previous blocks, straight from the product's registers, so no score is stored and no maximum is computed. If a lane's
+// partial sum exceeds a bound, the block is computed again in the general way, and so is the tile's next block. The
+// softmax does not depend on the number that is subtracted as long as nothing overflows; its rounding does (see
+// StaleMax).
 #pragma once
 
 #include "cpu/forward_place.hpp"
@@ -22,26 +23,28 @@
 namespace tessera::cpu {
 namespace {
 
-// Keys that a tile's first stale max is taken from.
+// The number of keys whose maximum is a tile's first stale max.
 constexpr int64_t kStaleMaxKeys = 32;
 
-// How far scores may pass the stale max before it is replaced. Where P stays float32, as far as a sum may grow: most
-// blocks need no rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights
-// are rounded, which is O's error where one key holds most of a row. So a maximum that is known replaces any lower one,
-// and the bounds are low. The weights of 32 keys of normal numbers add up to 7 against the maximum of 32 others, and
-// pass the bounds in 0.1 % of the jobs or blocks (tests/protocols/test_rounding_cpu.py; fwd_sm90's bound has the same
+// How far scores may exceed the stale max before it is replaced. If P stays float32, the limit is the growth of a sum,
+// and most blocks need no rescale. In bfloat16, a key whose score equals the stale max has a weight of exactly 1, and
+// other weights are rounded, which dominates O's error if one key holds most of a row. So any larger known maximum
+// replaces the stale max, and the bounds are low. The weights of 32 keys with normally distributed scores sum to 7
+// relative to the maximum of 32 others, and exceed the bounds in 0.1 % of the jobs or blocks
+// (tests/protocols/test_rounding_cpu.py; fwd_sm90's bound has the same reason,
+// docs/reference/kernels/fwd_sm90.md#numerics).
 // reason, docs/reference/kernels/fwd_sm90.md#numerics).
 template <bool kRoundedP>
 struct StaleMax;
 template <>
 struct StaleMax<false> {
   static constexpr float kMostSum = 65536.0f;              // of a block's weights
-  static constexpr float kRescaleThreshold = 8.0f * kLn2;  // by which a maximum passes the stale one that it replaces
+  static constexpr float kRescaleThreshold = 8.0f * kLn2;  // a maximum that exceeds the stale max by this replaces it
 };
 template <>
 struct StaleMax<true> {
   static constexpr float kMostSum = 64.0f;     // of the weights of kStaleMaxKeys keys
-  static constexpr float kMostWeight = 32.0f;  // where weights are looked at one by one
+  static constexpr float kMostWeight = 32.0f;  // if weights are checked one by one
   static constexpr float kRescaleThreshold = 0.0f;
 };
 
@@ -49,17 +52,17 @@ template <Op kOp>
 struct ForwardBlock {
   RowBlock keys;      // [count][head_dim]
   RowBlock values;    // [count][head_dim_v], or pairs
-  int64_t key_begin;  // absolute
+  int64_t key_begin;  // index in the sequence
   int64_t count;
   int64_t head_kv;
-  mutable int8_t finite_values = -1;  // 1: they hold neither NaN nor infinity; -1: nobody has asked
+  mutable int8_t finite_values = -1;  // 1: they hold neither NaN nor infinity; -1: not checked yet
 };
 
 // Keys in steps of k for the second product: pairs for the dot product.
 template <Op kOp>
 constexpr int64_t kKeysAStep = kOp == Op::kDot ? 2 : 1;
 
-// S or P of R keys from row n: kDot keeps P as pairs of keys, row n / 2.
+// Stores S or P of R keys from row n: kDot stores P as pairs of keys, in row n / 2.
 template <Op kOp, int R, int C>
 TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
 #if defined(TESSERA_HAS_DOT)
@@ -79,8 +82,8 @@ TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
     for (int c = 0; c < C; ++c) store(sP + (n + r) * kBlockM + c * kLanes, p[r][c]);
 }
 
-// P = 2^(scale_log2 * S - offset) for keys begin ... end - 1, never storing S, and its sums. False: one passed the
-// bound.
+// P = 2^(scale_log2 * S - offset) for keys begin ... end - 1, without storing S, and its sums. false: a sum exceeded
+// the bound.
 template <Op kOp, int C>
 TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const float* sQ, float* sP,
                                       const RowBlock& keys, int64_t begin, int64_t end, VecF (&total)[C]) {
@@ -117,7 +120,7 @@ TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const f
   return !any(~fits);
 }
 
-// The same into the tile's sums: P in bfloat16 looks at them every kStaleMaxKeys keys.
+// The same, added to the tile's sums; with P in bfloat16, the sums are checked every kStaleMaxKeys keys.
 template <Op kOp, int C>
 TESSERA_INLINE bool stale_max_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
                                       int64_t begin, int64_t end) {
@@ -134,9 +137,9 @@ TESSERA_INLINE bool stale_max_softmax(const Params& p, Tile& tile, const float* 
   return true;
 }
 
-// Where the diagonal crosses a tile, its first vectors of queries see fewer keys than its last: vector v of the tile is
-// done with key stops[v]. Calls body.template operator()<V>(begin, end) for every strip of keys that vectors V ... C -
-// 1 see.
+// If the diagonal crosses a tile, its first vectors of queries see fewer keys than its last: vector v of the tile ends
+// before key stops[v]. Calls body.template operator()<V>(begin, end) for every strip of keys that vectors V ... C - 1
+// see.
 template <int C, int V = 0, class Body>
 TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& body) {
   if (stops[V] > begin) {
@@ -146,8 +149,8 @@ TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& 
   if constexpr (V + 1 < C) for_strips<C, V + 1>(stops, begin, body);
 }
 
-// The same by the block's own maximum, with every option of the scores. What lies beyond `stops` is not computed: the
-// mask covers it.
+// The same with the block's own maximum and every option of the scores. Entries beyond `stops` are not computed: the
+// mask hides them.
 template <Op kOp, int C>
 TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, float* sO,
                                   const ForwardScratch& scratch, const ForwardBlock<kOp>& block, int64_t begin,
@@ -171,7 +174,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
 
-  // A new stale max where the maximum passed it by the threshold, and what was summed against the old one rescaled.
+  // If the maximum exceeds the stale max by the threshold, it replaces it, and what was summed is rescaled.
   VecF alpha[C], sum[C];
   Against to[C];
   VecI rescale = splat(0), unset = splat(0);
@@ -179,7 +182,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) {
     const VecF old = load(tile.stale_max + c * kLanes);
-    // -inf + 8 = -inf: the first finite maximum moves it.
+    // -inf + 8 = -inf, so the first finite maximum replaces it.
     const VecI moves = best[c] > old + StaleMax<kOp == Op::kDot>::kRescaleThreshold;
     const VecF next = select(moves, best[c], old);
     const Against from = against(tile, c);
@@ -229,7 +232,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
   for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, sum[c]);
 }
 
-// Whether the block's values hold neither NaN nor infinity. Looked up once, for all of an item's tiles.
+// Whether the block's values hold neither NaN nor infinity. Checked once for all of an item's tiles.
 template <Op kOp>
 TESSERA_INLINE bool values_are_finite(const Params& p, const Tile& tile, const ForwardBlock<kOp>& block) {
   if (block.finite_values < 0) {
@@ -239,7 +242,7 @@ TESSERA_INLINE bool values_are_finite(const Params& p, const Tile& tile, const F
   return block.finite_values;
 }
 
-// O += P V, of what each lane sees alone.
+// O += P V over what each lane sees.
 template <Op kOp, int C>
 TESSERA_COLD_FUNCTION void add_seen_values(const Params& p, const Tile& tile, float* sO, const float* sP,
                                            const ForwardBlock<kOp>& block, int64_t begin, int64_t end) {
@@ -288,7 +291,7 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
       plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, first_stops);
     }
     done = tile.has_stale_max && stale_max_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, first, end);
-    tile.passed_bound = !done;  // the next block goes the plain way at once, the one after may try again
+    tile.passed_bound = !done;  // the next block uses the general way, the one after may try the fast way again
     if (!done && !tile.started) forget_softmax(tile);
   } else {
     tile.passed_bound = false;
@@ -313,14 +316,15 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
 template <Op kOp, int C>
 TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
                                        const ForwardBlock<kOp>& block, int64_t count) {
-  // The keys of the block that this tile sees; from a multiple of 8, so that pairs and dropout's groups stay whole.
+  // The keys of the block that this tile sees, from a multiple of 8, so that pairs and dropout's groups are not
+  // divided.
   int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
   while (begin < end) {
     const KeyRun run = ScoreStep<QueryLanes>::range(p, {tile, block.key_begin}, begin, end);
     int64_t stop = run.end;
     if (run.visible) {
-      // Where the mask cuts the block, the keys before the cut are worth going by the stale max by themselves.
+      // If the mask cuts the block, the keys before the cut are worth computing separately with the stale max.
       const int64_t cut = min_of(stop, tile.all_high + 1 - block.key_begin) / 8 * 8;
       const bool two =
           !run.options && cut < stop && cut - begin >= kStaleMaxKeys && block.key_begin + begin >= tile.all_low;
@@ -345,7 +349,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   Tile* tiles = reinterpret_cast<Tile*>(scratch.tiles);
   const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
 
-  // 1. Which tiles are mine, and Q: global -> scratch, transposed.
+  // 1. Decode the tile index; Q: global -> scratch, transposed.
   auto [key, key_end] = init_tiles(p, at, tiles, p.block_n);
   prefetch_keys(p, sequence, batch, head_kv, key, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - key)), 0, 1);
   for (int64_t t = 0; t < tile_count; ++t) {

@@ -1,4 +1,4 @@
-// What a work item of the forward pass is, and its tiles' beginning and end: the same for the vectors and for AMX.
+// A work item of the forward pass, and the prologue and epilogue of its tiles: common to the vectors and AMX.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -7,7 +7,7 @@
 namespace tessera::cpu {
 namespace {
 
-// The sequence that holds `index` of what `begin` counts, such as the items of one head and split.
+// The sequence that holds `index` in the running count `begin`, such as the items of one head and split.
 TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t Sequence::*begin, int64_t index) {
   int64_t low = 0, high = p.batch;
   while (high - low > 1) {
@@ -17,7 +17,7 @@ TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t Sequence::*begin, 
   return low;
 }
 
-// What a work item of the forward pass is: query tiles of one head and sequence, and a part of the keys.
+// A work item of the forward pass: query tiles of one head and sequence, and a part of the keys.
 struct ForwardPlace {
   int64_t split, batch, head_kv, head;
   int64_t row_begin, rows;  // of the first tile; of the sequence
@@ -32,7 +32,7 @@ TESSERA_INLINE bool place_item(const Params& p, int64_t item, ForwardPlace& at) 
   const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
   if (head_slot >= (p.pack_gqa ? p.heads_kv : p.heads_q)) return false;
   at.batch = find_sequence(p, &Sequence::item_begin, index);
-  // Longest first: under a causal mask the last queries see the most.
+  // Longest first (LPT order): under a causal mask the last queries see the most keys.
   const int64_t local = p.sequences[at.batch + 1].item_begin - 1 - index;
   at.head_kv = p.pack_gqa ? head_slot : head_slot / group;
   at.head = p.pack_gqa ? head_slot * group : head_slot;
@@ -46,7 +46,7 @@ struct KeySpan {
   int64_t begin, end;
 };
 
-// Makes the item's tiles ready; the keys of its part that any of them sees, from a multiple of `step` on.
+// Initialises the item's tiles. Returns the keys of its part that any of them sees, from a multiple of `step` on.
 TESSERA_INLINE KeySpan init_tiles(const Params& p, const ForwardPlace& at, Tile* tiles, int64_t step) {
   int64_t low = 0x7fffffff, high = -1;
   for (int64_t t = 0; t < at.tile_count; ++t) {
@@ -62,7 +62,7 @@ TESSERA_INLINE KeySpan init_tiles(const Params& p, const ForwardPlace& at, Tile*
   return {max_of(part, begin), min_of(high + 1, part + p.split_keys)};
 }
 
-// A sink's part: the rows' stale max and sum with it, and what O is to be scaled by.
+// Adds a sink: updates the rows' stale max and sum, and the factor of O.
 TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
   alignas(64) float sinks[kBlockM];
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
@@ -76,7 +76,7 @@ TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
     const Against from = against(tile, c);
     const Against to = set_stale_max(p, tile, c, select(seen & (sink > old), sink, old));
     const VecF rescale = select(sink > old, rescale_of(old, from, to), splat(1.0f));
-    VecF weight{};  // of the sink, which may be all that the LSE is made of: exactly
+    VecF weight{};  // of the sink, which may be the whole sum: exactly
     for (int lane = 0; lane < kLanes; ++lane) {
       weight[lane] =
           __builtin_exp2f(static_cast<float>((double{sink[lane]} - to.shift[lane]) * p.units_log2 - to.offset[lane]));
@@ -87,12 +87,12 @@ TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
   }
 }
 
-// Of a row among a split's partial results.
+// Index of a row in a split's partial results.
 TESSERA_INLINE int64_t partial_row(const Params& p, const Tile& tile, int64_t split, int64_t lane) {
   return (split * p.heads_q + tile.head[lane]) * p.rows_total + tile.sequence->row_begin + tile.query[lane];
 }
 
-// Where a tile's rows of O go: to the output or to this split's partial results.
+// Addresses of a tile's rows of O: in the output or in this split's partial results.
 TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const Tile& tile, int64_t split) {
   if (p.num_splits == 1) return rows_of(rows, p.o, tile);
   for (int64_t lane = 0; lane < tile.count; ++lane) {
@@ -100,8 +100,8 @@ TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const T
   }
 }
 
-// Where numbers of a tile's rows go, its LSEs or what their rounding leaves out: to the output or to this split's
-// partial results. `data` NULL: nowhere.
+// Addresses of a tile's LSEs, or of their low parts: in the output or in this split's partial results. `data` NULL:
+// they are not stored.
 struct RowNumbers {
   char* data;
   int64_t batch, head, row;
@@ -113,7 +113,7 @@ struct RowNumbers {
                                     row * (tile.sequence->q_begin + tile.query[lane]));
   }
   TESSERA_INLINE bool wanted() const { return partial || data; }
-  // Whether those of the tile's rows are neighbours.
+  // Whether the numbers of the tile's rows are adjacent.
   TESSERA_INLINE bool in_a_row(const Tile& tile) const { return tile.consecutive && (partial || row == sizeof(float)); }
 };
 TESSERA_INLINE RowNumbers lse_of(const Params& p) {
@@ -136,7 +136,8 @@ TESSERA_INLINE void write_numbers(const Params& p, const Tile& tile, int64_t spl
   }
 }
 
-// factor O / l to `rows`, LSE to the output or to this split's partial results. next_rows: of a later tile.
+// Writes factor O / l to `rows`, and the LSE to the output or to this split's partial results. next_rows: of a later
+// tile.
 inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor, char* const* rows,
                         char* const* next_rows, int64_t next_count) {
   alignas(64) float inverse[kBlockM], lse[kBlockM], lse_low[kBlockM];
@@ -166,8 +167,8 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, f
   });
 }
 
-// The same for all of an item's tiles, whose O are o_floats apart. The rows and the LSE of the tile after next are
-// asked for beside a tile, since stores wait for one line after the other.
+// The same for all of an item's tiles, whose O are o_floats apart. With each tile, the rows and the LSE of the tile
+// after next are prefetched, since each store would otherwise wait for its line.
 inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float* sO, int64_t o_floats, int64_t split,
                          float factor) {
   char* rows[3][kBlockM];  // of this tile and the next two

@@ -1,4 +1,4 @@
-// The CPU kernels of one instruction set: this file is compiled once for each (src/CMakeLists.txt), and exports one
+// The CPU kernels of one instruction set. This file is compiled once for each (src/CMakeLists.txt), and exports one
 // table.
 #include "cpu/append.hpp"
 #include "cpu/backward.hpp"

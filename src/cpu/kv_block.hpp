@@ -1,5 +1,5 @@
-// Keys and values of one block, in the form that the products broadcast from: in place where they lie well, else
-// copied.
+// Keys and values of one block, in the form from which the products broadcast: in place if their layout allows it,
+// otherwise copied.
 #pragma once
 
 #include "cpu/scratch.hpp"
@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Row j of a K or V tensor of one sequence and KV head, through the page table where there is one.
+// Row j of a K or V tensor of one sequence and KV head; paged tensors use the page table.
 TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                                    int64_t head_kv, int64_t j) {
   if (!p.page_table)
@@ -30,13 +30,13 @@ TESSERA_INLINE void key_rows(const char** rows, const Params& p, const RowTensor
   for (int64_t n = 0; n < count; ++n, row += tensor.row) rows[n] = row;
 }
 
-// Asks for `row_bytes` of a row that is needed soon.
+// Prefetches `row_bytes` of a row that is needed soon.
 TESSERA_INLINE void prefetch_row(const char* row, int64_t row_bytes) {
   for (int64_t at = 0; at < row_bytes; at += kCacheLine_bytes) __builtin_prefetch(row + at, 0, 2);
 }
 
-// Part `part` of `parts` of keys j ... j + count - 1: spread over the work on the block before, the requests never
-// queue. Rows of one head are rarely neighbours, so the hardware's own prefetchers don't find them.
+// Prefetches part `part` of `parts` of keys j ... j + count - 1. Spread over the work on the previous block, the
+// requests never queue. Rows of one head are rarely adjacent, so the hardware's own prefetchers do not find them.
 TESSERA_INLINE void prefetch_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_kv, int64_t j,
                                   int64_t count, int64_t part, int64_t parts) {
   for (int64_t n = j + count * part / parts; n < j + count * (part + 1) / parts; ++n) {
@@ -51,10 +51,10 @@ struct RowBlock {
   int64_t stride_bytes;
 };
 
-// [count][cols] with neighbouring columns: K (and V in the backward pass), broadcast along k.
+// [count][cols] with contiguous columns: K (and V in the backward pass), broadcast along k.
 //
-// `compact`: copied whatever its form. Rows that lie a power of two apart share cache sets, so what is read many times,
-// or in whole vectors, is worth it.
+// `compact`: copied in any case. Rows that are a power of two apart share cache sets, so copying pays for data that is
+// read many times or in whole vectors.
 template <Op kOp>
 TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,

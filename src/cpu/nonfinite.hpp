@@ -1,7 +1,7 @@
-// NaN and infinities at keys (in the backward pass, queries) that some rows of a tile do not see. A product of full
-// tiles would take 0 x NaN for these; so where a tile masks something, rows that hold such numbers are looked for, at
-// one operation a vector of the tile, and if there are any, the tile's products are taken pair by pair, of what is seen
-// alone.
+// NaN and infinities in keys (in the backward pass, queries) that some rows of a tile do not see. A product of full
+// tiles would compute 0 x NaN for these rows. So if a tile has masked entries, its rows are checked, which costs one
+// operation for each vector of the tile; if there are any such numbers, the tile's products are computed pair by pair,
+// over what is visible.
 #pragma once
 
 #include "cpu/kv_block.hpp"
@@ -15,7 +15,7 @@ constexpr int64_t kMaxRowFloats = 576 + kLanes;  // the largest head size, as re
 // Whether rows 0 ... count - 1, at row(n), hold neither NaN nor infinity.
 template <class Row>
 TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row) {
-  VecF a{}, b{}, c{}, e{};  // sums of 0 x: 0, or NaN
+  VecF a{}, b{}, c{}, e{};  // sums of 0 x, which are 0 or NaN
   with_float_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
     using Elem = decltype(elem);
     for (int64_t n = 0; n < count; ++n) {
@@ -35,19 +35,19 @@ TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, 
   return !any((a + b) + (c + e) != VecF{});
 }
 
-// The same of keys j ... of K or V.
+// The same for keys j ... of K or V.
 TESSERA_OWN_FUNCTION bool keys_are_finite(const Params& p, const RowTensor& tensor, const Sequence& sequence,
                                           int64_t batch, int64_t head_kv, int64_t j, int64_t count, int64_t cols) {
   return rows_are_finite(p.dtype, count, cols,
                          [&](int64_t n) { return key_row(p, tensor, sequence, batch, head_kv, j + n); });
 }
 
-// Of rows of the tile, in Q's or dO's tensor.
+// The same for rows of the tile in Q's or dO's tensor.
 TESSERA_OWN_FUNCTION bool queries_are_finite(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols) {
   return rows_are_finite(p.dtype, tile.count, cols, [&](int64_t n) { return row_at(tensor, tile, n); });
 }
 
-// Which lanes of the tile see the key, all ones or 0: by position, masks and a bias of -inf.
+// The lanes of the tile that see the key (all ones or 0): by position, masks and a bias of -inf.
 inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, int64_t key) {
   const QueryLanes at{tile, key};
   for (int64_t lane = 0; lane < kBlockM; ++lane) {

@@ -10,17 +10,18 @@ namespace {
 
 using core::divide_up;
 
-// What packed keys and values take, at most.
+// The most bytes of packed keys and values.
 constexpr int64_t kMaxPackedKeys_bytes = int64_t{512} << 20;
-// Head sizes of K and V together from which a head's own items gain by it; heads that share keys gain at any.
+// The sum of K's and V's head sizes from which on packing ahead pays for a head's own items. With several query heads
+// for a KV head it pays at any size.
 constexpr int64_t kLeastHeadDims = 192;
-// Stages of 32 keys x 32 queries that each of several cores has at least: a parallel region of its own, and keys that
-// lie in other cores' caches, cost a short call more than they save (docs/lab/amx.md).
+// The least number of stages of 32 keys x 32 queries for each of several cores: a parallel region of its own, and keys
+// in other cores' caches, cost a short call more than they save (docs/lab/amx.md).
 constexpr int64_t kLeastStagesPerCore = 8192;
 
 constexpr int64_t kTileRows = 32;
 
-// Keys low ... high are what queries first ... last see together, by position; none where low > high.
+// Keys low ... high are those that queries first ... last see together, by position; none if low > high.
 struct KeyRange {
   int64_t low, high;
   int64_t keys() const { return std::max<int64_t>(0, high - low + 1); }
@@ -65,14 +66,14 @@ PackedBlocks packed_blocks(const tessera_plan& plan, Way way, const core::Sequen
   const int64_t group = group_size(plan), rows_an_item = int64_t{plan.block_m} * plan.tiles_per_item;
   int64_t read = 0;
   if (way == kPackedTile) {
-    read = divide_up(sequence.sq * group, rows_an_item) * all.keys();  // an item's rows are of any queries
+    read = divide_up(sequence.sq * group, rows_an_item) * all.keys();  // an item may have any of the queries
   } else {
     for (int64_t first = 0; first < sequence.sq; first += rows_an_item) {
       const int64_t last = std::min(sequence.sq, first + rows_an_item) - 1;
       read += keys_seen(plan.problem, sequence, first, last).keys() * group;
     }
   }
-  // Two items that a causal mask gives one and a half times the keys read enough.
+  // Two items that, under a causal mask, read one and a half times the keys read enough.
   if (2 * read < 3 * all.keys()) return {};
   const int64_t first = all.low / plan.block_n;
   return {first, all.high / plan.block_n - first + 1};

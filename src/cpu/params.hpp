@@ -1,5 +1,5 @@
-// What the CPU kernels read at run time, and the table that each instruction set exports. Plain data: shared by units
-// that are compiled for different instruction sets, so nothing here may be a function with a body.
+// The run-time parameters of the CPU kernels, and the table that each instruction set exports. They are plain data,
+// shared by units that are compiled for different instruction sets, so nothing here may be a function with a body.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct RowTensor {
   int64_t batch, row, head;
 };
 
-// A tensor over scores, [batch, head, query, key]; what is broadcast has stride 0; strides in bytes. NULL: absent.
+// A tensor over scores, [batch, head, query, key]; broadcast dimensions have stride 0; strides in bytes. NULL: absent.
 struct ScoreTensor {
   char* data;
   int64_t batch, head, row, col;
@@ -25,14 +25,15 @@ struct ScoreTensor {
 struct Sequence {
   int64_t q_begin, sq;  // its queries are rows q_begin ... of its q
   int64_t k_begin, sk;  // its visible keys
-  int64_t k_rows;       // its keys with those past seqused_k: their gradients are 0
+  int64_t k_rows;       // its keys, including those past seqused_k, whose gradients are 0
   int64_t row_begin;    // index of its first query among all of the batch's queries
   int64_t tile_begin;   // index of its first query tile among all
   int64_t item_begin;   // index of its first item among those of one head and split; decode: of its first part of keys
   int64_t merge_begin;  // index of its first item of the merge
   int64_t causal;       // 1: query i sees no key right of the diagonal
-  int64_t page_begin;   // paged: of its first page in the page table, in bytes
-  // Forward by AMX: of its keys, super-blocks packed_first ... are packed ahead; how many before them, of one KV head.
+  int64_t page_begin;   // paged: offset of its first page in the page table, in bytes
+  // Forward with AMX: the first super-block of its keys that is packed ahead; the number packed before it, for one KV
+  // head.
   int64_t packed_first, packed_begin;
 };
 
@@ -49,9 +50,9 @@ struct Params {
   const Sequence* sequences;  // [batch + 1]; the last one holds the totals
 
   RowTensor q, k, v, o, d_o, d_q, d_k, d_v;
-  char* lse;  // NULL: not wanted. Strides in bytes
+  char* lse;  // NULL: not requested. Strides in bytes
   int64_t lse_batch, lse_head, lse_row;
-  char* lse_low;  // what lse's rounding leaves out. NULL: not wanted, or not given
+  char* lse_low;  // the rounding error of lse. NULL: not requested, or not given
   int64_t lse_low_batch, lse_low_head, lse_low_row;
   const char* d_lse;
   int64_t d_lse_batch, d_lse_head, d_lse_row;
@@ -59,11 +60,11 @@ struct Params {
   const int32_t* page_table;  // NULL: not paged
   int64_t page_table_col, page_size;
 
-  float scale, scale_log2;  // scale * log2(e), as it is rounded: from a product to log2 units
-  double units_log2;        // log2 units a natural one: log2(e), or where scores are products alone scale_log2 / scale
-  float huge_score;         // of this magnitude and above, a maximum or LSE is subtracted in natural units: tile.hpp
-  float softcap;            // 0: none
-  int32_t causal;           // 1: some sequence may be; which ones they know themselves
+  float scale, scale_log2;  // scale * log2(e), rounded: from a product to log2 units
+  double units_log2;  // log2 units of a natural one: log2(e), or scale_log2 / scale if scores are only scaled products
+  float huge_score;   // a maximum or LSE of at least this magnitude is subtracted in natural units: tile.hpp
+  float softcap;      // 0: none
+  int32_t causal;     // 1: at least one sequence may be; Sequence::causal has which
   int32_t top_left;
   int64_t window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;
@@ -77,49 +78,50 @@ struct Params {
   int64_t sink_head;
   const ScoreCode* program;           // NULL: none
   const ScoreCode* program_gradient;  // backward
-  // Which keys of a block of entries the program's mask shows: 0 none, 1 some, 2 all. NULL: it has no mask.
+  // Which keys of a block of entries the program's mask shows: 0 none, 1 some, 2 all. NULL: the program has no mask.
   int32_t (*program_shows)(const void* program_call, const ScoreBlock& block);
   const void* program_call;
-  // Backward: sums of what the program's tensors receive, tensor t's from program_sums_begin[t] on, of a chain of
-  // items.
+  // Backward: sums of the gradients of the program's tensors, for a chain of items; tensor t begins at
+  // program_sums_begin[t].
   double* program_sums;
   int64_t program_sums_begin[core::score::kMaxTensors];
   float dropout_scale;         // 1 / (1 - p)
   uint32_t dropout_threshold;  // 0: no dropout
   uint32_t dropout_key[2], dropout_offset;
 
-  // Other than 0: the call is cancelled, and an item may leave its outputs as they are. NULL: it can't be.
+  // Returns nonzero if the call is cancelled; an item may then leave its outputs as they are. NULL: it cannot be
+  // cancelled.
   int32_t (*cancelled)(void* cancel);
   void* cancel;
 
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
-  int32_t rows_collide;  // forward, float32: rows of K and V share few cache sets, and are copied block by block
-  int32_t pack_gqa;      // 1: the query heads that share a KV head stand in one tile's rows
-  int64_t split_keys;    // forward: keys a split, a multiple of block_n
-  int64_t rows_total;    // queries of the whole batch; decode: that a sequence may have
+  int32_t rows_collide;  // forward, float32: rows of K and V map to few cache sets, and are copied block by block
+  int32_t pack_gqa;      // 1: the query heads of a KV head are rows of the same tile
+  int64_t split_keys;    // forward: keys of a split, a multiple of block_n
+  int64_t rows_total;    // queries of the whole batch; decode: the most of a sequence
   char* packed_keys;     // forward by AMX: [heads_kv][super-blocks] AmxPackedKeys; NULL: items pack for themselves
 
-  // Forward over splits: partial results, and their merge.
+  // Forward over splits: partial results, which are then merged.
   float* partial_o;  // [num_splits, heads_q, rows_total, head_dim_v]; decode: [parts, heads_q, rows_total, head_dim_v]
   float *partial_lse, *partial_lse_low;  // [num_splits, heads_q, rows_total]; decode: [parts, heads_q, rows_total]
 
   // Backward.
-  float* row_shift;  // [heads_q, rows_total], natural units: the LSE where it is huge, else 0
-  float* row_lse;    // [heads_q, rows_total], log2 units: the rest of it, +inf where nothing is seen
+  float* row_shift;  // [heads_q, rows_total], natural units: the LSE if it is huge, else 0
+  float* row_lse;    // [heads_q, rows_total], log2 units: the rest of the LSE, +inf if the row sees nothing
   float* row_delta;  // [heads_q, rows_total], rowsum(dO o O) - dLSE
   float* acc_dq;     // [num_splits, heads_q, rows_total, acc_dq_ld] float32, or NULL: d_q itself accumulates
   int64_t acc_dq_ld;
-  int32_t rows_in_items;  // 1: an item has its heads' queries to itself, and does what comes before and after them, too
+  int32_t rows_in_items;  // 1: an item owns its heads' queries, and does their preprocess and postprocess, too
   char* d_bias;           // float32, strides in bytes
   int64_t d_bias_batch, d_bias_head, d_bias_row;
   int32_t groups_batch,
-      groups_head;  // how many (batch, kv head) one item owns, so that a broadcast d_bias has one writer
+      groups_head;  // number of (batch, kv head) pairs that one item owns, so that a broadcast d_bias has one writer
   float* d_sink;
   int64_t d_sink_head;
 };
 
-// A merge of partial results, also the public tessera_combine. Strides in bytes.
+// A merge of partial results, also for the public tessera_combine. Strides in bytes.
 struct CombineParams {
   int64_t parts, batch, rows, heads, head_dim_v;
   int32_t part_dtype, dtype;
@@ -135,11 +137,11 @@ struct CombineParams {
   int64_t lse_batch, lse_head, lse_row;
   char* lse_low;
   int64_t lse_low_batch, lse_low_head, lse_low_row;
-  const float* sink;  // joins the denominator of rows that saw something
+  const float* sink;  // is added to the denominator of rows that see a key
   int64_t sink_head;
 };
 
-// How a token's heads are rotated: rotary position embedding. Strides in bytes.
+// The rotation of a token's heads: rotary position embedding. Strides in bytes.
 struct RotaryParams {
   int32_t dtype, elem_bytes, angle_dtype;
   int32_t interleaved;           // pairs are neighbours, not columns half of rotary_dim apart
@@ -148,12 +150,12 @@ struct RotaryParams {
   int64_t cos_row, sin_row;
 };
 
-// What one instruction set offers.
+// The kernels of one instruction set.
 struct KernelTable {
   int32_t lanes;
-  int32_t block_m;                       // queries a tile
+  int32_t block_m;                       // queries of a tile
   int32_t has_dot;                       // 1: products of bf16 by a dot-product instruction
-  int32_t decode_rows, decode_keys;      // query rows and keys that the decode kernel takes at once
+  int32_t decode_rows, decode_keys;      // query rows and keys that the decode kernel processes at once
   int64_t tile_bytes, decode_row_bytes;  // sizes of the kernels' own records, for the scratch arithmetic
   void (*forward)(const Params&, int64_t item, char* scratch);
   void (*forward_dot)(const Params&, int64_t item, char* scratch);
@@ -168,10 +170,10 @@ struct KernelTable {
                        int64_t row_head, int64_t out_head);
 };
 
-// What AMX offers beside a KernelTable: the kernels in bfloat16.
+// The AMX kernels for bfloat16, in addition to a KernelTable.
 struct AmxKernelTable {
-  int32_t block_m;                       // queries a tile
-  int32_t decode_keys;                   // that the decode kernel takes at once
+  int32_t block_m;                       // queries of a tile
+  int32_t decode_keys;                   // keys that the decode kernel processes at once
   int64_t tile_bytes, decode_row_bytes;  // sizes of the kernels' own records
   void (*pack_keys)(const Params&, int64_t item);
   void (*forward)(const Params&, int64_t item, char* scratch);

@@ -1,12 +1,12 @@
 // The one micro-kernel: C[R rows][C vectors] += A[R rows][k] B[k][C vectors], A broadcast element by element.
 //
-// Every product of attention is this one. Where lanes are queries (S^T = K Q^T, O^T = V^T P^T, dP^T = V dO^T), A is K
-// or V as it lies and B a transposed tile; where lanes are head dimensions (dV = P^T dO, dK = dS^T Q, dQ = dS K), A is
-// a tile of scores and B is dO, Q or K as it lies. An element of A and of B is four bytes: a float32 for Op::kFma, a
-// pair of bf16 along k for Op::kDot.
+// It computes every product of attention. If lanes are queries (S^T = K Q^T, O^T = V^T P^T, dP^T = V dO^T), A is K or V
+// in place and B a transposed tile. If lanes are head dimensions (dV = P^T dO, dK = dS^T Q, dQ = dS K), A is a tile of
+// scores and B is dO, Q or K in place. An element of A and of B is four bytes: a float32 for Op::kFma, a pair of bf16
+// along k for Op::kDot.
 //
 // 8 x 3 and 6 x 4 vectors (24 accumulators, 11 or 10 loads a step) fill AVX-512's 32 registers; 4 x 3 and 6 x 2 the 16
-// of the others. Measured: 97 % of the FMA peak on long k.
+// registers of the others. Measured: 97 % of the FMA peak for long k.
 #pragma once
 
 #include "cpu/simd.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 enum class Op { kFma, kDot };
 
-// How A lies: along k its elements are neighbours and rows are a stride apart, or the other way round.
+// The layout of A: adjacent elements along k, with a stride between rows, or the other way round.
 enum class Broadcast { kAlongK, kAlongRows };
 
 #if defined(TESSERA_COMPILE_AMX_BF16)
@@ -29,7 +29,7 @@ constexpr int kWideRows = 6, kWideVecs = 4;  // lanes = head dimensions
 constexpr int kTileRows = 4, kTileVecs = 3;
 constexpr int kWideRows = 6, kWideVecs = 2;
 #endif
-constexpr int kBlockM = kTileVecs * kLanes;  // queries a tile
+constexpr int kBlockM = kTileVecs * kLanes;  // queries of a tile
 
 TESSERA_INLINE VecU broadcast_element(const char* p) {
   uint32_t u;
@@ -50,7 +50,7 @@ TESSERA_INLINE VecF multiply_add(VecF a, VecF b, VecF acc) {
 template <int R, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void multiply(VecF (&acc)[R][C], const void* a, int64_t stride_bytes, const void* b, int64_t ldb,
                              int64_t k_count) {
-  // Rows of A by two pointers and three strides: eight pointers of their own would not leave a register for the loop.
+  // Rows of A use two pointers and three strides: eight pointers would leave no register for the loop.
   const char* pa = static_cast<const char*>(a);
   const char* pa4 = pa + 4 * stride_bytes;
   const int64_t stride3_bytes = 3 * stride_bytes;
@@ -106,7 +106,7 @@ TESSERA_INLINE void for_vec_groups(int vecs, Body&& body) {
 }
 
 // out[rows][vecs] (=|+=) A B.   A: Broadcast::kAlongK [rows][k], kAlongRows [k][rows];   B [k][vecs];   out row stride
-// ld. A sum over k is complete before it is added to what was there: a long row of keys is summed by blocks, and its
+// ld. A sum over k is complete before it is added to the output, so a long row of keys is summed by blocks, and its
 // rounding error grows with the number of blocks, not of keys.
 template <int kMaxRows, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void product_rows(float* out, int64_t ld, bool accumulate, const void* a, int64_t stride_bytes,

@@ -1,4 +1,4 @@
-// The kernels that a plan for the CPU may name.
+// The kernels that plans for the CPU choose from.
 #include <algorithm>
 
 #include "core/reference.hpp"
@@ -18,8 +18,8 @@ std::string refuse_reference(const tessera_plan& plan) {
   return asked_for ? "" : "float64, on one core: on request, or where a problem is float64";
 }
 
-// A core's rates: GFLOP/s of products by instruction set, and GB/s of keys and values. Round numbers of the machines
-// of docs/reference/kernels/cpu.md.
+// A core's rates: GFLOP/s of products for each instruction set, and GB/s of keys and values. Round numbers from the
+// machines of docs/reference/kernels/cpu.md.
 constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000};
 constexpr double kGigabytesPerSecond = 10;
 
@@ -36,7 +36,7 @@ double rate_us(const tessera_plan& plan, double flops, double passes) {
 // Keys and values are read once.
 double estimate_decode_us(const tessera_plan& plan) { return rate_us(plan, plan.flops, 1); }
 
-// They are packed first. A tile of few rows takes as long as a full one.
+// The keys and values are packed first. A tile of few rows takes as long as a full one.
 double estimate_tiled_us(const tessera_plan& plan) {
   constexpr double kTileRows = 16;
   const double rows = static_cast<double>(plan.max_seqlen_q * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));

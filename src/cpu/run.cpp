@@ -23,10 +23,10 @@
 namespace tessera::cpu {
 namespace {
 
-// Below this much work a second thread costs more than it brings.
+// With less work a second thread costs more than it gains.
 constexpr double kMinParallelFlops = 4e5;
 
-// `share`: of the work that the plan counted, what a call has.
+// `share`: the part of the plan's work that this call has.
 Runner runner_of(const tessera_plan& plan, void* workspace, const tessera_executor& executor, core::Cancel& cancel,
                  double share) {
   const bool small = std::max(plan.flops, plan.bytes_moved) * share < kMinParallelFlops;
@@ -34,7 +34,7 @@ Runner runner_of(const tessera_plan& plan, void* workspace, const tessera_execut
   return Runner(plan.device.threads, scratch, plan.scratch_bytes, executor, cancel, small);
 }
 
-// From strides in elements to bytes.
+// Converts strides in elements to bytes.
 RowTensor row_tensor(const core::TensorView<core::RowStrides>& view) {
   const core::RowStrides& s = view.stride;
   return {static_cast<char*>(view.data), s.batch * view.elem_bytes, s.row * view.elem_bytes, s.head * view.elem_bytes};
@@ -89,19 +89,19 @@ void fill_options(Params& p, const core::ProblemView& view, const tessera_proble
   p.dropout_offset = static_cast<uint32_t>(dropout.offset);
 }
 
-// A maximum or LSE of this magnitude has a rounding in log2 units that weights show: 5e-6 of them in float32, where P
-// is rounded to bfloat16 8e-5, beside its own 2e-3. Random numbers of deviation 1 have maxima of 4 to 7; those beyond
-// go a slower way.
+// The rounding of a maximum or LSE of this magnitude, in log2 units, is visible in the weights: 5e-6 of them in
+// float32, and 8e-5 if P is rounded to bfloat16, whose own error is 2e-3. Normally distributed scores of deviation 1
+// have maxima of 4 to 7; larger magnitudes use a slower path.
 float huge_score(bool rounded_p) { return rounded_p ? 1024.0f : 64.0f; }
 
-// Keys that a call's sequences have in use.
+// The keys that a call's sequences have in use.
 struct KeysInUse {
-  int64_t longest = 0;  // of one sequence that is not decoded
-  int64_t decoded = 0;  // of all that are
-  double share = 1;     // of those that the plan counted
+  int64_t longest = 0;  // the most of a sequence that is not decoded
+  int64_t decoded = 0;  // of all sequences that are decoded
+  double share = 1;     // the part of the keys that the plan counted
 };
 
-// Of what a plan's sequences have in use.
+// The keys that the sequences of a plan have in use.
 KeysInUse keys_in_use(const tessera_plan& plan, const tessera_buffers& buffers) {
   const core::Sizes size = core::sizes(plan.problem);
   KeysInUse in_use;
@@ -122,7 +122,7 @@ KeysInUse keys_in_use(const tessera_plan& plan, const tessera_buffers& buffers) 
 
 constexpr int64_t kMergeRowsPerItem = 16;
 
-// Of a sequence's first page in the page table, in bytes.
+// The offset of a sequence's first page in the page table, in bytes.
 int64_t page_begin(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b) {
   if (core::csr_pages(problem)) {
     return buffers.page_indptr[b * problem.page_indptr.strides[0]] * problem.page_indices.strides[0] * 4;
@@ -130,7 +130,8 @@ int64_t page_begin(const tessera_problem& problem, const tessera_buffers& buffer
   return core::paged(problem) ? b * problem.page_table.strides[0] * 4 : 0;
 }
 
-// Where every sequence lies, and the running counts of its tiles and items. Those that go another way have no queries.
+// Fills in the place of every sequence and the running counts of tiles and items. Sequences with another path have no
+// queries.
 void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, Way way,
                     const KeysInUse& keys) {
   const int64_t rows_a_query = way == kPackedTile ? plan.heads_q / plan.heads_kv : 1;
@@ -171,7 +172,7 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
   out[plan.batch].packed_begin = packs;
 }
 
-// `program`: the call's, or none. What is answered points into it.
+// `program`: the call's program, or none. The result points into it.
 Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared,
                    const std::optional<ProgramCall>& program, core::Cancel& cancel) {
   Params p{};
@@ -198,12 +199,12 @@ std::optional<ProgramCall> program_of(const tessera_plan& plan, const tessera_bu
   return ProgramCall(plan, &buffers);
 }
 
-// The sequences that go one way, and what serves them.
+// The sequences of one path, and the kernels that serve them.
 struct Served {
   Params params;
   void (*kernel)(const Params&, int64_t item, char* scratch) = nullptr;
   int64_t items = 0, merges = 0;
-  int64_t packs = 0;  // super-blocks of keys to be packed before the items
+  int64_t packs = 0;  // super-blocks of keys to pack before the items
 };
 
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
@@ -243,7 +244,7 @@ Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const Sha
   return served;
 }
 
-// Partial results of some rows of one sequence -> o and lse.
+// Merges partial results of some rows of one sequence into o and lse.
 void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t item) {
   const Params& p = served.params;
   const Sequence* const end = p.sequences + p.batch;
@@ -251,7 +252,7 @@ void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t
       std::upper_bound(p.sequences, end, item, [](int64_t index, const Sequence& s) { return index < s.merge_begin; }) -
       1);
   const int64_t batch = &sequence - p.sequences;
-  // A part of decoding is one of a sequence's own, a split of tiles one of all.
+  // In decoding, parts are counted for each sequence; splits of tiles are the same for all.
   const bool decoded = way == kDecode;
   const int64_t first_part = decoded ? sequence.item_begin : 0, first_row = decoded ? 0 : sequence.row_begin;
   const int64_t first = first_part * p.heads_q * p.rows_total + first_row;
@@ -277,7 +278,7 @@ void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t
   table.combine(c, begin, std::min(c.rows * c.heads, begin + kMergeRowsPerItem));
 }
 
-// o = 0 and LSE = -inf in rows that belong to no sequence.
+// Sets o = 0 and LSE = -inf in rows that belong to no sequence.
 void clear_outputs(const Params& p, const UnownedRows& rows, int64_t item) {
   rows.for_each(item, [&](int64_t row) {
     clear_row(p.o, row, p.heads_q, p.head_dim_v * p.elem_bytes);
@@ -310,7 +311,7 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   const KeysInUse keys = keys_in_use(plan, buffers);
   for (const Way way : {kDecode, kPackedTile, kTile}) fill_sequences(shared.sequences[way], plan, buffers, way, keys);
   const KeySplits splits = key_splits(plan, keys.longest);
-  // Tiles first: their items are the longest, and the short ones of decoding fill what the last of them leave.
+  // Tiles first: their items are the longest, and decoding's short items fill the cores at the end.
   constexpr Way kOrder[] = {kTile, kPackedTile, kDecode};
   const Served ways[] = {serve_tiled(plan, table, shared, p, false, splits),
                          serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, shared, p)};

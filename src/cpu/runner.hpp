@@ -1,4 +1,4 @@
-// Parallel regions: items of work dealt out to the caller's threads or the library's.
+// Parallel regions: items of work distributed over the caller's threads or the library's.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace tessera::cpu {
 
-// One parallel region: items that threads take until none is left.
+// One parallel region, whose items are claimed by threads until none is left.
 struct Region {
   std::atomic<int64_t> next{0};
   std::atomic<int32_t> finished{0};  // workers
@@ -35,7 +35,7 @@ inline void drain(void* argument, int32_t worker) {
   region.finished.fetch_add(1);
 }
 
-// The caller's own threads, which are not ours to trust.
+// Runs on the caller's own threads, whose behaviour is not trusted.
 inline void run_by(const tessera_executor& executor, int32_t workers, Region& region) {
   try {
     executor.run(executor.context, workers, drain, &region);
@@ -59,7 +59,7 @@ inline void run_by(const tessera_executor& executor, int32_t workers, Region& re
 
 class Runner {
  public:
-  // `small`: a second thread would cost more than it brings.
+  // `small`: a second thread would cost more than it gains.
   Runner(int32_t threads, char* scratch, int64_t scratch_bytes, const tessera_executor& executor, core::Cancel& cancel,
          bool small)
       : threads_(small ? 1 : threads),
@@ -68,7 +68,7 @@ class Runner {
         executor_(executor),
         cancel_(cancel) {}
 
-  // body(item, scratch) for every item, on as many threads as there are and the items keep busy.
+  // Runs body(item, scratch) for every item, on as many threads as are available and have items.
   template <class Body>
   void run(int64_t items, const Body& body) const {
     Region region;
@@ -89,7 +89,7 @@ class Runner {
  private:
   int32_t threads_;
   char* scratch_;
-  int64_t scratch_bytes_;  // of a thread
+  int64_t scratch_bytes_;  // of one thread
   const tessera_executor& executor_;
   core::Cancel& cancel_;
 };

@@ -1,5 +1,5 @@
-// How a problem is cut into tiles, items and splits, and how much memory that takes. Every number here depends on the
-// problem and the machine alone, never on the number of threads: so neither do the bits of a result.
+// The partition of a problem into tiles, items and splits, and the memory it needs. Every number here depends only on
+// the problem and the machine, never on the number of threads, and so do the bits of a result.
 #include <algorithm>
 #include <string>
 #include <type_traits>
@@ -22,40 +22,42 @@ namespace {
 
 using core::divide_up;
 
-// Items a core should find, so that the last ones leave no core waiting long. One core waits for nobody, and each item
-// reads and packs K and V of its own.
+// Items for each core, so that the last ones leave no core idle for long. A single core is never idle, and each item
+// reads and packs its own K and V.
 constexpr int64_t kItemsPerCore = 4;
-// Keys below which a split of the keys is not worth its merge.
+// The fewest keys for which a split is worth its merge.
 constexpr int64_t kMinSplitKeys = 512;
-// Keys that a part has in decoding, at least. Its partial results are then below a hundredth of the keys and values
-// that it reads, for as many rows as decoding takes.
+// The fewest keys of a part in decoding. Its partial results are then less than a hundredth of the keys and values that
+// it reads, for as many rows as decoding supports.
 constexpr int64_t kDecodePartKeys = 1024;
-// The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
+// The backward pass has one float32 dQ for each split, so it uses only as many splits as the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
-// Queries of one head that share a pass over keys and values: enough that converting them costs little.
+// Queries of one head that share a pass over keys and values: enough to make their conversion cheap.
 constexpr int64_t kQueriesPerItem = 384, kQueriesPerItemAmx = 2048;
-// Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
+// Keys that AMX packs at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 512;
-// What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles
-// have, keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate
-// at D = 8 and 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/amx.md.
+// The least problems for AMX tiles if the device leaves the choice to the problem: query rows of a KV head's tiles,
+// keys, and the sum of K's and V's head sizes. With 128 rows and keys, tiles reach 1.2 to 1.5 x the vectors' rate at D
+// = 8 and 16, and 1.6 to 1.8 x at 24 and 32; with 512, 1.7 to 2.6 x (docs/lab/amx.md).
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
-// Rows so far apart share one set of the first cache a line.
+// Rows at this distance have their lines in the same set of the L1 cache.
 constexpr int64_t kCollidingRows_bytes = 4096;
-// Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
+// Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache together with the tiles that
+// visit it.
 constexpr int64_t kBackwardKeys = 384;
-// By AMX a visit of a tile of queries packs its Q and dO and unpacks its dQ, whatever the super-block's keys: so long
-// ones, but where heads alone do not fill the cores there are to be super-blocks to split.
+// With AMX, each visit of a tile of queries packs its Q and dO and unpacks its dQ, independently of the super-block's
+// keys. Super-blocks are therefore long, but shorter if heads alone do not fill the cores, so that there are some to
+// split.
 constexpr int64_t kBackwardKeysAmx = 1024, kBackwardSplitKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
 
-// Parts that so many keys are worth splitting into.
+// The most parts into which this number of keys is worth splitting.
 int64_t most_forward_splits(int64_t keys) { return std::max<int64_t>(1, keys / kMinSplitKeys); }
 int64_t most_decode_parts(int64_t keys) { return std::max<int64_t>(1, divide_up(keys, kDecodePartKeys)); }
 
 int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }
 
-// Tiles of `per_tile` rows of the whole batch, `factor` rows a query; an upper bound when packed.
+// Tiles of `per_tile` rows over the whole batch, with `factor` rows for each query; an upper bound when packed.
 int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) {
   if (!core::packed_q(plan.problem)) return plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile);
   return std::min(rows_total(plan) * factor / per_tile + plan.batch,
@@ -65,7 +67,7 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
 void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
   const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p) || rows_collide(plan);
-  plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
+  plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P must stay in the L1 cache
   plan.tiles_per_item =
       static_cast<int32_t>(std::max<int64_t>(1, (amx ? kQueriesPerItemAmx : kQueriesPerItem) / plan.block_m));
   const int64_t registers = program_floats(plan, plan.block_m / table.lanes, table.lanes);
@@ -107,7 +109,7 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   plan.scratch_bytes = scratch_bytes();
 }
 
-// Equal items leave no more than a seventh of the cores' time unused.
+// Whether equal items leave at most a seventh of the cores' time unused.
 bool fills_cores(int64_t items, int64_t cores) {
   return items == 0 || items * 7 >= divide_up(items, cores) * cores * 6;
 }
@@ -131,7 +133,7 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
   const int32_t keys_a_step = static_cast<int32_t>(amx ? kAmxJobKeys : kKeyBlock);
   const int64_t most_bytes = amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes;
   while (plan.block_n > keys_a_step && scratch_bytes() > most_bytes) plan.block_n -= keys_a_step;
-  if (amx) {  // super-blocks of one length
+  if (amx) {  // super-blocks of equal length
     const int64_t keys = std::max<int64_t>(1, plan.max_seqlen_k), blocks = divide_up(keys, plan.block_n);
     plan.block_n = static_cast<int32_t>(padded_to(divide_up(keys, blocks), keys_a_step));
   }
@@ -143,12 +145,12 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
   plan.scratch_bytes = scratch_bytes();
 }
 
-// The device has vectors beside AMX's tiles, or vectors alone.
+// Whether the device has vectors beside AMX tiles, or only vectors.
 bool has_vectors(const tessera_plan& plan) {
   return plan.device.isa != TESSERA_ISA_AMX_BF16 || plan.device.vector_isa != 0;
 }
 
-// The vectors, where the plan's device has them beside AMX's tiles and these do not serve it.
+// Uses the vectors if the plan's device has them beside AMX tiles and the tiles do not serve the plan.
 void settle_isa(tessera_plan& plan) {
   if (plan.device.isa == TESSERA_ISA_AMX_BF16 && plan.device.vector_isa != 0 && !refuse_tiles(plan).empty()) {
     plan.device.isa = plan.device.vector_isa;
@@ -169,7 +171,7 @@ std::string refuse_tiles(const tessera_plan& plan) {
   };
   std::string reason = at_least("head sizes of K and V together ", plan.head_dim + plan.head_dim_v, kAmxLeastHeadDims);
   const bool few_rows = plan.kernel == TESSERA_KERNEL_DECODE;
-  if (!reason.empty() || few_rows || p.batch_invariant) return reason;  // lengths are the batch's
+  if (!reason.empty() || few_rows || p.batch_invariant) return reason;  // lengths depend on the batch
   const bool pack = p.direction == TESSERA_FORWARD && plan.max_seqlen_q < kAmxBlockM;
   const int64_t group = group_size(plan);
   reason = at_least("query rows ", plan.max_seqlen_q * (pack ? group : 1), kAmxLeastRows);
@@ -275,7 +277,7 @@ int64_t decode_scratch_bytes(const tessera_plan& plan, int64_t heads) {
   return carve_amx_decode(nullptr, shape).bytes;
 }
 
-// Options of a score that decoding lacks, by name; "": the problem has none of them.
+// The names of the score options that decoding lacks; "": the problem has none of them.
 template <class... Option>
 std::string lacks_for_decoding(OptionList<Option...>, const tessera_problem& problem) {
   if (Dropout::asked(problem)) return "dropout: for training";
@@ -293,7 +295,7 @@ std::string lacks_for_decoding(OptionList<Option...>, const tessera_problem& pro
   return all + " present";
 }
 
-// Why no sequence of this plan is decoded, however few its rows; "": none is refused.
+// Why no sequence of this plan is decoded, however few its rows; "": decoding is possible.
 std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
@@ -303,20 +305,20 @@ std::string refuse_decoding(const tessera_plan& plan) {
   return lacks_for_decoding(ScoreOptions{}, p);
 }
 
-// Queries of a sequence that decoding takes.
+// The most queries of a sequence that decoding supports.
 int64_t most_decode_queries(const tessera_plan& plan) { return decode_table(plan).decode_rows / group_size(plan); }
 
-// Parts of the keys of one KV head's pass that keep the cores busy.
+// The number of parts of the keys of one KV head's pass that keeps the cores busy.
 int64_t wanted_decode_parts(const tessera_plan& plan) {
   const int64_t passes = std::max<int64_t>(1, plan.heads_kv / plan.decode_heads_kv);
   return divide_up(2 * kItemsPerCore * plan.device.cores, passes);
 }
 
-// The plan's part for sequences of at most `queries` queries.
+// Fills in the plan's decoding of sequences of at most `queries` queries.
 void configure_decoding(tessera_plan& plan, int64_t queries) {
   const tessera_problem& p = plan.problem;
   plan.decode_queries = static_cast<int32_t>(queries);
-  // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
+  // All KV heads at once if a key's heads are adjacent in memory, else one at a time.
   const core::RowStrides k = core::row_strides(p.k);
   int64_t heads = k.head < k.row ? plan.heads_kv : 1;
   while (heads > 1 && (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, heads) > kMaxDecodeScratch_bytes))
@@ -369,7 +371,7 @@ void configure_tiled(tessera_plan& plan) {
   plan.block_m = amx ? amx->block_m : table.block_m;
   plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx)
                                              : configure_forward(plan, table, amx);
-  // Packed queries: some sequences may have few.
+  // With packed queries, some sequences may have few.
   const int64_t queries = std::min(plan.max_seqlen_q, most_decode_queries(plan));
   const bool mixed = core::packed_q(plan.problem) && core::asked_family(plan.device).empty() && queries > 0;
   if (mixed && refuse_decoding(plan).empty()) {

@@ -1,5 +1,5 @@
-// How a thread's scratch is laid out: one arithmetic for the plan, which sizes it, and the kernels, which carve it.
-// Everything is static: the units that include it are compiled for different instruction sets.
+// The layout of a thread's scratch: the plan, which computes its size, and the kernels, which divide it, use the same
+// arithmetic. Everything is static, because the units that include it are compiled for different instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 namespace tessera::cpu {
 
 constexpr int64_t kCacheLine_bytes = 64;
-// One thread's scratch stays below 1 MiB; the tiles are chosen so (schedule.cpp). By AMX: 1.5 MiB, of the 2 MiB of a
-// core's second cache.
+// One thread's scratch stays below 1 MiB, which decides the tiles (schedule.cpp). With AMX it is 1.5 MiB, of the 2 MiB
+// of a core's L2 cache.
 constexpr int64_t kMaxScratch_bytes = int64_t{1} << 20, kMaxScratchAmx_bytes = int64_t{3} << 19;
 
-// Hands out consecutive float arrays, each on a cache line. With base NULL it only counts.
+// Returns consecutive float arrays, each aligned to a cache line. With base NULL it only counts.
 class Carver {
  public:
   constexpr explicit Carver(char* base) : base_(base) {}
@@ -32,7 +32,7 @@ class Carver {
 struct ForwardShape {
   int64_t block_m, block_n, tiles, head_dim, head_dim_v, lanes;
   bool copies_kv;  // keys and values are converted or gathered
-  // Of the options of scores: more tiles of scores, and a program's registers.
+  // For the options of scores: more tiles of scores, and a program's registers.
   int64_t option_tiles, program_floats;
   int64_t tile_bytes;  // sizeof(Tile)
 };
@@ -65,12 +65,12 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
   return out;
 }
 
-// By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, so many keys of
-// one tile at most and half of them at least.
+// With AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is the keys of one tile that the kernel processes
+// at a time: at most this many, and at least half of them.
 constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128, kTileRegister_bytes = 1024;
-// Keys of a super-block, at most.
+// The most keys of a super-block.
 constexpr int64_t kAmxMaxBlockKeys = 1024;
-// Numbers of bfloat16 whose sum is one over the scale, for the bias as a step of a product.
+// The number of bfloat16 terms that sum to the bias over the scale, for adding the bias as a step of a product.
 constexpr int64_t kAmxBiasTerms = 3;
 
 // K and V of a super-block, as the forward pass's products read them.
@@ -81,17 +81,17 @@ static constexpr int64_t amx_v_tiles_bytes(int64_t block_n, int64_t head_dim_v) 
   return padded_to(head_dim_v, 32) / 32 * (block_n / 32) * 2 * kTileRegister_bytes;
 }
 
-// Of a super-block, for every 32 keys those that hold NaN or infinities.
+// The keys of a super-block that hold NaN or infinities, one word for every 32 keys.
 struct NonfiniteKeys {
   uint32_t rows[kAmxMaxBlockKeys / 32];
   bool any;
 };
 
-// A super-block that was packed ahead, for all items that read it.
+// A super-block that is packed ahead, for all items that read it.
 struct AmxPackedKeys {
   char* k_tiles;             // [block_n / 16][head_dim / 32] tile registers
   char* v_tiles;             // [head_dim_v / 32][block_n / 32][2] tile registers
-  NonfiniteKeys* nonfinite;  // of the values
+  NonfiniteKeys* nonfinite;  // for the values
   int64_t bytes;
 };
 
@@ -108,7 +108,7 @@ static constexpr AmxPackedKeys carve_amx_packed_keys(char* base, int64_t block_n
 
 struct AmxForwardShape {
   int64_t block_n, tiles, head_dim, head_dim_v;
-  int64_t option_tiles;  // of the options of scores: more tiles of scores
+  int64_t option_tiles;  // for the options of scores: more tiles of scores
   int64_t tile_bytes;    // sizeof(Tile)
 };
 
@@ -175,7 +175,7 @@ static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
   return out;
 }
 
-// By AMX: up to 16 query rows a KV head, and keys in blocks.
+// With AMX: up to 16 query rows of a KV head, and keys in blocks.
 constexpr int64_t kAmxDecodeKeys = 32;
 
 struct AmxDecodeScratch {
@@ -185,7 +185,7 @@ struct AmxDecodeScratch {
   float* s;       // [2][block_n][16] scores of two heads
   float* rows_s;  // [16][block_n] one head's transposed
   uint32_t* p;    // [2][rows][block_n] bfloat16 weights, in the low and in the high half of a word
-  char* copy;     // [2][head_dim / 32] tile registers: rows of K or V that are not read as they lie
+  char* copy;     // [2][head_dim / 32] tile registers: rows of K or V that are not read in place
   int64_t bytes;
 };
 
@@ -204,14 +204,14 @@ static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape
   return out;
 }
 
-// Keys that a tile of queries meets at a time in the backward pass: a multiple of 32 (dropout's groups) and of the rows
-// of either micro-kernel.
+// Keys that a tile of queries is multiplied with at a time in the backward pass: a multiple of 32 (dropout's groups)
+// and of the rows of either micro-kernel.
 constexpr int64_t kKeyBlock = 96;
 
 struct BackwardShape {
   int64_t block_m, block_n, head_dim, head_dim_v, lanes;
   bool dot;
-  // Of the options of scores: tiles of them, and a program's registers.
+  // For the options of scores: tiles of scores, and a program's registers.
   int64_t option_tiles, program_floats;
   int64_t tile_bytes;  // sizeof(Tile)
 };
@@ -227,7 +227,7 @@ struct BackwardScratch {
   float *sK, *sV, *sK_steps;  // [block_n][head_dim], [block_n][head_dim_v], padded
   float *sdK, *sdV;           // [block_n][dk_ld], [block_n][dv_ld] accumulators
   float* options;             // [option_tiles][kKeyBlock][block_m]
-  float *before, *program;    // a score program's: [kKeyBlock][block_m] scores before it; [program_floats]
+  float *before, *program;    // for a score program: [kKeyBlock][block_m] scores before it; [program_floats]
   int64_t dk_ld, dv_ld;
   int64_t bytes;
 };
@@ -261,12 +261,12 @@ static constexpr BackwardScratch carve_backward(char* base, const BackwardShape&
   return out;
 }
 
-// By AMX: four tiles of queries pass by a super-block of keys together, kAmxJobKeys keys at a time.
+// With AMX: four tiles of queries visit a super-block of keys together, kAmxJobKeys keys at a time.
 constexpr int64_t kAmxBackwardTiles = 4;
 
 struct AmxBackwardShape {
   int64_t block_n, head_dim, head_dim_v;
-  int64_t option_tiles;  // of the options of scores: stages of them
+  int64_t option_tiles;  // for the options of scores: stages of them
   int64_t tile_bytes;    // sizeof(Tile)
 };
 

@@ -1,4 +1,4 @@
-// Shared prefixes on the CPU: each part is a call of the other kernels over the same threads and scratch, and their
+// Shared prefixes on the CPU: each part is a call of the other kernels with the same threads and scratch, and their
 // results are merged.
 #include "core/shared_prefix.hpp"
 
@@ -47,7 +47,7 @@ void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buff
   core::fill_prefix_indices(plan, buffers, memory);
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
-    part.shared_bytes = plan.shared_bytes - memory.bytes;  // the threads' scratch comes after the larger one's
+    part.shared_bytes = plan.shared_bytes - memory.bytes;  // the threads' scratch follows the larger of the two
     forward(part, core::buffers_of(plan, n, buffers, memory), base + memory.bytes, executor, cancel);
     if (cancel.asked()) return;
   }

@@ -1,11 +1,12 @@
-// The thin SIMD layer: a float vector, an int vector and the few operations that the kernels need.
+// The SIMD layer: a float vector, an int vector and the few operations that the kernels need.
 //
-// Everything that the compilers' portable vectors express well is written once; what they do not (fused multiply-add,
-// max, exp2's scaling, 16-bit conversions, the bf16 dot product) has one branch per instruction set. A new instruction
-// set (NEON, say) is one more branch where the portable one is too slow, and nothing else.
+// Operations that the compilers' portable vectors express well are written once; the others (fused multiply-add, max,
+// exp2's scaling, 16-bit conversions, the bf16 dot product) have one branch for each instruction set. A new instruction
+// set, such as NEON, needs branches only where the portable code is too slow.
 //
-// Included only by kernels.cpp, which is compiled once per instruction set: all of it lives in an anonymous namespace,
-// and no inline function of a library header may be called here (one definition rule across instruction sets).
+// Only kernels.cpp includes this file, and it is compiled once for each instruction set. Everything is in an anonymous
+// namespace, and no inline function of a library header may be called here (one definition rule across instruction
+// sets).
 #pragma once
 
 #include <cstdint>
@@ -25,10 +26,10 @@
 
 #define TESSERA_INLINE inline __attribute__((always_inline))
 #define TESSERA_LAMBDA_INLINE __attribute__((always_inline))
-// A loop of micro-kernels in a function of its own: among others, gcc's register allocator spills accumulators inside
-// it.
+// Gives a loop of micro-kernels a function of its own: inlined among others, gcc's register allocator spills
+// accumulators inside the loop.
 #define TESSERA_OWN_FUNCTION __attribute__((noinline))
-// A function that the usual way does not call, and that is to cost it no register.
+// A function that is rarely called and must not cost the usual path a register.
 #define TESSERA_COLD_FUNCTION __attribute__((noinline, cold))
 
 namespace tessera::cpu {
@@ -62,7 +63,7 @@ TESSERA_INLINE T max_of(T a, T b) {
   return a < b ? b : a;
 }
 
-// ---- memory: every address is taken as unaligned ----
+// ---- memory: every address is treated as unaligned ----
 
 template <class V, class T>
 TESSERA_INLINE V load_as(const T* p) {
@@ -75,7 +76,7 @@ template <class V, class T>
 TESSERA_INLINE void store(T* p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
-// The first n lanes, the others 0.
+// The first n lanes; the others are 0.
 template <class V, class T>
 TESSERA_INLINE V load_first(const T* p, int64_t n) {
   V v = V{};
@@ -95,7 +96,7 @@ TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
 }
 
 #if defined(TESSERA_AVX512)
-// Of 32 elements the first `count`.
+// The first `count` of 32 elements.
 TESSERA_INLINE __mmask32 first_elems(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << max_of<int64_t>(0, count)) - 1);
 }
@@ -114,7 +115,7 @@ TESSERA_INLINE VecI iota<VecI>() {
   return v;
 }
 
-// Asks for the cache line at p, which is going to be written.
+// Prefetches the cache line at p for writing.
 TESSERA_INLINE void prefetch_write(const char* p) { __builtin_prefetch(p, 1); }
 
 // ---- arithmetic ----
@@ -174,9 +175,9 @@ TESSERA_INLINE float max_lanes(VecF v) {
   return best;
 }
 
-// A pointer that the compiler knows nothing of: what is loaded through it is loaded here, neither earlier nor kept in
-// registers since. The micro-kernel leaves no register free, so what its epilogue needs must not stay live across it:
-// gcc spills accumulators inside the loop instead (measured: 90 instead of 106 GFLOP/s in the backward pass).
+// A pointer about which the compiler knows nothing: a load through it happens here, neither earlier nor from a
+// register. The micro-kernel leaves no register free, so what its epilogue needs must not stay live across it;
+// otherwise gcc spills accumulators inside the loop (measured: 90 instead of 106 GFLOP/s in the backward pass).
 template <class T>
 TESSERA_INLINE const T* opaque(const T* p) {
   asm volatile("" : "+r"(p));
@@ -184,7 +185,8 @@ TESSERA_INLINE const T* opaque(const T* p) {
 }
 
 // 2^x by a minimax polynomial of degree 5 on [-1/2, 1/2] (1.6e-7 relative, exact at integers): 0 for -infinity,
-// infinity from 128 up, NaN for NaN. An object, so that a loop's epilogue can load the coefficients where it begins.
+// infinity from 128 up, NaN for NaN. It is an object, so that a loop's epilogue can load the coefficients at its
+// beginning.
 class Exp2 {
  public:
   TESSERA_INLINE Exp2() {
@@ -239,15 +241,15 @@ TESSERA_INLINE TanhRatio::TanhRatio(VecF x) {
   q = fma(q, z, splat(1.0f));
   numerator = x * p, denominator = q;
 }
-// Beyond 9 tanh is 1 in float32: exactly, so that the gradient through it is 0. NaN for NaN.
+// Beyond 9, tanh is exactly 1 in float32, so that the gradient through it is 0. NaN for NaN.
 TESSERA_INLINE VecF tanh(VecF x) {
   x = min(splat(9.0f), max(splat(-9.0f), x));
   const TanhRatio ratio(x);
   return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator / ratio.denominator);
 }
 
-// log2(x), x > 0, infinite or NaN: x = 2^e m, sqrt(1/2) <= m < sqrt(2), and log2(m) = 2 log2(e) atanh(t), t = (m - 1) /
-// (m + 1), whose series is cut off after t^9 (3e-9 relative).
+// log2(x) for x > 0, infinite or NaN: x = 2^e m, sqrt(1/2) <= m < sqrt(2), and log2(m) = 2 log2(e) atanh(t), t = (m -
+// 1) / (m + 1), whose series is truncated after t^9 (3e-9 relative).
 TESSERA_INLINE VecF log2(VecF x) {
   constexpr uint32_t kSqrtHalf = 0x3f3504f3;
   constexpr float kLeastNormal = 0x1p-126f, kTwoLog2e = 2.885390082f;
@@ -268,7 +270,7 @@ TESSERA_INLINE VecF log2(VecF x) {
 TESSERA_INLINE VecF float_from_bf16(VecH h) { return (VecF)(__builtin_convertvector(h, VecU) << 16); }
 
 #if !defined(TESSERA_HAS_DOT)
-// The upper half of a lane is bf16(v), the lower half anything.
+// The upper half of a lane is bf16(v); the lower half is arbitrary.
 TESSERA_INLINE VecU rounded_to_bf16(VecF v) {
   const VecU u = (VecU)v;
   return (v == v) ? u + 0x7fffu + ((u >> 16) & 1u) : u | 0x400000u;
@@ -302,7 +304,7 @@ TESSERA_INLINE VecF float_from_f16(VecH h) {
 #elif defined(TESSERA_AVX2)
   return (VecF)_mm256_cvtph_ps((__m128i)h);
 #else
-  // Shift the exponent and mantissa into place and let one multiplication rebias them (subnormals included).
+  // Shifts the exponent and mantissa into place; one multiplication rebiases them (subnormals included).
   const VecU u = __builtin_convertvector(h, VecU);
   const VecU magnitude = (u & 0x7fffu) << 13;
   const VecF scaled = (VecF)magnitude * 0x1p112f;

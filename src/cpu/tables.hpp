@@ -6,16 +6,16 @@
 
 namespace tessera::cpu {
 
-// `isa`: a tessera_isa that this machine has.
+// `isa`: a tessera_isa that this machine supports.
 const KernelTable& kernel_table(int32_t isa);
 
-// Of what sequences of few queries are decoded by: the vectors, where AMX's tiles serve the others.
+// The table that decodes sequences of few queries: the vectors', even if AMX tiles serve the other sequences.
 const KernelTable& decode_table(const tessera_plan& plan);
 
-// The kernels that take a tiled plan by AMX, or NULL: another ISA, or not bfloat16.
+// The AMX kernels for a tiled plan, or NULL: another ISA, or not bfloat16.
 const AmxKernelTable* amx_kernels(const tessera_plan& plan);
 
-// What a kernel of the table reads of a merge.
+// The parameters of a merge for a kernel of the table.
 CombineParams combine_params(const tessera_combine_call& call);
 
 }  // namespace tessera::cpu

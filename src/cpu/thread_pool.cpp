@@ -17,8 +17,8 @@
 namespace tessera::cpu {
 namespace {
 
-// A backward pass is three parallel regions in a row: a thread that has just worked looks for more this many times
-// before it sleeps (some ten microseconds).
+// A backward pass is three parallel regions in sequence: a thread that has just worked checks for more work this many
+// times before it sleeps (some ten microseconds).
 constexpr int kSpins = 2000;
 
 void relax() {
@@ -64,7 +64,7 @@ class ThreadPool {
   }
 
  private:
-  // Starts threads until there are `workers` with the caller's own; fewer where the system gives no more.
+  // Starts threads until there are `workers` including the caller's own; fewer if the system allows no more.
   int32_t started(int32_t workers) {
     while (static_cast<int32_t>(threads_.size()) + 1 < workers) {
       const int32_t worker = static_cast<int32_t>(threads_.size()) + 1;
@@ -90,7 +90,7 @@ class ThreadPool {
       lock.unlock();
       task(argument, worker);
       if (pending_.fetch_sub(1) == 1) {
-        lock.lock();  // so that the notice can't fall between the caller's look and its sleep
+        lock.lock();  // so that the notification cannot fall between the caller's check and its sleep
         done_.notify_one();
       }
     }
@@ -108,7 +108,7 @@ class ThreadPool {
   bool stop_ = false;
 };
 
-// Owns the pool of this process. A forked child has none of its parent's threads: it forgets the pool and starts
+// Owns the pool of this process. A forked child has none of its parent's threads: it discards the pool and starts
 // another.
 class PoolOwner {
  public:

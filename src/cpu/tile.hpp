@@ -1,4 +1,4 @@
-// A tile of query rows: which query and head every lane is, and which keys it sees.
+// A tile of query rows: the query and head of every lane, and the keys that it sees.
 #pragma once
 
 #include <numbers>
@@ -17,26 +17,27 @@ struct Tile {
   int32_t vecs;   // vectors that hold them
   // Keys visible to at least one row, and those visible to every row; empty where low > high.
   int32_t some_low, some_high, all_low, all_high;
-  bool started;        // a block of keys has been visited: stale_max, sum and the output tile hold something
+  bool started;        // a block of keys has been visited: stale_max, sum and the output tile are initialised
   bool has_stale_max;  // every lane's stale_max is finite and not huge
-  bool huge;           // some lane's stale_max is (backward: its LSE): its scores go the plain way
-  bool passed_bound;   // the block before passed the bound of the stale max
+  bool huge;           // some lane's stale_max is huge (backward: its LSE); its scores use the general path
+  bool passed_bound;   // the previous block exceeded the bound of the stale max
   bool consecutive;    // its rows are neighbouring queries of one head
   uint32_t
-      met_stale_max;  // AMX, a bit a row: stale_max is the score of a key that it meets, so its sum ends at 1 or above
+      // AMX, one bit a row: stale_max is the score of a key that the row sees, so its sum ends at 1 or above
+      met_stale_max;
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
-  alignas(64) float stale_max[kBlockM];             // natural units, -inf before the first
-  // What scores are exponentiated against: the stale max in two parts, `shift` in natural units and `offset` in log2
-  // units.
+  alignas(64) float stale_max[kBlockM];             // natural units; -inf before the first key
+  // The number that scores are exponentiated against, which is the stale max in two parts: `shift` in natural units and
+  // `offset` in log2 units.
   alignas(64) float shift[kBlockM], offset[kBlockM];
   alignas(64) float sum[kBlockM];  // of 2^(log2(e) (score - shift) - offset)
 };
 
-// A number that scores are exponentiated against, the two parts of it. One multiply-add takes a score to log2 units and
-// subtracts the offset, whose rounding all weights of a row share. Of a huge number that rounding is worth powers of
-// two, or there is no such float32: so a huge one is subtracted first, in the unit that the scores are rounded in, and
-// its offset is 0.
+// The two parts of a number that scores are exponentiated against. One multiply-add converts a score to log2 units and
+// subtracts the offset, whose rounding error is common to all weights of a row. For a huge number this error is worth
+// powers of two, or the offset is not representable in float32. A huge number is therefore subtracted first, in the
+// unit in which the scores are rounded, and its offset is 0.
 struct Against {
   VecF shift, offset;
 };
@@ -49,18 +50,18 @@ TESSERA_INLINE Against against(const Tile& tile, int c) {
 }
 TESSERA_INLINE bool is_huge(const Against& a) { return any(a.shift != 0.0f); }
 
-// The exponent of a weight, of a score in natural units. `huge`: some lane's number is.
+// The exponent of a weight, from a score in natural units. `huge`: some lane's number is.
 TESSERA_INLINE VecF exponent_of(VecF score, const Against& a, bool huge) {
   return fma(huge ? score - a.shift : score, splat(kLog2e), -a.offset);
 }
 
-// By what sums are to be multiplied where `to` replaces `from`; 0 where there was none.
+// The factor of the sums if `to` replaces `from`; 0 if there was none.
 TESSERA_INLINE VecF rescale_of(VecF old_max, const Against& from, const Against& to) {
   const VecF exponent = fma(from.shift - to.shift, splat(kLog2e), from.offset - to.offset);
   return select(old_max == -infinity(), VecF{}, exp2(exponent));
 }
 
-// A new stale max of vector c.
+// Sets a new stale max of vector c.
 TESSERA_INLINE Against set_stale_max(const Params& p, Tile& tile, int c, VecF next) {
   const Against a = against(p, next);
   store(tile.stale_max + c * kLanes, next);
@@ -69,11 +70,11 @@ TESSERA_INLINE Against set_stale_max(const Params& p, Tile& tile, int c, VecF ne
   return a;
 }
 
-// A number in float32, and what its rounding leaves out.
+// A number in float32 and its rounding error.
 struct LogSumExp {
   float high, low;
 };
-// log(sum) + shift + offset, of a row that has seen something.
+// log(sum) + shift + offset of a row that sees at least one key.
 TESSERA_INLINE LogSumExp log_sum_exp(const Params& p, float shift, float offset, float sum_log2) {
   const double above = (double{offset} + sum_log2) / p.units_log2;
   const float high = static_cast<float>(double{shift} + above);
@@ -90,7 +91,7 @@ struct KeyBand {
   int64_t left, right, sk;
 
   TESSERA_INLINE KeyBand(const Params& p, const Sequence& sequence) : sk(sequence.sk) {
-    constexpr int64_t kUnbounded = int64_t{1} << 40;  // past any number of queries and keys
+    constexpr int64_t kUnbounded = int64_t{1} << 40;  // larger than any number of queries or keys
     const int64_t diagonal = p.top_left ? 0 : sequence.sk - sequence.sq;
     left = diagonal - (p.window_left >= 0 ? p.window_left : kUnbounded);
     right = diagonal + min_of(sequence.causal ? 0 : kUnbounded, p.window_right >= 0 ? p.window_right : kUnbounded);
@@ -100,7 +101,7 @@ struct KeyBand {
   }
 };
 
-// As if no key had been seen.
+// Resets the softmax to the state before the first key.
 TESSERA_INLINE void forget_softmax(Tile& tile) {
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     tile.stale_max[lane] = -infinity();
@@ -108,8 +109,8 @@ TESSERA_INLINE void forget_softmax(Tile& tile) {
   }
 }
 
-// Rows row_begin ... of the sequence: row r is query r of `head`, or, with packed heads, query r % sq of head
-// `head` + r / sq.
+// Rows of the sequence from row_begin on: row r is query r of `head` or, with packed heads, query r % sq of head `head`
+// + r / sq.
 inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, int64_t row_begin, int64_t row_count) {
   const Sequence& sequence = p.sequences[batch];
   tile.sequence = &sequence;
@@ -120,7 +121,7 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   tile.has_stale_max = tile.passed_bound = tile.huge = false;
   tile.met_stale_max = 0;
   forget_softmax(tile);
-  // Loops over lanes, which the compiler makes vectors of.
+  // Loops over lanes, which the compiler vectorises.
   const int64_t last = row_count - 1, first_head = p.pack_gqa ? row_begin / sequence.sq : 0;
   const int64_t first_query = row_begin - first_head * sequence.sq;
   tile.consecutive = !p.pack_gqa || first_query + last < sequence.sq;
@@ -144,7 +145,7 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   int32_t some_low = 0x7fffffff, some_high = -1, all_low = 0, all_high = 0x7fffffff;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     const int32_t low = tile.low[lane], high = tile.high[lane];
-    const int32_t blind = low > high ? -1 : 0;  // all bits; a condition in the reduction would keep it scalar
+    const int32_t blind = low > high ? -1 : 0;  // all bits; a condition in the reduction would prevent vectorisation
     some_low = min_of(some_low, low | (blind & 0x7fffffff));
     some_high = max_of(some_high, high | blind);
     all_low = max_of(all_low, low), all_high = min_of(all_high, high);
@@ -158,7 +159,7 @@ TESSERA_INLINE char* row_at(const RowTensor& tensor, const Tile& tile, int64_t l
          tensor.head * tile.head[lane];
 }
 
-// The tile's rows of a tensor.
+// The tile's rows in a tensor.
 template <class Char>
 TESSERA_INLINE void rows_of(Char* (&rows)[kBlockM], const RowTensor& tensor, const Tile& tile) {
   if (!tile.consecutive) {

@@ -20,9 +20,9 @@ TESSERA_INLINE VecF interleave(VecF a, VecF b, bool upper, std::integer_sequence
 }
 
 #if defined(TESSERA_AVX512)
-// out[c] lane r = word c of row r, whose 16 words are at row(r). The first of four steps of the transposition is done
-// by the loads, which put halves of rows r and r + 4 side by side without a shuffle. Both halves of eight rows are
-// loaded before the next eight rows: where rows are a power of two apart, the first cache would not hold 16 of them.
+// out[c] lane r = word c of row r, whose 16 words are at row(r). The loads do the first of four steps of the
+// transposition: they put halves of rows r and r + 4 side by side without a shuffle. Both halves of eight rows are
+// loaded before the next eight rows, because if rows are a power of two apart, the L1 cache does not hold 16 of them.
 template <class Row>
 TESSERA_INLINE void transpose_rows(VecU (&out)[kLanes], Row&& row) {
   __m512i columns[2][kLanes / 2];
@@ -55,14 +55,15 @@ TESSERA_INLINE void transpose_rows(VecU (&out)[kLanes], Row&& row) {
 }
 #endif
 
-// log2(kLanes) perfect shuffles of the rows transpose the block; with 16 lanes, by way of memory, 48 shuffles in place
-// of 64.
+// log2(kLanes) perfect shuffles of the rows transpose the block; with 16 lanes, a transposition through memory needs 48
+// shuffles instead of 64.
 TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
 #if defined(TESSERA_AVX512)
   alignas(64) char copy[kLanes][sizeof(VecF)];
 #pragma GCC unroll 16
   for (int r = 0; r < kLanes; ++r) store(copy[r], rows[r]);
-  const char* rows_at = opaque(copy[0]);  // else halves would be taken from registers, which is a shuffle again
+  // otherwise halves would be extracted from registers, which is a shuffle again
+  const char* rows_at = opaque(copy[0]);
   VecU columns[kLanes];
   transpose_rows(columns, [&](int r) TESSERA_LAMBDA_INLINE { return rows_at + r * sizeof(VecF); });
 #pragma GCC unroll 16
@@ -83,9 +84,9 @@ TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
 #endif
 }
 
-// ---- elements: how n (at most kLanes) of them are read as, or written from, a vector of float32 ----
+// ---- elements: how n (at most kLanes) of them are read into, or written from, a vector of float32 ----
 //
-// kWord: how many are a word of 32 bits; word(v): lane i holds elements v(0)[i] ... v(kWord - 1)[i].
+// kWord: the number of elements in a word of 32 bits; word(v): lane i holds elements v(0)[i] ... v(kWord - 1)[i].
 
 struct Float32Elem {
   static constexpr int kBytes = 4, kWord = 1;
@@ -193,9 +194,9 @@ void pack_transposed(float* tile, const char* const* rows, int64_t count, int64_
   }
 }
 
-// rows[r][c] = tile[c][r] * factor[r], written as Elem. Rounded first, elements of 16 bits are transposed as words of
-// two columns, and a row leaves in whole vectors: with 16 lanes whole cache lines, each stored once. next_rows: where
-// the rows of a later such tile will be written, which are asked for (NULL: none).
+// rows[r][c] = tile[c][r] * factor[r], written as Elem. Elements of 16 bits are rounded first and then transposed as
+// words of two columns. A row is stored in whole vectors: with 16 lanes, whole cache lines, each stored once.
+// next_rows: rows of a later tile that will be written, to prefetch (NULL: none).
 template <class Elem>
 void unpack_transposed(char* const* rows, const float* tile, const float* factor, int64_t count, int64_t cols,
                        char* const* next_rows = nullptr, int64_t next_count = 0) {

@@ -1,5 +1,5 @@
 // Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call
-// owns them like any other, and clears them in work items after those that compute.
+// writes them like any other row: it clears them in work items after those that compute.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace tessera::cpu {
 
 class UnownedRows {
  public:
-  // Of `rows` rows that are packed by `offsets`; absent offsets: a dense tensor, which has none.
+  // `rows` rows packed by `offsets`. Without offsets the tensor is dense and has no such rows.
   UnownedRows(const tessera_layout& offsets, const int32_t* data, int64_t rows) {
     if (!core::present(offsets)) return;
     begin_ = data[0], end_ = data[(offsets.shape[0] - 1) * offsets.strides[0]];

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
-// Of a multiprocessor: so many warps cover the way to memory.
+// Blocks on a multiprocessor whose warps suffice to hide the latency of memory.
 constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kAppendBlocks = 3, kStandardProductBlocks = 2;
 
-// The template, the file under tessera/ that has it, and its struct of shared memory.
+// The template, its file under tessera/, and its shared-memory struct.
 struct KernelText {
   const char *name, *header, *shared_memory;
 };
@@ -36,13 +36,13 @@ KernelText text_of(const BwdConfig& config) {
                            : KernelText{"bwd_sm80", "tessera/bwd_sm80/kernel.cuh", "BwdSharedMemory"};
 }
 
-// That the kernel's struct of shared memory has the size that it is launched with.
+// A check that the kernel's shared-memory struct has the size that it is launched with.
 template <class Config>
 std::string shared_memory_claim(const std::string& name, const Config& config) {
   return "sizeof(tessera::" + name + "<" + config_text(config) + ">) == " + std::to_string(smem_bytes(config));
 }
 
-// Whether all columns can be loaded and stored by fours.
+// Whether all columns can be loaded and stored in groups of four.
 bool combine_aligned(const CombineConfig& config, const CombineParams& p) {
   const auto starts = [](Dtype dtype, const void* data, std::initializer_list<int64_t> strides) {
     return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(kCombineWidth * dtype_bytes(dtype)) == 0 &&

@@ -35,7 +35,7 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
   return score_tensor(core::score_view(layout, data));
 }
 
-// For how many keys, the first a multiple of that, entries can be read in one word, of 16 bytes at most.
+// The number of keys whose entries can be read in one word of at most 16 bytes; the first key must be a multiple of it.
 constexpr int kMostEntryKeys = 8;
 int entry_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
   constexpr uintptr_t kWordBytes = 16;
@@ -48,7 +48,7 @@ int entry_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
   return 1;
 }
 
-// Packed sequences' tiles stand in slots of the whole batch.
+// Packed sequences use tile indices padded over the whole batch.
 bool head_by_head(const tessera_problem& problem, const ProblemParams& p) {
   bool own_heads = false, own_sequences = false;
   const auto add = [&](const ScoreTensor& tensor) {

@@ -56,7 +56,7 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
   if (core::score::has_program(plan)) return "score programs: not supported";
-  // shared_prefix alone reads them, and asks the others for its parts.
+  // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];

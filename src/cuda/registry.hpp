@@ -1,5 +1,5 @@
-// The CUDA back end's kernel families. To add a kernel: a folder of device code, a file in families/ with its descriptor, and a
-// row in registry.cpp.
+// The kernel families of the CUDA back end. To add a kernel, add a folder of device code, a file in families/ with its
+// descriptor, and a row in registry.cpp.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,14 @@ namespace tessera::cuda {
 
 class LaunchList;
 
-// What a family takes, as data: what it refuses is the difference to what is asked, and the support matrix prints itself.
+// The features that a family supports, as data. Its refusal is the difference from what a plan requests, and the
+// support matrix is printed from it.
 struct Supports {
   int32_t direction;                 // tessera_direction
   int32_t oldest_arch, newest_arch;  // compute capabilities, 10 * major + minor
-  uint32_t dtypes;                   // of q: 1 << tessera_dtype
-  int64_t head_dim;                  // at most, of keys and of values
-  uint32_t tensors;                  // 1 << row of core::kTensorFields, of those that may be given
+  uint32_t dtypes;                   // dtypes of q, as 1 << tessera_dtype
+  int64_t head_dim;                  // the largest, for keys and values
+  uint32_t tensors;                  // tensors that may be given, as 1 << row of core::kTensorFields
 };
 inline constexpr int32_t kAnyNewer = INT32_MAX;
 static_assert(core::kNumTensors <= 32);
@@ -44,53 +45,53 @@ inline constexpr uint32_t kAllTensors = ~uint32_t{0};
 inline constexpr uint32_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 
-// The first that a plan asks for and a family has not, in words; "" where it has all.
+// The first requested feature that the family does not support, as text; "" if all are supported.
 std::string refusal(const Supports& supports, const tessera_plan& plan);
 
-// That a thread block's shared memory, in bytes, is more than the GPU has for one; "" where it is not.
+// A refusal if a thread block needs more shared memory, in bytes, than the GPU allows; "" otherwise.
 std::string refuse_shared_memory(int64_t bytes, const tessera_plan& plan);
 
-// Problems that stand for many: what their launches are compiled for does not depend on lengths beyond these kinds, nor, but for
-// kPrefill, on masks by position and on whether rows are dense or packed.
+// Classes of problems. The compiled configs of a class do not depend on lengths within it and, except in kPrefill, do
+// not depend on positional masks or on whether rows are dense or packed.
 enum class Use {
-  kPrefill,  // full and causal, of all lengths that Hopper's tiles tell apart, with key lengths, a window, packed
+  kPrefill,  // full and causal, for all lengths that Hopper's tiles distinguish, with key lengths, a window, packed
   kPagedPrefill,
-  kDecode,       // one query a sequence, so few sequences that keys are split
-  kDecodeBatch,  // so many that they are not
-  kPagedDecode,  // likewise with pages
+  kDecode,       // one query a sequence, and so few sequences that keys are split
+  kDecodeBatch,  // one query a sequence, and so many sequences that keys are not split
+  kPagedDecode,  // as kDecode and kDecodeBatch, with pages
   kPagedDecodeBatch,
   kTraining,  // the backward pass
 };
 
-// A problem whose kernels are prebuilt, and the limits of the family's own.
+// A problem whose kernels are prebuilt, and the limits of the family's own kernel.
 struct PrebuiltRow {
   Use use;
   int64_t head_dim;
   Limits limits;
 };
 
-// A kernel family's descriptor. What it refuses beyond its `supports`, and what it fills in, are the candidate's.
+// A kernel family's descriptor. core::Candidate has its further refusals and what it fills in.
 struct Family : core::Candidate {
   Supports supports;
-  // A plan's launches, onto the list. Decides nothing: pointers are filled in, and what they are aligned to takes the one or the
-  // other kernel of the plan. Without buffers they are taken to be aligned.
+  // Appends a plan's launches to the list. It decides nothing: it fills in pointers, and their alignment selects one of
+  // the plan's kernels. Without buffers, pointers count as aligned.
   tessera_status (*lower)(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                           LaunchList& launches);
   std::span<const PrebuiltRow> prebuilt;
   std::string (*tiles_json)() = nullptr;  // its table of tiles, for tessera_tiles
 };
 
-// Of those that take as long as another, the first is chosen.
+// All families. Of those with equal estimates, the first is chosen.
 std::span<const Family* const> families();
 
-// Of `among` the one that does not refuse and takes the least time. NULL: all refuse.
+// The family in `among` that does not refuse and has the least estimate. NULL: all refuse.
 const Family* cheapest(std::span<const Family* const> among, const tessera_plan& plan);
 
 // The family of that name. NULL: there is none.
 const Family* find_family(std::string_view name);
 
 extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90, kSharedPrefix;
-// For comparison only.
+// Only for comparison.
 extern const Family kFwdFa1, kBwdFa1, kFwdStandard, kBwdStandard;
 
 }  // namespace tessera::cuda

@@ -258,7 +258,10 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
     }
   }
   in.slopes.resize(c.alibi == 0 ? 0 : c.alibi == 1 ? c.hq : c.b * c.hq);
-  for (double& value : in.slopes) value = round_to(TESSERA_FLOAT32, std::exp2(-1 - 6 * draw.uniform()));
+  for (double& value : in.slopes) {
+    value = round_to(TESSERA_FLOAT32, std::exp2(-1 - 6 * draw.uniform()));
+    if (draw.uniform() < 0.25) value = -value;  // what is far is preferred
+  }
   in.sink.resize(c.sink ? c.hq : 0);
   for (double& value : in.sink) value = round_to(TESSERA_FLOAT32, draw.normal());
   constexpr double kFarSinks[] = {40, -40, 3000, -3e38};

@@ -1,6 +1,7 @@
-// A divisor that is known before the kernel: quotients by a multiplication and a shift, where a division takes some twenty
-// instructions, each waiting for the last (Granlund and Montgomery, "Division by invariant integers using multiplication",
-// 1994). n / d, n % d for 0 <= n < 2^31, d >= 1. What a tensor has none of, 0, is kept as a number: quotients are 0.
+// A divisor that is known before the kernel runs: quotients need a multiplication and a shift, where a division is a
+// chain of some twenty dependent instructions (Granlund and Montgomery, "Division by invariant integers using
+// multiplication", 1994). Gives n / d and n % d for 0 <= n < 2^31 and d >= 1. A divisor of 0, for what a tensor lacks,
+// is allowed: its quotients are 0.
 #pragma once
 
 #include "tessera/types.hpp"

@@ -1,5 +1,6 @@
-// Philox4x32-10 (Salmon et al., 2011) as core/philox.hpp of the host defines dropout by it: one call decides, of query
-// i, the eight keys {2c, 2c + 1} + {0, 8, 16, 24} of a group of 32, which is what a lane owns of four tiles of 16 x 8.
+// Dropout by Philox4x32-10 (Salmon et al., 2011), as core/philox.hpp of the host defines it: for query i, one call
+// decides the eight keys {2c, 2c + 1} + {0, 8, 16, 24} of a group of 32, which are those of a lane in four tiles of 16
+// x 8.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -11,8 +12,8 @@ struct PhiloxWords {
   uint32 word[4];
 };
 
-// The rounds' keys and the offset. kState false: they are parameters, for the additions that make each key from the one
-// before are a fifth of the instructions. True: they are made of what a tensor on the device has when the kernel runs
+// The rounds' keys and the offset. kState false: they are parameters, because computing each key from the one before
+// takes a fifth of the instructions. kState true: they are computed from a tensor that the kernel reads on the device
 // (ProblemParams::dropout_state).
 template <bool kState>
 struct DropoutKeys {
@@ -52,20 +53,20 @@ TESSERA_DEVICE PhiloxWords philox4x32_10(uint32 x0, uint32 x1, uint32 x2, uint32
   return {{x0, x1, x2, x3}};
 }
 
-// Words of query `query` of head b * Hq + h for the keys 32 group + {2 pair, 2 pair + 1} + {0, 8, 16, 24}: keys 8 t + 2
-// pair and the next one are the low and the high half of word t.
+// The words of query `query` of head b * Hq + h for the keys 32 group + {2 pair, 2 pair + 1} + {0, 8, 16, 24}: keys 8 t
+// + 2 pair and the next are the low and the high half of word t.
 template <class Keys>
 TESSERA_DEVICE PhiloxWords dropout_words(const Keys& keys, int head, int query, int group, int pair) {
   return philox4x32_10(static_cast<uint32>(4 * group + pair), static_cast<uint32>(query), static_cast<uint32>(head),
                        keys.offset(), keys);
 }
 
-// threshold: below 2^16.
+// `threshold` is below 2^16.
 TESSERA_DEVICE bool keeps_low(uint32 word, uint32 threshold) { return word << 16 >= threshold << 16; }
 TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= threshold << 16; }
 
-// Zero for the weights of a query that dropout drops, a lane's part of tiles of 8 keys from `key` on: of each the
-// elements 2 half and 2 half + 1.
+// Sets the weights of a query that dropout drops to zero: a lane's part of tiles of 8 keys from `key` on, elements 2
+// half and 2 half + 1 of each.
 template <bool kState, int kN>
 TESSERA_DEVICE void drop(float (&weights)[kN][4], int half, const ProblemParams& p, int head, int query, int key) {
   static_assert(kN == 2 || kN % 4 == 0, "a call of Philox decides four tiles of 8 keys");

@@ -1,6 +1,7 @@
-// The backward pass of rows whose scores share a large number (padding of -1e9, activations in the thousands): the LSE times log2(e) in one
-// float would be off by more than P may be. The preprocess marks tiles of queries that have such a row, and their P is made of the two floats
-// that the forward pass saved, as it made them: what is large is subtracted first. All other tiles pay one comparison.
+// The backward pass of rows whose scores have a large common offset (padding of -1e9, activations in the thousands): in
+// a single float, the error of the LSE times log2(e) would exceed the error allowed for P. The preprocess marks query
+// tiles that contain such a row as far. Their P is computed from the two floats that the forward pass saved, in the way
+// in which the forward pass computed it: the large part is subtracted first. All other tiles pay one comparison.
 #pragma once
 
 #include "tessera/attention/backward.hpp"
@@ -11,14 +12,15 @@
 
 namespace tessera {
 
-// In row_lse_log2, of every row of a marked tile.
+// The values of row_lse_log2 for all rows of a marked tile.
 inline constexpr float kFarRow = -0x1p126f, kFarUnseenRow = -0x1p127f;
 TESSERA_DEVICE bool is_far(float row_lse_log2) { return row_lse_log2 <= kFarRow; }
 TESSERA_DEVICE bool row_sees(float row_lse_log2) { return row_lse_log2 != infinity() && row_lse_log2 != kFarUnseenRow; }
 
-// The preprocess has a group of lanes for a row, of which the first three load lse, lse_low and d_lse, each into the same register.
+// The preprocess has a group of lanes for each row, of which the first three load lse, lse_low and d_lse, each into the
+// same register.
 struct RowStats {
-  const float* rows;  // of a sequence and a head; NULL: there are none
+  const float* rows;  // of a sequence and a head; NULL: nothing to load
   int64 step;
   TESSERA_DEVICE RowStats(const BwdParams& p, int lane, int batch, int head) {
     const StatTensor& from = lane == 0 ? p.lse : lane == 1 ? p.lse_low : p.d_lse;
@@ -28,10 +30,11 @@ struct RowStats {
     if (rows) stat = rows[step * row];
   }
 };
-// To the first lane from another one. By all lanes of a warp.
+// To be called by all lanes of a warp: the first lane receives another lane's value.
 TESSERA_DEVICE float row_stat(float stat, int lane) { return __shfl_xor_sync(0xffffffff, stat, lane); }
 
-// By a whole block of the preprocess, which has written a tile's row_lse_log2 and found a far row, or not.
+// Called by a whole block of the preprocess after it has written a tile's row_lse_log2; `found`: this thread found a
+// far row.
 template <int kRows, int kThreads>
 TESSERA_DEVICE void mark_far_tile(float* row_lse_log2, bool found) {
   if (!__syncthreads_or(found)) return;
@@ -40,7 +43,7 @@ TESSERA_DEVICE void mark_far_tile(float* row_lse_log2, bool found) {
   }
 }
 
-// The LSE in log2 units as scores that are not far need it, lowered by raise_log2.
+// The LSE in log2 units for scores that are not far, less raise_log2.
 TESSERA_DEVICE float lse_log2(const BwdParams& p, TwoFloats lse, float raise_log2 = 0.0f) {
   return fmaf(lse.high, p.lse_log2e, fmaf(lse.high, p.lse_log2e_low, fmaf(lse.low, p.lse_log2e, -raise_log2)));
 }
@@ -48,19 +51,19 @@ TESSERA_DEVICE bool is_far(const BwdParams& p, TwoFloats lse) {
   return !(fabsf(lse.high * p.lse_log2e) < p.far_lse_log2);
 }
 
-// A row of a marked tile: from scores, as they are held, to log2 P.
+// A row of a marked tile: converts scores, in the units in which they are held, to log2 P.
 struct FarRow {
   float first, second, high, low_log2;
 
   TESSERA_DEVICE FarRow(const BwdParams& p, const Sequence& s, int batch, int head, int query, ScoreUnit unit) {
     TwoFloats lse{infinity(), 0.0f};
     if (query < s.sq) lse = load_lse(p, batch, head, static_cast<int64>(s.q_begin) + query);
-    if (lse.high == -infinity()) lse.high = infinity();  // it sees nothing
+    if (lse.high == -infinity()) lse.high = infinity();  // the row sees nothing
     const bool huge = is_huge(lse.high * kLog2e);
     first = huge ? unit.natural : 1.0f, second = huge ? 1.0f : unit.natural;
     high = lse.high, low_log2 = lse.low * kLog2e;
   }
-  // An LSE without its low float may be too small: no weight is above 1. NaN stays.
+  // An LSE without its low float may be too small, so weights are limited to 1. NaN stays NaN.
   TESSERA_DEVICE float log2_weight(float score) const {
     const float x = fmaf(fmaf(__fmul_rn(score, first), second, -high), kLog2e, -low_log2);
     return x > 0.0f ? 0.0f : x;

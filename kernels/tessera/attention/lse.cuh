@@ -1,4 +1,4 @@
-// A log-sum-exp in two floats: high + low is it to twice the digits. What is near a large number is known by `low` alone.
+// A log-sum-exp in two floats: high + low has twice the digits. Scores near a large number need `low`.
 #pragma once
 
 #include "tessera/tile/numbers.cuh"
@@ -10,7 +10,7 @@ struct TwoFloats {
   float high, low;
 };
 
-// a + b rounded, and what the rounding left out.
+// a + b rounded, and the rounding error.
 TESSERA_DEVICE TwoFloats two_sum(float a, float b) {
   const float high = a + b, of_b = high - a;
   const float low = (a - (high - of_b)) + (b - of_b);
@@ -19,14 +19,14 @@ TESSERA_DEVICE TwoFloats two_sum(float a, float b) {
 
 TESSERA_DEVICE TwoFloats unseen_lse() { return {-infinity(), 0.0f}; }
 
-// Into a call's lse and lse_low, as far as they are asked for.
+// Stores to a call's lse and lse_low, as far as they are requested.
 template <class Params>
 TESSERA_DEVICE void store_lse(const Params& p, int batch, int head, int64 row, TwoFloats lse) {
   if (p.lse.data) *p.lse.at(batch, head, row) = lse.high;
   if (p.lse_low.data) *p.lse_low.at(batch, head, row) = lse.low;
 }
 
-// What an earlier call saved; without lse_low its bound is that of one float.
+// The LSE that an earlier call saved; without lse_low it has the error bound of one float.
 template <class Params>
 TESSERA_DEVICE TwoFloats load_lse(const Params& p, int batch, int head, int64 row) {
   return {*p.lse.at(batch, head, row), p.lse_low.data ? *p.lse_low.at(batch, head, row) : 0.0f};

@@ -1,5 +1,5 @@
-// Which keys a query sees by its position: causal, window and length, which every kernel has. Masks that are tensors
-// are attention/score's.
+// The keys that a query sees by position: causal, window and length, which every kernel supports. Masks that are
+// tensors are in attention/score.
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// Keys low ... high are visible by causal, window and length; none where low > high.
+// Keys low ... high are visible by causal, window and length; none if low > high.
 struct KeyRange {
   int low, high;
-  // Keys first ... first + count - 1 are among them.
+  // Whether keys first ... first + count - 1 are all in the range.
   TESSERA_DEVICE bool holds(int first, int count) const { return low <= first && first + count - 1 <= high; }
 };
 
@@ -19,7 +19,7 @@ TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, 
   const int position = query + (p.top_left ? 0 : s.sk - s.sq);
   KeyRange keys{0, s.sk - 1};
   if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
-  // A window is at most 2^31 - 1 and so is a position: their sum is computed in 64 bits.
+  // A window and a position are at most 2^31 - 1 each: their sum is computed in 64 bits.
   if (p.window_right >= 0) {
     keys.high = static_cast<int>(min(static_cast<int64>(keys.high), static_cast<int64>(position) + p.window_right));
   }
@@ -27,7 +27,7 @@ TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, 
   return keys;
 }
 
-// Of queries first ... last: keys that some of them see, and keys that all of them see.
+// For queries first ... last: the keys that some of them see, and the keys that all of them see.
 struct TileRange {
   KeyRange some, all;
 };
@@ -39,7 +39,7 @@ TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s,
   return {{a.low, b.high}, {b.low, a.high}};
 }
 
-// Queries low ... high see keys first ... last: some of them. The same relation from the other side.
+// The same relation from the other side: queries low ... high each see some of the keys first ... last.
 TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s, int first, int last) {
   const int diagonal = p.top_left ? 0 : s.sk - s.sq;
   int64 low = 0, high = s.sq - 1;
@@ -51,7 +51,7 @@ TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s
   return {static_cast<int>(min(low, static_cast<int64>(s.sq))), static_cast<int>(max(high, static_cast<int64>(-1)))};
 }
 
-// Of a lane's scores of one row, in tiles of 8 keys: those before column `low` and after column `high` become -inf.
+// In a lane's scores of one row, in tiles of 8 keys, those before column `low` and after column `high` become -inf.
 template <int kN>
 TESSERA_DEVICE void mask_outside(float (&s)[kN][4], int half, int low, int high) {
 #pragma unroll

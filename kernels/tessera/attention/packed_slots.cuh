@@ -1,4 +1,4 @@
-// Where the tiles of a packed batch are: which sequence owns a slot, and which of its tiles is in it.
+// The padded tile indices of a packed batch (slots): which sequence owns one, and which of its tiles it stands for.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// The last sequence that begins at or before `slot`; first_slot(b): where sequence b does. The first one where none
-// does.
+// The last sequence that begins at or before `slot`, or the first sequence if none does; first_slot(b): where sequence
+// b begins.
 template <class FirstSlot>
 TESSERA_DEVICE int last_sequence_from(int batch, int slot, const FirstSlot& first_slot) {
   int low = 0, high = batch;
@@ -22,10 +22,10 @@ TESSERA_DEVICE int last_sequence_from(int batch, int slot, const FirstSlot& firs
   return low;
 }
 
-// Tiles of a packed batch are in slots (padded tile indices). Sequence b, whose rows start at row cu[b], has the slots
-// from cu[b] / rows + b on, `rows` being a tile's: since ceil(n / rows) <= floor((r + n) / rows) + 1 for any r < rows,
-// the slots of two sequences never overlap, and no prefix sum over lengths is needed. The grid has total / rows + batch
-// of them.
+// The tiles of a packed batch have padded tile indices, slots. Sequence b, whose rows start at row cu[b], has the slots
+// from cu[b] / rows + b on, where `rows` is the rows of a tile: because ceil(n / rows) <= floor((r + n) / rows) + 1 for
+// any r < rows, the slots of two sequences never overlap, and no prefix sum over lengths is needed. The grid has total
+// / rows + batch slots.
 template <int kRows>
 TESSERA_DEVICE int slot_begin(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
                               int b) {
@@ -41,8 +41,8 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
                             [&](int b) { return slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, b); });
 }
 
-// Which of its tiles the sequence that owns a slot has there: none of them, and a large number, where the slot lies
-// before the first sequence's.
+// The index of the tile at a slot within the sequence that owns it: a large number, so that it has no rows, if the slot
+// is before the first sequence's.
 template <int kRows>
 TESSERA_DEVICE int tile_at_slot(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
                                 int slot, int b) {

@@ -15,23 +15,24 @@ struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
   int head_dim, head_dim_v;
-  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is what a row of the page table can hold
+  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is the capacity of a row of the page table
   int64 rows_total;         // queries of the whole batch
   const int* cu_seqlens_q;  // [batch + 1] or NULL
-  const int* cu_seqlens_k;  // [batch + 1] or NULL; CSR page table: where each sequence's pages start in page_table
+  const int* cu_seqlens_k;  // [batch + 1] or NULL; CSR page table: where each sequence's pages begin in page_table
   const int* seqused_k;     // [batch] or NULL
   int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
-  int decoded_queries;  // packed: sequences of at most so many queries are decode_sm90's, in a launch of its own
-  int rows_q, rows_k;   // packed: rows of q and of k, v, which no offset may pass; CSR: pages in the table
-  int max_seqlen_q, max_seqlen_k;  // the most that a sequence can have, by the layouts and the problem's word
+  // Packed: sequences of at most this many queries are computed by decode_sm90, in a separate launch.
+  int decoded_queries;
+  int rows_q, rows_k;              // packed: rows of q and of k, v, which bound all offsets; CSR: pages in the table
+  int max_seqlen_q, max_seqlen_k;  // upper bounds of a sequence's lengths, from the layouts and the problem
   RowTensor q, k, v;
   const int* page_table;  // [batch, max_pages]; CSR: [entries]
   int64 page_table_batch, page_table_col;
   int page_size, pages;
 
   float scale, scale_log2;  // scale * log2(e)
-  float lse_log2e, lse_log2e_low, lse_ln2,
-      lse_ln2_low;  // of what scores are multiplied by, log2 by natural units and the inverse, two floats each
+  // The ratio of the factors of scores in log2 and in natural units, and its inverse, as two floats each.
+  float lse_log2e, lse_log2e_low, lse_ln2, lse_ln2_low;
   float softcap;
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
@@ -39,9 +40,10 @@ struct ProblemParams {
   TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
 #undef TESSERA_SCORE_TENSOR
   ScoreTensor block_mask;
-  int bias_mask_keys;  // 8 or 2: bias and mask of so many keys, the first a multiple, can be read at once; else 1
+  int bias_mask_keys;  // 8 or 2: aligned groups of that many keys can be read at once from bias and mask; otherwise 1
   int mask_block_q, mask_block_k;
-  int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/sequence.cuh
+  // 1: all sequences of one head before the next head, instead of all heads of one sequence: attention/sequence.cuh.
+  int head_by_head;
   const float* alibi_slopes;
   int64 alibi_batch, alibi_head;
   const float* sink;  // [heads_q] or NULL
@@ -49,11 +51,11 @@ struct ProblemParams {
   float dropout_scale;  // 1 / (1 - p)
   uint32 dropout_threshold, dropout_offset;
   uint32 dropout_keys[kPhiloxRounds][2];
-  const int64* dropout_state;  // [2]: seed and offset in the place of these, with ScoreConfig::dropout_state
+  const int64* dropout_state;  // [2]: replaces seed and offset above if ScoreConfig::dropout_state is set
   int64 dropout_state_stride;
 };
 
-// Masks by position that are tensors, for the families that support them; NULL where ScoreConfig lacks them.
+// Positional masks that are tensors, for the families that support them; NULL if ScoreConfig does not have them.
 struct PositionMasks {
   const unsigned char* causal_seqs;  // [batch]
   int64 causal_seqs_stride;

@@ -1,5 +1,5 @@
-// What the backward pass keeps for every query between its kernels: tiles of block_m queries, [heads_q, q_slots], so
-// that a tile starts at a multiple of 16 bytes and is as long as any other, whatever the lengths of a packed batch.
+// What the backward pass stores for every query between its kernels: tiles of block_m queries, [heads_q, q_slots], so
+// that every tile starts at a multiple of 16 bytes and has the same size, whatever the lengths of a packed batch.
 #pragma once
 
 #include "tessera/attention/backward.hpp"
@@ -9,30 +9,30 @@
 
 namespace tessera {
 
-// The slot of a sequence's first tile.
+// The padded index of a sequence's first query tile.
 template <int kBlockM>
 TESSERA_DEVICE int query_slot(const BwdParams& p, int batch) {
   if (!p.cu_seqlens_q) return batch * p.q_tiles;
   return slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
 }
 
-// The sequence that owns a slot.
+// The sequence that owns a padded query tile index.
 template <int kBlockM>
 TESSERA_DEVICE int slot_owner(const BwdParams& p, int slot) {
   if (!p.cu_seqlens_q) return slot / p.q_tiles;
   return find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
 }
 
-// Whether the keys that a tile of queries sees, from row0 on, are all one block's, so that dQ may be stored, where blocks
-// that share a tile add to zeros.
+// Whether one block has all keys that the query tile from row0 on sees. It may then store dQ; if several blocks have
+// such keys, they add to zeros.
 template <int kBlockM, int kBlockN>
 TESSERA_DEVICE bool one_block_adds(const ProblemParams& p, const Sequence& s, int row0) {
   const KeyRange keys = visible_keys(p, s, row0, min(row0 + kBlockM, s.sq) - 1).some;
   return keys.low <= keys.high && keys.low / kBlockN == keys.high / kBlockN;
 }
 
-// A tile of dQ, [block_m][head_dim] float32, as parts of 16 x 8 in the order of the accumulators, so that what a warp
-// adds at once lies together: with vectors [lane][4], without [4][lane].
+// A tile of dQ, [block_m][head_dim] float32, as fragments of 16 x 8 in the order of the accumulators, so that what a
+// warp adds at once is contiguous: [lane][4] with vector additions, [4][lane] without.
 template <int kHeadDim>
 TESSERA_DEVICE int dq_part_offset(int part_row, int part_col) {
   return (part_row * (kHeadDim / 8) + part_col) * (16 * 8);
@@ -51,7 +51,7 @@ TESSERA_DEVICE void dq_add(float* part, int lane, const float (&x)[4]) {
 #endif
 }
 
-// Instead of the first addition to a part, Hopper.
+// On Hopper, replaces the first addition to a fragment.
 TESSERA_DEVICE void dq_store(float* part, int lane, const float (&x)[4]) {
   *reinterpret_cast<float4*>(part + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
 }

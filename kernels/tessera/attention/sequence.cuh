@@ -1,5 +1,5 @@
-// One sequence of the batch. Offsets and lengths that lie outside what the tensors hold
-// count as the nearest that does not: a kernel cannot refuse.
+// One sequence of the batch. Offsets and lengths outside the tensors are clamped to the nearest valid value, because a
+// kernel cannot return an error.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -10,21 +10,21 @@ namespace tessera {
 
 struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
-  int k_begin, sk;  // its keys that are in use; CSR page table: the entry of its first page
-  int k_rows;       // all of its keys, those from seqused_k on too
-  int causal;       // ScoreConfig::causal_seqs: whether this one is
-  int64 row_begin;  // its first query among all of the batch's
+  // Its keys in use are rows k_begin ... of k and v; CSR page table: the index of its first page's entry.
+  int k_begin, sk;
+  int k_rows;       // all of its keys, also those from seqused_k on
+  int causal;       // with ScoreConfig::causal_seqs: whether this sequence is causal
+  int64 row_begin;  // index of its first query among all queries of the batch
 };
 
 TESSERA_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-// Paged: where the page table has the sequence's first page; the next one's entry is p.page_table_col further.
+// Paged: the address of the page table entry of the sequence's first page; the entries are p.page_table_col apart.
 TESSERA_DEVICE const int* pages_of(const ProblemParams& p, const Sequence& s, int b) {
   return p.page_table + p.page_table_batch * b + p.page_table_col * s.k_begin;
 }
 
-// kVarlen: sequences may be packed, or use a part of their keys (seqused_k). kPaged: offsets of keys are those of their
-// pages.
+// kVarlen: sequences may be packed, or use only some of their keys (seqused_k). kPaged: offsets of keys count pages.
 template <bool kVarlen = true, bool kPaged = false>
 TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   Sequence s;
@@ -53,7 +53,7 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   return s;
 }
 
-// The same, with whether it is causal where that is the sequence's own.
+// The same; also loads whether the sequence is causal if each sequence says so itself.
 template <bool kVarlen, bool kPaged, ScoreConfig kScore, class Params>
 TESSERA_DEVICE Sequence load_sequence(const Params& p, int b) {
   Sequence s = load_sequence<kVarlen, kPaged>(p, b);
@@ -69,14 +69,15 @@ TESSERA_DEVICE Sequence uniform(Sequence s) {
   return s;
 }
 
-// Which head and sequence a block works on.
+// The head and the sequence of a block.
 struct SequenceHead {
   int batch, head;
 };
 
-// Which of the batch's heads comes at `index`; packed: which head. Of one sequence they share a mask, as a rule, and
-// keys. But where all sequences share a bias (or mask) of which every head has its own, one head of all of them comes
-// first: its bias comes from memory once, and for the other sequences' tiles they are in the L2 cache.
+// The head and the sequence at `index`; packed: the head. Normally all heads of one sequence are neighbours, because
+// they usually read the same mask and keys. If all sequences read the same bias (or mask), which differs between heads,
+// all sequences of one head are neighbours instead: the bias is read from memory once, and from the L2 cache for the
+// other sequences' tiles.
 template <ScoreConfig kScore, class Heads>
 TESSERA_DEVICE SequenceHead sequence_head(const ProblemParams& p, int index, const Heads& heads) {
   if (kScore.entries() && p.head_by_head) return {index % p.batch, index / p.batch};

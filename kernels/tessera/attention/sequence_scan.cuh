@@ -1,12 +1,12 @@
-// Which place a sequence's tiles have among those of all: a prefix sum by a block.
+// A prefix sum by a block, which gives the position of a sequence's tiles among those of all sequences.
 #pragma once
 
 #include "tessera/ptx/device.cuh"
 
 namespace tessera {
 
-// The sum of `mine` over the threads before this one, by all threads of the block; total: over all of them. sums: in shared
-// memory, one of each warp. Integer: int or int64.
+// Returns the sum of `mine` over the threads before this one; called by all threads of the block. total: the sum over
+// all threads. sums: in shared memory, one element for each warp. Integer: int or int64.
 template <int kWarps, class Integer>
 TESSERA_DEVICE Integer sum_before(int thread, Integer mine, Integer* sums, Integer& total) {
   const int lane = thread % 32, warp = thread / 32;

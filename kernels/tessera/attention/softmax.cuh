@@ -1,6 +1,6 @@
 // The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a maximum and a
-// sum for each row, so that softmax(s) = 2^(s - max) / sum when all keys have passed. The maximum may be a stale one,
-// of tiles before: softmax does not depend on it, as long as nothing overflows.
+// sum for each row, so that softmax(s) = 2^(s - max) / sum after all keys. The maximum may be stale, from earlier
+// tiles: softmax does not depend on it, as long as nothing overflows.
 #pragma once
 
 #include "tessera/attention/lse.cuh"
@@ -11,25 +11,26 @@
 
 namespace tessera {
 
-// Where every tile's maximum is computed, a row's maximum is replaced only by one that passes it by this much (log2
-// units): most tiles then rescale nothing. The maximum divides out at the end; float16 holds 2^8. Where few tiles'
-// maxima are computed the threshold is 0.
+// If every tile's maximum is computed, a row's maximum is replaced only by one that exceeds it by this much (log2
+// units): most tiles then rescale nothing. The maximum cancels at the end; float16 can represent 2^8. If the maxima of
+// only few tiles are computed, the threshold is 0.
 inline constexpr float kRescaleThreshold_log2 = 8.0f;
 
-// Against a stale max that is too low a lane's part of a tile's sum may reach this before the tile is done again with
-// the rows' new maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is
-// then exact in 16 bits, where one between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers
+// The bound of a lane's part of a tile's sum against a stale max; a tile that exceeds it is recomputed with the rows'
+// new maxima. The bound is low, so that a key that outweighs all before it becomes the max itself: its weight is then
+// exact in 16 bits. A weight between 1 and 2^14 would be rounded, which made O's error 1.4 times as large with outliers
 // (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
 
-// A row that sees a key, once all keys have passed: `sum` is that of 2^(score - max), a huge row's of exp(score - max).
+// The totals of a row that sees a key, after all keys: `sum` is that of 2^(score - max); for a huge row, of exp(score -
+// max).
 struct RowTotal {
   float max, sum;
   bool huge;
 
   TESSERA_DEVICE RowTotal(float max, float sum, bool huge) : max(max), sum(sum), huge(huge) {}
 
-  // A sink, a score without a value, joins the sum; the answer is what the row's O is to be multiplied by.
+  // Adds a sink, a score without a value, to the sum; returns the factor by which the row's O must be multiplied.
   TESSERA_DEVICE float join_sink(const ProblemParams& p, float sink) {
     const float above_log2 = huge ? (sink - max) * kLog2e : fmaf(sink, p.lse_log2e, -max) + sink * p.lse_log2e_low;
     if (!(above_log2 > 0.0f)) {
@@ -41,7 +42,7 @@ struct RowTotal {
     max = sink, huge = true;  // exact in natural units, whatever its size
     return scale;
   }
-  // Of log2(sum), as exact as the caller needs it; lse_low where `low` says so.
+  // From log2(sum), as exact as the caller needs it; `low`: also computes lse_low.
   TESSERA_DEVICE TwoFloats lse(const ProblemParams& p, float sum_log2, bool low) const {
     if (huge) return two_sum(max, sum_log2 * kLn2);
     TwoFloats lse{(max + sum_log2) * p.lse_ln2, 0.0f};
@@ -54,8 +55,8 @@ struct RowTotal {
   }
 };
 
-// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since a single chain of additions would
-// be the longest chain of all.
+// A lane's sums over a tile, for two rows: the even columns and the odd columns separately, because a single chain of
+// additions would be the longest dependency chain of the tile.
 struct SumParts {
   float part[2][2];
   TESSERA_DEVICE float of(int half) const { return part[half][0] + part[half][1]; }
@@ -63,10 +64,10 @@ struct SumParts {
 
 template <int kM>
 struct OnlineSoftmax {
-  float max[kM][2];  // in log2 units, a huge row's in natural ones; -inf before the first visible key
+  float max[kM][2];  // in log2 units, for a huge row in natural units; -inf before the first visible key
   float sum[kM][2];  // this lane's part
-  bool ready;        // every row of the warp has a maximum, and not a huge one: the same in all lanes
-  uint32 huge_rows;  // a bit for each of the lane's
+  bool ready;        // every row of the warp has a maximum and is not huge; the same in all lanes
+  uint32 huge_rows;  // one bit for each of the lane's rows
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
@@ -81,11 +82,11 @@ struct OnlineSoftmax {
       for (int half = 0; half < 2; ++half) max[m][half] = -infinity(), sum[m][half] = 0.0f;
   }
 
-  // s times `unit` -> P in place, and O rescaled where a maximum was replaced.
+  // Turns s times `unit` into P, in place, and rescales O if a maximum was replaced.
   template <int kN, int kD>
   TESSERA_DEVICE void update(float (&s)[kM][kN][4], ScoreUnit unit, float (&o)[kM][kD][4], float threshold_log2) {
     float alpha[kM][2];
-    bool fresh = true;  // before a first visible key O is zero
+    bool fresh = true;  // before the first visible key O is zero
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -95,8 +96,8 @@ struct OnlineSoftmax {
     exponentiate(s, unit);
   }
 
-  // update() in its three parts, for a caller whose O is not ready at once. The maximum of s replaces a row's where it
-  // passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
+  // The three parts of update(), for a caller whose O is not ready at once. update_max() replaces a row's maximum by
+  // that of s if it exceeds it; alpha is the factor of O, and the result is whether any row of the warp is rescaled.
   template <int kN>
   TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][2],
                                  float threshold_log2 = kRescaleThreshold_log2) {
@@ -128,7 +129,8 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffff, moves);
   }
 
-  // Before the first exponentials: the result is the same, and later scores have more room below the bound.
+  // To be called before the first exponentials: the result is the same, and later scores have more room below the
+  // bound.
   TESSERA_DEVICE void raise_max(float by_log2) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -136,7 +138,7 @@ struct OnlineSoftmax {
       for (int half = 0; half < 2; ++half) max[m][half] += huge(m, half) ? 0.0f : by_log2;
   }
 
-  // P against the maxima as they are. A row without a maximum has scores of -inf alone.
+  // P against the current maxima. All scores of a row without a maximum are -inf.
   template <int kN>
   TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], ScoreUnit unit) {
 #pragma unroll
@@ -174,9 +176,9 @@ struct OnlineSoftmax {
         for (int e = 0; e < 4; ++e) o[m][d][e] *= alpha[m][e / 2];
   }
 
-  // The same against the stale max, that of the tiles before: no maximum is computed, nothing rescaled, nothing waits
-  // for the whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(),
-  // from the products on. Requires `ready` and a full tile.
+  // The same against the stale max, that of earlier tiles: no maximum is computed, nothing is rescaled, and nothing
+  // waits for the whole tile. Returns false if a sum exceeded the bound; then nothing was added, and the caller must
+  // recompute the tile, from the products on, and call update(). Requires `ready` and a full tile.
   template <int kN>
   TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], ScoreUnit unit) {
     SumParts total[kM];
@@ -184,8 +186,8 @@ struct OnlineSoftmax {
     return accept(total);
   }
 
-  // try_stale_max() in its two parts, for a caller that does something between two parts of the columns: of s[m] the
-  // fragments kFrom ... kTo - 1, the first part from 0 on.
+  // The two parts of try_stale_max(), for a caller that interleaves other work: fragments kFrom ... kTo - 1 of s[m];
+  // the first call begins at 0.
   template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], ScoreUnit unit, SumParts (&total)[kM]) const {
 #pragma unroll
@@ -200,7 +202,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < kStaleMaxBound;  // a NaN does not
+      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < kStaleMaxBound;  // a NaN does not fit
     if (!__all_sync(0xffffffff, fits)) return false;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -209,7 +211,7 @@ struct OnlineSoftmax {
     return true;
   }
 
-  // The whole row's sum, in each of its lanes. Once, at the end.
+  // The whole row's sum, in each of its lanes; called once, at the end.
   TESSERA_DEVICE void finish() {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -218,8 +220,8 @@ struct OnlineSoftmax {
   }
 
  private:
-  // The rest of update_max() where some row of the warp is huge or has no maximum yet: from the tile's maxima, as
-  // scores are held, and the rows' before.
+  // The rest of update_max() if some row of the warp is huge or has no maximum yet, from the tile's maxima, in the
+  // units in which scores are held, and the rows' previous maxima.
   TESSERA_DEVICE bool update_huge(const float (&best)[kM][2], const float (&old)[kM][2], ScoreUnit unit,
                                   float (&alpha)[kM][2], float threshold_log2) {
     bool moves = false;
@@ -243,7 +245,8 @@ struct OnlineSoftmax {
     return moves;
   }
 
-  // Of a tile's 16 rows: s -> 2^(s factor + minus_max), which join `total`, or with the first fragment begin it.
+  // For a tile's 16 rows: s becomes 2^(s factor + minus_max) and is added to `total`, which the first fragment
+  // initialises.
   template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE static void make_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_max)[2],
                                                SumParts& total) {

@@ -1,5 +1,5 @@
 // Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call
-// owns the whole of its outputs, so blocks that have nothing else to do, or do little, clear these.
+// must write its outputs completely, so blocks that are idle or have little to do clear these rows.
 #pragma once
 
 #include "tessera/attention/lse.cuh"
@@ -10,15 +10,15 @@
 namespace tessera {
 
 struct UnownedRows {
-  int begin, end;  // the sequences have rows begin ... end - 1
-  int count;       // of the others
+  int begin, end;  // the rows of the sequences are begin ... end - 1
+  int count;       // number of the other rows
 
   TESSERA_DEVICE UnownedRows(const ProblemParams& p, const int* offsets, int64 stride, int rows)
       : begin(clamp(offsets[0], 0, rows)),
         end(clamp(offsets[p.batch * stride], begin, rows)),
         count(begin + rows - end) {}
 
-  // body(row, head) for every `warps`-th of all rows' heads, from `warp` on.
+  // Calls body(row, head) for every `warps`-th (row, head), from `warp` on.
   template <class Body>
   TESSERA_DEVICE void for_each(int heads, int64 warp, int64 warps, Body&& body) const {
 #pragma unroll 1
@@ -29,7 +29,7 @@ struct UnownedRows {
   }
 };
 
-// One row of one head becomes 0, by a warp.
+// Clears one row of one head, by a warp.
 template <Dtype kDtype>
 TESSERA_DEVICE void clear_row(const RowTensor& tensor, int batch, int64 row, int head, int columns) {
   const int64 at = tensor.batch * batch + tensor.row * row + tensor.head * head;
@@ -37,7 +37,7 @@ TESSERA_DEVICE void clear_row(const RowTensor& tensor, int batch, int64 row, int
   for (int col = lane_id(); col < columns; col += 32) store_element<kDtype>(tensor.data, at + col, 0.0f);
 }
 
-// o = 0 and LSE = -inf: a part of the rows, by warp `warp` of `warps`.
+// Sets o = 0 and LSE = -inf: the part of the rows of warp `warp` of `warps`.
 template <Dtype kDtype, class Params>
 TESSERA_DEVICE void clear_unowned_outputs(const Params& p, int64 warp, int64 warps) {
   const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);

@@ -76,8 +76,9 @@ struct BlockTiles {
   // The incomplete round of pairs is the sections' first round, and runs forwards; the next runs backwards.
   TESSERA_HOST_DEVICE constexpr void begin_sections(const WorkOrder& order, int block, int blocks) {
     const int paired = paired_tiles(order);
-    const int past = (index - paired) / 2;  // how many pairs past the last one my next would be
-    const bool in_round = past <= block;    // false: I took a pair of the incomplete round
+    // Number of pairs from the last one to the pair that would be this block's next.
+    const int past = (index - paired) / 2;
+    const bool in_round = past <= block;  // false: the block has a pair of the incomplete round
     index = paired + past + (in_round ? 0 : blocks - 2 * block - 1);
     step = in_round ? 2 * (blocks - block) - 1 : 2 * block + 1;
   }

@@ -1,5 +1,5 @@
-// What bwd_sm80's kernels are compiled for (config), what a launch passes (params), and where their shared memory lies: one
-// text for the host and the kernels.
+// The compile-time config, the launch parameters and the shared memory layout of bwd_sm80's kernels, as one text for
+// the host and the kernels.
 #pragma once
 
 #include "tessera/attention/backward.hpp"
@@ -12,34 +12,34 @@ struct BwdConfig {
   Dtype dtype;
   int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise
-  int block_m;     // queries a tile
-  int block_n;     // keys a block owns
+  int block_m;     // queries of a tile
+  int block_n;     // keys of a block
   int warps;
-  bool s_dp_split;        // half of the warps computes S and dV, the other dP and dK; head_dim_v = head_dim, no options
-  int column_parts;       // warps, of one role, that have the same keys, each with a part of dK's and dV's columns
-  int stages;             // tiles of Q, and of dO, in shared memory; 0: dO lies in Q's place, and V in K's
-  int min_blocks_per_sm;  // that registers must allow
+  bool s_dp_split;   // half of the warps compute S and dV, the other half dP and dK; head_dim_v = head_dim, no options
+  int column_parts;  // warps of one role that have the same keys, each with a part of the columns of dK and dV
+  int stages;        // stages of Q, and of dO, in shared memory; 0: dO overlays Q, and V overlays K
+  int min_blocks_per_sm;  // the register limit must allow this many
   bool aligned;           // every row of q, k, v and dO starts at a multiple of 16 bytes
-  bool bulk_dq;           // Hopper and later, with the split: dQ is added by bulk copies from shared memory
-  bool d_bias;            // the gradient of the bias is wanted
+  bool bulk_dq;           // Hopper and later, with the S/dP warp split: dQ is added by bulk copies from shared memory
+  bool d_bias;            // the gradient of the bias is requested
   bool deterministic;
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 
-// With the split and bfloat16 a dP warp has P in float16, raised (kBwdRaise_log2), beside what dV is made of: dS of P rounded to
-// bfloat16 has 2.9e-3 of relative error where 2.4e-3 are possible.
+// With the split and bfloat16, a dP warp gets P in float16, scaled up by kBwdRaise_log2, in addition to the P that the
+// product for dV uses: dS computed from P in bfloat16 has a relative error of 2.9e-3, where 2.4e-3 is possible.
 TESSERA_HOST_DEVICE constexpr bool bwd_raises(const BwdConfig& c) {
   return c.s_dp_split && c.dtype == Dtype::kBFloat16;
 }
 
 // Offsets in bytes from the start of shared memory.
 struct BwdLayout {
-  int k, v;                     // at the end dK and dV; overlaid (stages 0): one place
-  int q, d_o;                   // [stages]; overlaid: one place
-  int weights;                  // bwd_raises: P^T in float16, from the S warps to their partners
-  int scores;                   // dS^T, and P^T where warps exchange it
+  int k, v;                     // at the end dK and dV; overlaid (stages 0): at one offset
+  int q, d_o;                   // [stages]; overlaid: at one offset
+  int weights;                  // bwd_raises: P^T in float16, from the S warps to their partner warps
+  int scores;                   // dS^T, and P^T if warps exchange it
   int row_lse_log2, row_delta;  // [stages][block_m] float32
   int ticket;
   int bytes;
@@ -64,14 +64,15 @@ TESSERA_HOST_DEVICE constexpr BwdLayout bwd_layout(const BwdConfig& c) {
   return at;
 }
 
-// What goes before and after the backward pass's products: bwd_sm80/rows.cuh.
+// The preprocess and the postprocess of the backward pass: bwd_sm80/rows.cuh.
 struct BwdRowsConfig {
   Dtype dtype;
   int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise
-  int block_m;     // as the products'
-  int store_keys;  // the products' block_n where a block that alone adds to a tile of dQ stores instead; else 0
-  bool aligned;    // every row of o and dO starts at a multiple of 16 bytes
+  int block_m;     // as in the main kernel's config
+  // The main kernel's block_n if a block that alone adds to a tile of dQ stores it instead; otherwise 0.
+  int store_keys;
+  bool aligned;  // every row of o and dO starts at a multiple of 16 bytes
   bool d_bias, d_sink;
 };
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)

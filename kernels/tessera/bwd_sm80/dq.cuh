@@ -1,4 +1,4 @@
-// dQ += dS K of a step, in float32 in global memory (query_slots.cuh), where the blocks of all keys add to it.
+// Adds dS K of a step to dQ, in float32 in global memory (query_slots.cuh), to which the blocks of all keys add.
 #pragma once
 
 #include "tessera/bwd_sm80/key_block.cuh"
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// How a warp's share of the sum is added, kQM x kQN parts of 16 x 8 from part (part_row, part_col) of the tile on.
+// Adds a warp's part of the sum: kQM x kQN fragments of 16 x 8 of the tile.
 template <BwdConfig kCfg, bool kBulk = kCfg.bulk_dq>
 struct DqAccumulator;
 
@@ -29,8 +29,8 @@ struct DqAccumulator<kCfg, false> {
   }
 };
 
-// By bulk copies (TMA) from shared memory: from the warp's part of the tile, of Q or dO, that its role is done with. Where
-// no other block adds to the tile it is stored, and need not be zero before.
+// By bulk copies (TMA) from shared memory: the source is the warp's part of the tile of Q or dO that its role has
+// finished reading. If no other block adds to the tile of dQ, it is stored instead and need not be cleared before.
 template <BwdConfig kCfg>
 struct DqAccumulator<kCfg, true> {
   using Warps = BwdWarps<kCfg>;
@@ -68,8 +68,8 @@ struct DqAccumulator<kCfg, true> {
   }
 };
 
-// The order of the additions: any, or, deterministic, one block after another in the order of their keys, by a semaphore of
-// the tile that counts the blocks that have added.
+// The order of the additions: any order or, deterministic, one block after another in the order of their keys, kept by
+// a semaphore of the tile that counts the blocks that have added.
 template <bool kDeterministic>
 struct DqSemaphore {
   TESSERA_DEVICE static void wait(int*, int) {}
@@ -77,7 +77,7 @@ struct DqSemaphore {
 };
 template <>
 struct DqSemaphore<true> {
-  // Until `before` blocks have added.
+  // Waits until `before` blocks have added.
   TESSERA_DEVICE static void wait(int* semaphore, int before) {
     if (threadIdx.x == 0) {
       while (ptx::ld_acquire_s32(semaphore) < before) {
@@ -92,12 +92,12 @@ struct DqSemaphore<true> {
   }
 };
 
-// The warp's share of dS K: of the tile's 16-row parts and 8-column parts kQM x kQN.
+// A warp's part of the product dS K: kQM x kQN fragments of 16 rows and 8 columns.
 template <BwdConfig kCfg>
 struct DqShare {
   using Warps = BwdWarps<kCfg>;
   static constexpr int kM = Warps::kQM, kN = Warps::kQN;
-  int group, columns;  // which share of the rows, and of the columns
+  int group, columns;  // which group of rows, and which group of columns
   TESSERA_DEVICE explicit DqShare(int warp) : group(warp % Warps::kQueryGroups), columns(warp / Warps::kQueryGroups) {}
   TESSERA_DEVICE void multiply(float (&rdQ)[kM][kN][4], BwdSharedMemory<kCfg>& shared) const {
     clear(rdQ);
@@ -105,14 +105,14 @@ struct DqShare {
   }
 };
 
-// The share rdQ of a step is added to dQ of its tile of queries, row0 ... of the sequence.
+// Adds rdQ, a warp's part of a step's product, to dQ of the query tile that begins at row row0 of the sequence.
 template <BwdConfig kCfg>
 TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const QueryStep& step, int stage, int row0,
                            const DqShare<kCfg>& share, const float (&rdQ)[DqShare<kCfg>::kM][DqShare<kCfg>::kN][4]) {
   using Semaphore = DqSemaphore<kCfg.deterministic>;
   const int slot = step.head * p.q_slots + b.slot0 + step.tile;
   if constexpr (kCfg.deterministic) {
-    const int first_key = visible_keys(p, b.s, row0).low;  // that some of the tile's queries see
+    const int first_key = visible_keys(p, b.s, row0).low;  // the first that some of the tile's queries see
     Semaphore::wait(p.dq_semaphore + slot, b.key0 / kCfg.block_n - first_key / kCfg.block_n);
   }
   float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);

@@ -1,29 +1,29 @@
 // Backward: dQ, dK, dV (and dBias) from Q, K, V, dO, LSE and delta, FlashAttention-2's algorithm 2, by mma.sync and
-// cp.async: on every GPU from Ampere on, and with every option there is.
+// cp.async: on every GPU from Ampere on, and with every option.
 //
 //   P = exp(S - LSE)   dV = P^T dO   dP = dO V^T   dS = P o (dP - delta)   dQ = scale dS K   dK = scale dS^T Q
 //
-// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads,
-// so that dK and dV accumulate in registers; dQ accumulates in float32 in global memory (bwd_sm80/dq). Scores are held
-// transposed, a warp's rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys
-// do not fit into its registers, several warps have the same keys: each computes the scores of a part of the queries
-// and sums a part of the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared
-// memory, V is loaded into K's place and dO into Q's when they are needed, and back.
+// Grid: one block for each tile of block_n keys and KV head. It loops over the queries of all query heads of the KV
+// head, so dK and dV accumulate in registers; dQ accumulates in float32 in global memory (bwd_sm80/dq). Scores are
+// transposed, a warp's rows being keys, so P^T and dS^T are operands from registers. If dK and dV of a warp's keys do
+// not fit into its registers, several warps have the same keys: each computes the scores of a part of the queries and
+// accumulates a part of the columns, and P^T goes through shared memory. If K, V, Q and dO do not fit into shared
+// memory, V overlays K and dO overlays Q: each is loaded again when it is needed.
 //
-// bwd_sm80/warp_split.cuh is the kernel whose warps have the role of S or of dP; bwd_sm80/rows.cuh has what goes before
-// and after the products. Page, with what was measured: docs/reference/kernels/bwd_sm80.md.
+// bwd_sm80/warp_split.cuh is the kernel with the S/dP warp split; bwd_sm80/rows.cuh has the preprocess and the
+// postprocess. Details and measurements: docs/reference/kernels/bwd_sm80.md.
 //
-// Masked elements have P = 0 and dS = 0, but in a partial tile they are multiplied all the same: a NaN or infinity in a
-// query's dO reaches dV of the tile's keys that it does not see, and one in a key dQ of such queries. Tiles that no
-// query sees are not read.
+// Masked elements have P = 0 and dS = 0, but in a partial tile they still enter the products: a NaN or infinity in dO
+// of a query reaches dV of keys in the tile that the query does not see, and one in a key reaches dQ of such queries.
+// Tiles that no query sees are not read.
 #pragma once
 
 #include "tessera/bwd_sm80/dq.cuh"
 
 namespace tessera {
 
-// V in K's place, or K in V's, and dO and Q likewise: waits until all warps are done with what is there, then for the
-// load.
+// Loads V over K, or K over V, and likewise dO over Q or Q over dO: waits until all warps have read the previous tile,
+// then for the load.
 template <class Load>
 TESSERA_DEVICE void load_overlaid(Load&& load) {
   __syncthreads();
@@ -44,8 +44,8 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 
   // 1. K and V: global -> shared, with the first tiles of Q and dO.
   const auto load_step = [&](int stage, const QueryStep& step) {
-    if constexpr (Warps::kOverlaid ||
-                  kCfg.stages > 1) {  // written out: the loop takes registers of the products beside
+    // The two loads are written out: a loop would need registers while the products run.
+    if constexpr (Warps::kOverlaid || kCfg.stages > 1) {
       b.load_queries(shared.sQ[stage], p.q, step, p.head_dim);
       if constexpr (!Warps::kOverlaid) b.load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
     } else {
@@ -55,15 +55,16 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     }
     b.load_stats(stage, step);
   };
-  QueryStep next{b.head_kv * p.group, b.first_tile};  // to be loaded
+  QueryStep next{b.head_kv * p.group, b.first_tile};  // the next step to load
   const auto load_next = [&](int stage) {
     if (b.tiles > 0 && next.head < (b.head_kv + 1) * p.group) {
       load_step(stage, next);
       next.advance(b.first_tile, b.tiles);
     }
-    ptx::cp_async_commit_group();  // an empty one keeps the count
+    ptx::cp_async_commit_group();  // an empty group is committed too, so that the count of groups stays the same
   };
-  constexpr int kAhead = kCfg.stages > 1 ? kCfg.stages - 1 : 1;  // tiles under way while one is multiplied; one: none
+  // Tiles that are being loaded while one is multiplied; with one stage, the number of tiles loaded before the loop.
+  constexpr int kAhead = kCfg.stages > 1 ? kCfg.stages - 1 : 1;
   if (b.tiles > 0) {
     if constexpr (Warps::kOverlaid) {
       b.load_keys(shared.sK, p.k, p.head_dim);
@@ -75,13 +76,13 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 #pragma unroll
   for (int stage = 0; stage < kAhead; ++stage) load_next(stage);
 
-  // 2. For every tile of queries that sees some of the keys.
+  // 2. For every query tile that sees some of the keys.
   float rdK[kM][Warps::kDK][4], rdV[kM][Warps::kDV][4];
   clear(rdK);
   clear(rdV);
   int stage = 0;
   QueryStep step{b.head_kv * p.group, b.first_tile};
-  BwdScoreStep<kCfg, kM, kN> score_step;  // has the entries of the next slice of a full tile
+  BwdScoreStep<kCfg, kM, kN> score_step;  // holds the bias and mask fragment of the next slice of a full tile
   constexpr bool kLoads = score_step.kLoads;
   [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
     const int row0 = at.tile * kBlockM;
@@ -94,7 +95,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
   }
   for (int left = b.tiles * p.group; left > 0; --left) {
     ptx::cp_async_wait_group<kAhead - 1>();
-    __syncthreads();  // the tile is there for all warps, and all are done with the one before
+    __syncthreads();  // the tile is visible to all warps, and all have finished reading the tile before
     if constexpr (kCfg.stages > 1) load_next(stage == 0 ? kAhead : stage - 1);
     const int row0 = step.tile * kBlockM;
     const bool full = b.full(row0);
@@ -103,7 +104,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     //    S^T = K Q^T, dP^T = V dO^T
 #pragma unroll 1
     for (int slice = 0; slice < Warps::kQueries; slice += Warps::kSlice) {
-      const int col = b.warp_query + slice;  // of the tile's queries
+      const int col = b.warp_query + slice;  // column of the tile's first query of the slice
       const ScoreTile scores = score_tile(col);
       [[maybe_unused]] float sums[kM][2] = {};
       float rP[kM][kN][4], rdS[kM][kN][4];
@@ -168,7 +169,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
         product_pb(rdK, rdS, shared.sQ[stage], col);
       }
     }
-    __syncthreads();  // the scores of all warps are there
+    __syncthreads();  // the scores of all warps are visible
     if constexpr (Warps::kExchange) {
       product_ab<Warps::kColumnParts>(rdV, shared.sScores[1], b.warp_key, shared.sdO[stage], b.part * (Warps::kDV * 8));
       if constexpr (Warps::kOverlaid) {
@@ -178,7 +179,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
         });
       }
       product_ab<Warps::kColumnParts>(rdK, shared.sScores[0], b.warp_key, shared.sQ[stage], b.part * (Warps::kDK * 8));
-      if constexpr (kCfg.stages <= 1) __syncthreads();  // all warps are done with the tile
+      if constexpr (kCfg.stages <= 1) __syncthreads();  // all warps have finished reading the tile
     }
     if constexpr (kCfg.stages <= 1) load_next(0);
 
@@ -193,7 +194,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 
   // 3. dK and dV: registers -> shared -> global.
   ptx::cp_async_wait_group<0>();
-  __syncthreads();  // no warp reads or fills K and V, whose place they take
+  __syncthreads();  // no warp reads or loads K and V any more, which dK and dV overlay
   const auto keep_dv = [&] {
     store_accumulator<Warps::kColumnParts>(shared.sV, rdV, b.warp_key, b.part * (Warps::kDV * 8),
                                            kCfg.score.dropout ? p.dropout_scale : 1.0f);
@@ -204,7 +205,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
   if constexpr (Warps::kOverlaid) {
     const int count = b.keys_to_store();
     b.store_keys(shared.sK, p.d_k, count, p.head_dim, p.d_k_aligned);
-    __syncthreads();  // dK is read
+    __syncthreads();  // all warps have read dK
     keep_dv();
     __syncthreads();
     b.store_keys(shared.sV, p.d_v, count, p.head_dim_v, p.d_v_aligned);

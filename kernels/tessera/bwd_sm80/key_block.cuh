@@ -1,4 +1,4 @@
-// A block of keys in bwd_sm80: the queries that see it, its warps' shares, its loads and its results.
+// A block of keys in bwd_sm80: the queries that see it, its warps' parts, its loads and its results.
 #pragma once
 
 #include "tessera/attention/query_slots.cuh"
@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// Rows first ... of a tensor's head into a tile; from `count` on zero. By kWarps warps, the whole block or those of one role.
+// Loads `count` rows from row `first` of a tensor's head into a tile; the tile's other rows become zero. By kWarps
+// warps: the whole block or those of one role.
 template <BwdConfig kCfg, int kWarps, bool kOnce = false, class Tile>
 TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, int head, int64 first, int count,
                               int columns) {
@@ -21,7 +22,8 @@ TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, i
                                                       kWarps < kCfg.warps ? thread % (kWarps * 32) : thread);
 }
 
-// body(tile, whether it is the second), by the same instructions where both have one shape.
+// Calls body(tile, whether it is the second) for both tiles; one copy of the code serves both if their shapes are
+// equal.
 template <class First, class Second, class Body>
 TESSERA_DEVICE void for_both(First& first, Second& second, Body&& body) {
   if constexpr (First::kCols == Second::kCols) {
@@ -32,9 +34,9 @@ TESSERA_DEVICE void for_both(First& first, Second& second, Body&& body) {
   }
 }
 
-// A step of a block: one tile of queries of one of its query heads, head after head.
+// A step of a block: one query tile of one of its query heads; the heads are processed one after another.
 struct QueryStep {
-  int head, tile;  // tile: of the sequence's queries
+  int head, tile;  // tile: index within the sequence
 
   TESSERA_DEVICE void advance(int first_tile, int tiles) {
     if (++tile == first_tile + tiles) ++head, tile = first_tile;
@@ -45,7 +47,7 @@ struct SequenceTile {
   int batch, tile;
 };
 
-// The keys key0 ... of one KV head and sequence.
+// The keys of a thread block: those from key0 on, of one KV head and sequence.
 template <BwdConfig kCfg>
 struct KeyBlock {
   using Warps = BwdWarps<kCfg>;
@@ -55,14 +57,14 @@ struct KeyBlock {
   BwdSharedMemory<kCfg>& shared;
   const Sequence& s;
   int batch, head_kv, key0;
-  int warp;                   // with the split a uniform value, which then takes no register of every lane
-  int role_warp;              // the warp's number among those of its role
-  int warp_key, part;         // of the block's keys, the warp's first; which part of the columns it has
-  int score_key, warp_query;  // of the block's keys and of a tile's queries, the first whose scores it computes
-  bool has_scores;            // it computes scores: there may be more parts of columns than of queries
+  int warp;                   // with the split a uniform value, which needs no register in each lane
+  int role_warp;              // index of the warp within its role
+  int warp_key, part;         // the warp's first key within the block; which part of the columns it has
+  int score_key, warp_query;  // first key of the block and first query of a tile whose scores the warp computes
+  bool has_scores;            // whether the warp computes scores: columns may have more parts than queries
   KeyRange seeing_all;        // queries that see all of the keys
-  int first_tile, tiles,
-      slot0;  // the tiles of queries, of each query head, that see some of them; attention/query_slots.cuh
+  // Query tiles, of each query head, that see some of the keys; slot0: attention/query_slots.cuh.
+  int first_tile, tiles, slot0;
 
   TESSERA_DEVICE KeyBlock(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const Sequence& s, int batch, int head_kv,
                           int key0)
@@ -81,12 +83,12 @@ struct KeyBlock {
     slot0 = query_slot<kBlockM>(p, batch);
   }
 
-  // With the split: the warp computes dP and dK, not S and dV.
+  // With the split: whether the warp computes dP and dK instead of S and dV.
   TESSERA_DEVICE bool is_dp_warp() const { return warp >= Warps::kRoleWarps; }
-  // All queries of the tile see all keys of the block.
+  // Whether all queries of the tile see all keys of the block.
   TESSERA_DEVICE bool full(int row0) const { return row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high; }
 
-  // What the warp's scores from column `col` of the tile on are computed from.
+  // The coordinates, LSE and delta of the warp's scores from column `col` of the tile on.
   TESSERA_DEVICE ScoreTile score_tile(const QueryStep& step, int row0, int col, int stage) const {
     const float *lse_log2 = shared.row_lse_log2[stage] + col, *delta = shared.row_delta[stage] + col;
     return {batch, step.head, row0 + col, key0 + score_key, lse_log2, delta};
@@ -98,7 +100,7 @@ struct KeyBlock {
   TESSERA_DEVICE void load_keys(Tile& tile, const RowTensor& tensor, int columns) const {
     const int64 row = static_cast<int64>(s.k_begin) + key0;
     const int count = min(s.sk - key0, kBlockN);
-    constexpr bool kOnce = !Warps::kOverlaid && !Warps::kMasksApart;  // few instructions are no aim with masks apart
+    constexpr bool kOnce = !Warps::kOverlaid && !Warps::kMasksApart;  // With kMasksApart, code size is no concern.
     load_rows<kCfg, kCfg.warps, kOnce>(tile, tensor, batch, head_kv, row, count, columns);
   }
   template <class Tile>
@@ -107,10 +109,10 @@ struct KeyBlock {
     load_rows<kCfg, Warps::kRoleWarps>(tile, tensor, batch, step.head, static_cast<int64>(s.q_begin) + row0,
                                        min(s.sq - row0, kBlockM), columns);
   }
-  // LSE and delta of a tile of queries.
+  // Loads LSE and delta of a query tile.
   TESSERA_DEVICE void load_stats(int stage, const QueryStep& step) const {
     const int64 stats = static_cast<int64>(step.head * p.q_slots + slot0 + step.tile) * kBlockM;
-    const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
+    const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes for each thread
     if (thread < kBlockM / 4) {
       ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
     } else if (thread < kBlockM / 2) {
@@ -120,12 +122,12 @@ struct KeyBlock {
 
   // ---- shared -> global ----
 
-  // Keys of dK and dV that the block writes; past seqused_k they are 0.
+  // The number of keys whose dK and dV the block writes; past seqused_k they are 0.
   TESSERA_DEVICE int keys_to_store() const { return min(s.k_rows - key0, kBlockN); }
-  // dK or dV.
+  // Stores dK or dV.
   template <class Tile>
   TESSERA_DEVICE void store_keys(Tile& tile, const RowTensor& tensor, int count, int columns, int aligned) const {
-    constexpr int kRows = kBlockN / kCfg.warps;  // that a warp stores
+    constexpr int kRows = kBlockN / kCfg.warps;  // rows that a warp stores
     const int64 key = static_cast<int64>(s.k_begin) + key0;
     char* to =
         static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
@@ -140,16 +142,17 @@ struct KeyBlock {
   }
 };
 
-// The tile scheduler: which tile of keys, KV head and sequence are this thread block's. Under a causal mask the first keys
-// are seen by the most queries and come first. Deterministic: in the order in which thread blocks start, so that one waits
-// for running ones only. A thread block has one pair of KV head and sequence, or, where several pairs share entries of a
-// deterministic dBias, all of these in their order.
+// The tile scheduler: the key tile, KV head and sequence of this thread block. Under a causal mask the first keys are
+// seen by the most queries and come first. Deterministic: in the order in which thread blocks start, so that a block
+// waits only for running ones. A thread block has one pair of KV head and sequence or, if several pairs add to the same
+// elements of a deterministic dBias, all of these pairs, in order.
 template <BwdConfig kCfg>
 struct KeyBlockScheduler {
   static constexpr bool kOwns = kCfg.deterministic && kCfg.d_bias;
-  static constexpr ScoreConfig kPairScore = kOwns ? ScoreConfig{} : kCfg.score;  // its bias's order is not an owner's
+  // With kOwns, the order of pairs that the bias prefers does not apply.
+  static constexpr ScoreConfig kPairScore = kOwns ? ScoreConfig{} : kCfg.score;
   int slot;
-  SequenceHead first;  // of the pairs
+  SequenceHead first;  // the first of the block's pairs
 
   TESSERA_DEVICE KeyBlockScheduler(const BwdParams& p, BwdSharedMemory<kCfg>& shared) {
     int rest = static_cast<int>(blockIdx.x);
@@ -168,7 +171,7 @@ struct KeyBlockScheduler {
   TESSERA_DEVICE int head(const BwdParams& p, int pair) const {
     return first.head + (kOwns ? pair % p.owned_heads : 0);
   }
-  // The pair's sequence, and the tile there.
+  // The pair's sequence, and the index of the key tile in it.
   TESSERA_DEVICE SequenceTile sequence(const BwdParams& p, int pair) const {
     SequenceTile at{first.batch + (kOwns ? pair / p.owned_heads : 0), slot};
     if (p.cu_seqlens_k && (!kOwns || p.owned_batches == 1)) {
@@ -179,7 +182,7 @@ struct KeyBlockScheduler {
   }
 };
 
-// multiply(block) for each block of keys that is this thread block's.
+// Calls multiply(block) for each block of keys of this thread block.
 template <BwdConfig kCfg, class Multiply>
 TESSERA_DEVICE void for_key_blocks(const BwdParams& p, Multiply&& multiply) {
   static_assert(has_bwd_layout<kCfg>(), "shared memory lies where the host has it");
@@ -187,7 +190,7 @@ TESSERA_DEVICE void for_key_blocks(const BwdParams& p, Multiply&& multiply) {
   auto& shared = *reinterpret_cast<BwdSharedMemory<kCfg>*>(shared_memory);
   const KeyBlockScheduler<kCfg> scheduler(p, shared);
   for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
-    if (pair > 0) __syncthreads();  // all warps are done with shared memory
+    if (pair > 0) __syncthreads();  // all warps have finished using shared memory
     const SequenceTile at = scheduler.sequence(p, pair);
     const Sequence s = load_sequence(p, at.batch);
     const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;

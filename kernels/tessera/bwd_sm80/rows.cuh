@@ -1,15 +1,16 @@
-// What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80/kernel.cuh's products:
-// one kernel, which `after` of its parameters tells what to do, so that a first call compiles one.
+// The preprocess and the postprocess of bwd_sm80/kernel.cuh, one pass over the queries each and memory-bound. They are
+// one kernel, whose parameter `after` selects which of them runs, so that a first call compiles only one.
 //
-// Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's accumulator,
-// unless a block stores it, its semaphores and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ =
-// scale times its accumulator, in its type; 0 for dK and dV of the keys from seqused_k on that share a tile with a sequence's
-// last; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
+// Preprocess: computes delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and clears whatever the main kernel
+// adds to: dQ's accumulator, unless a block stores it, its semaphores and the ticket, dBias, and the gradients of rows
+// that belong to no sequence. Postprocess: dQ = scale times its accumulator, in its type; 0 for dK and dV of the keys
+// from seqused_k on that are in the same tile as a sequence's last key; and dSink = -sum exp(sink - LSE) delta, in a
+// fixed order.
 //
-// Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
-// Neighbouring blocks have all heads of the same queries, whose rows mostly lie together in memory, and the last queries
-// come first: before the products those that they begin with are then the last in the L2 cache, and after the products
-// those that they ended with are still there.
+// Grid: one block for each tile of block_m queries and query head; the postprocess has one more for each head's dSink.
+// At least one. Neighbouring blocks have all heads of the same queries, whose rows are mostly contiguous in memory, and
+// the last queries come first: the queries with which the main kernel begins are then the last ones in the L2 cache,
+// and the postprocess begins with the queries that the main kernel read last.
 #pragma once
 
 #include "tessera/attention/far_rows.cuh"
@@ -25,8 +26,8 @@ inline constexpr int kBwdRowsThreads = 128;
 // One tile of queries of one head.
 struct QueryTile {
   int batch, head;
-  int row0, count;  // of the sequence; count <= 0: the slot belongs to no sequence
-  int64 slot;       // in what [heads_q, q_slots] describes
+  int row0, count;  // row0: within the sequence; count <= 0: the padded tile index belongs to no sequence
+  int64 slot;       // the tile's padded index in [heads_q, q_slots]
 };
 
 template <int kBlockM>
@@ -42,7 +43,7 @@ TESSERA_DEVICE QueryTile query_tile_of(const BwdParams& p, int index, Sequence& 
   return t;
 }
 
-// 16 bytes of a row of type kDtype, from column `col` on; 0 beyond `columns`.
+// 16 bytes of a row of type kDtype, from column `col` on; columns from `columns` on are 0.
 template <Dtype kDtype, bool kAligned>
 TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int columns) {
   constexpr int kBytes = dtype_bytes(kDtype), kElems = 16 / kBytes;
@@ -51,7 +52,7 @@ TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int column
     if (col + kElems <= columns) return *reinterpret_cast<const uint4*>(from);
   }
   uint4 words = {};
-#pragma unroll(kAligned ? 1 : kElems)  // an aligned row's end alone comes here
+#pragma unroll(kAligned ? 1 : kElems)  // only the end of an aligned row reaches this loop
   for (int n = kElems - 1; n >= 0; --n) {
     words.w = kBytes == 2 ? __funnelshift_l(words.z, words.w, 16) : words.z;
     words.z = kBytes == 2 ? __funnelshift_l(words.y, words.z, 16) : words.y;
@@ -67,16 +68,17 @@ TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int column
   return words;
 }
 
-// delta and LSE of a tile's queries, a group of lanes for each. The loads of several queries are under way before the first
-// of them is used.
+// Computes delta and LSE of a tile's queries, one group of lanes for each query. The loads of several queries are
+// issued before the first of them is used.
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
-  constexpr int kElems = 16 / dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim_v / kElems;  // that a row takes
+  constexpr int kElems = 16 / dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim_v / kElems;  // 16-byte loads of a row
   constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : 4;
   constexpr int kLaneLoads = (kLoads + kLanes - 1) / kLanes;
-  constexpr int kRows = kBwdRowsThreads / kLanes;  // at once
+  constexpr int kRows = kBwdRowsThreads / kLanes;  // rows that are processed at once
   constexpr int kGroups = kCfg.block_m / kRows, kMost = kLaneLoads > 1 ? 1 : 2;
-  constexpr int kAhead = kGroups >= kMost ? kMost : kGroups > 1 ? kGroups : 1;  // such groups that are under way
+  // Sets of rows whose loads are in flight together.
+  constexpr int kAhead = kGroups >= kMost ? kMost : kGroups > 1 ? kGroups : 1;
   static_assert(kCfg.block_m % 16 == 0 && (kGroups <= 1 || kGroups % kAhead == 0));
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   bool far = false;
@@ -125,7 +127,7 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
   mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);
 }
 
-// dBias becomes 0, a warp for each of its rows.
+// Clears dBias, one warp for each of its rows.
 TESSERA_DEVICE void clear_bias_gradient(const BwdParams& p) {
   constexpr int kWarps = kBwdRowsThreads / 32;
   const int64 rows = static_cast<int64>(p.d_bias_batches) * p.d_bias_heads * p.d_bias_rows;
@@ -138,7 +140,7 @@ TESSERA_DEVICE void clear_bias_gradient(const BwdParams& p) {
   }
 }
 
-// dQ, dK and dV of rows that belong to no sequence, a warp for each.
+// Clears dQ, dK and dV of rows that belong to no sequence, one warp for each row.
 template <Dtype kDtype>
 TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
   constexpr int kWarps = kBwdRowsThreads / 32;
@@ -158,8 +160,9 @@ TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
   }
 }
 
-// dK and dV of keys from seqused_k on, in the tile with a sequence's last key, where their weights of 0 may have met a NaN of
-// Q or dO: a warp for each row. (No query sees the tiles after it, where the products' kernel stores 0.)
+// Clears dK and dV of keys from seqused_k on, in the tile with a sequence's last key: their weights of 0 may have been
+// multiplied by a NaN of Q or dO. One warp for each row. (No query sees the tiles after it; the main kernel stores 0
+// there.)
 template <Dtype kDtype>
 TESSERA_DEVICE void clear_unused_keys(const BwdParams& p) {
   constexpr int kWarps = kBwdRowsThreads / 32;
@@ -176,13 +179,14 @@ TESSERA_DEVICE void clear_unused_keys(const BwdParams& p) {
   }
 }
 
-// Columns of dQ that a warp converts at once: the most, up to 64, that divide all.
+// Columns of dQ that a warp converts at once: the largest number up to 64 that divides all columns.
 TESSERA_HOST_DEVICE constexpr int strip_columns(int columns) {
   return columns % 64 == 0 ? 64 : columns % 48 == 0 ? 48 : columns % 32 == 0 ? 32 : 16;
 }
 
-// dQ of a tile's queries, a warp for each strip of 16 queries and strip_columns columns, through shared memory, so that
-// whole lines are stored. Of a query that sees nothing it is 0, whatever its 0s met in the products.
+// Converts dQ of a tile's queries, one warp for each strip of 16 queries and strip_columns columns, through shared
+// memory, so that whole cache lines are stored. dQ of a query that sees nothing is set to 0, because its products may
+// be NaN.
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr int kWarps = kBwdRowsThreads / 32, kCols = strip_columns(kCfg.head_dim),
@@ -205,7 +209,7 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
     for (int half = 0; half < 2; ++half) {
       seen[half] = row_sees(p.row_lse_log2[t.slot * kCfg.block_m + row0 + half * 8 + lane_row()]);
     }
-    __syncwarp();  // the strip before is stored
+    __syncwarp();  // the previous strip is stored
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n) {
       const float x[4] = {seen[0] ? parts[n].x * p.scale : 0.0f, seen[0] ? parts[n].y * p.scale : 0.0f,
@@ -229,7 +233,7 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
   }
 }
 
-// log2 of a sink's weight in a row of a marked tile.
+// log2 of a sink's weight in a row of a query tile that is marked as far.
 template <int kBlockM>
 TESSERA_DEVICE float far_sink_log2(const BwdParams& p, int head, int64 row, float sink) {
   const int slot = static_cast<int>(row / kBlockM), batch = slot_owner<kBlockM>(p, slot);
@@ -240,8 +244,8 @@ TESSERA_DEVICE float far_sink_log2(const BwdParams& p, int head, int64 row, floa
   return x > 0.0f ? 0.0f : x;
 }
 
-// dSink of one head: a thread sums every kBwdRowsThreads-th query, then a tree. What is kept is the LSE less raise_log2, and delta
-// over delta_unit.
+// Computes dSink of one head: each thread sums every kBwdRowsThreads-th query, then a tree adds the threads' sums. The
+// stored LSE is the LSE less raise_log2, and the stored delta is delta / delta_unit.
 template <int kBlockM>
 TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head, float raise_log2 = 0.0f, float delta_unit = 1.0f) {
   __shared__ double sums[kBwdRowsThreads];
@@ -263,7 +267,7 @@ TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head, float raise_log2 =
   if (threadIdx.x == 0) p.d_sink[p.d_sink_head * head] = static_cast<float>(sums[0]) * delta_unit;
 }
 
-// Before the products, a tile of queries.
+// The preprocess of one query tile.
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void prepare_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   reduce_rows<kCfg>(p, s, t);

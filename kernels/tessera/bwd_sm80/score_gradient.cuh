@@ -1,4 +1,4 @@
-// Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
+// Scores and their gradients in the backward pass: turns a warp's S^T and dP^T into P^T and dS^T.
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-// Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e
-// and of the keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two
-// neighbouring keys, of which each lane wants one: so one of the two calls is the neighbour's, who wants the other half
-// of mine. By all lanes of a warp.
+// Dropout bits if a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] are those of
+// query `query` + e and keys 32 group + row + {16 t, 16 t + 8}, in the low and the high half. One call of Philox gives
+// the words of two neighbouring keys, of which each lane needs one, so two neighbouring lanes make one call each and
+// exchange halves. Called by all lanes of a warp.
 template <class Keys>
 TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& keys, int head, int query, int group,
                                             int row) {
@@ -28,24 +28,24 @@ TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& ke
   }
 }
 
-// A warp's scores S^T and dP^T of one tile of queries: where they stand, and what their queries have.
+// The coordinates, LSE and delta of a warp's scores S^T and dP^T of one query tile.
 struct ScoreTile {
   int batch, head;
   int query, key;                         // of the warp's first column and row
-  const float *row_lse_log2, *row_delta;  // of the first column's query on
+  const float *row_lse_log2, *row_delta;  // from the first column's query on
 };
 
-// Which rows of a warp's tile the query of column `col` sees: keys low ... high of the tile's, from the lane's on.
+// The rows of a warp's tile that the query of column `col` sees: keys low ... high, relative to the lane's first key.
 TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, int col) {
   const KeyRange keys = visible_keys(p, s, tile.query + col);
   const int first = tile.key + lane_row();
   return {keys.low - first, tile.query + col < s.sq ? keys.high - first : -1};
 }
 
-// Whether the tile of queries is marked: attention/far_rows.
+// Whether the query tile is marked as far: attention/far_rows.
 TESSERA_DEVICE bool is_far(const ScoreTile& tile) { return is_far(tile.row_lse_log2[0]); }
 
-// probabilities() of a marked tile.
+// probabilities() of a query tile that is marked as far.
 template <bool kMasked, bool kRaised, int kM, int kN>
 TESSERA_DEVICE void far_probabilities(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                       float (&rP)[kM][kN][4]) {
@@ -53,7 +53,7 @@ TESSERA_DEVICE void far_probabilities(const BwdParams& p, const Sequence& s, con
   for (int n = 0; n < kN; ++n)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      reload_memory();  // one row after the other: few registers
+      reload_memory();  // one row after another, to save registers
       const int col = n * 8 + lane_col() + e;
       const FarRow row(p, s, tile.batch, tile.head, tile.query + col, score_unit<ScoreConfig{}>(p));
       [[maybe_unused]] KeyRange seen;
@@ -69,8 +69,8 @@ TESSERA_DEVICE void far_probabilities(const BwdParams& p, const Sequence& s, con
     }
 }
 
-// P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a
-// query does not see becomes 0; else the caller sets it to 0. kRaised: by kBwdRaise_log2.
+// Replaces S^T (the products) by P^T. kMasked: a positional mask or a sequence's end may cross the tile, and elements
+// that a query does not see become 0; otherwise the caller sets them to 0. kRaised: scaled up by kBwdRaise_log2.
 template <bool kMasked, bool kRaised = false, int kM, int kN>
 TESSERA_DEVICE void probabilities(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                   float (&rP)[kM][kN][4]) {
@@ -99,8 +99,8 @@ TESSERA_DEVICE void probabilities(const BwdParams& p, const Sequence& s, const S
   }
 }
 
-// dS^T in place of dP^T; probability(m, n, half): P^T at elements 2 half and 2 half + 1. What is not visible becomes 0
-// by choice, not by multiplication: its dP may be anything.
+// Replaces dP^T by dS^T; probability(m, n, half) is P^T at elements 2 half and 2 half + 1. Hidden elements are set to
+// 0, not multiplied by 0, because their dP may be NaN.
 template <bool kMasked, int kM, int kN, class Probability>
 TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
                                     float (&rdS)[kM][kN][4], Probability&& probability) {
@@ -128,8 +128,8 @@ TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, c
   }
 }
 
-// body(m, n, e) for the elements that their queries do not see, and which are to become 0. By choice, not by
-// multiplication: they may be anything.
+// Calls body(m, n, e) for the elements that their queries do not see. The body must set them to 0, not multiply by 0,
+// because they may be NaN.
 template <int kM, int kN, class Body>
 TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
 #pragma unroll
@@ -148,7 +148,7 @@ TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const 
     }
 }
 
-// Which (b, h, i, j) the scores of a warp's tile are.
+// The coordinates (b, h, i, j) of the scores of a warp's tile.
 template <BwdConfig kCfg, int kM, int kTiles>
 struct BwdCoordinates {
   static constexpr bool kTransposed = true, kKeepsProduct = true;
@@ -168,10 +168,11 @@ struct BwdCoordinates {
 template <BwdConfig kCfg, int kM, int kN>
 using BwdScoreStep = ScoreStep<kCfg.score, BwdCoordinates<kCfg, kM, kN>>;
 
-// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). Gradients of the options'
-// tensors collect dS before the gradient of a reshaped score: at once where every query has its own elements, and where
-// all share one, summed in `sums`. kFull: every query sees all keys of the tile, and `step` has its entries,
-// transposed; or the caller sets the hidden elements to 0. kFar: the tile of queries is marked.
+// P^T and dS^T with every option. P^T is left after dropout, but without the factor 1 / (1 - p). The gradients of the
+// options' tensors use dS before the gradient of a reshaped score: it is added at once if every query has its own
+// elements, or summed in `sums` if all queries have the same. kFull: every query sees all keys of the tile, and `step`
+// holds its bias and mask fragment, transposed; or the caller sets the hidden elements to 0. kFar: the query tile is
+// marked as far.
 template <BwdConfig kCfg, bool kFull, bool kFar, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                           const BwdScoreStep<kCfg, kM, kN>& step, float (&rP)[kM][kN][4],
@@ -207,7 +208,8 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
       }();
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
+        // Which half of the 32 keys that a call of Philox decides.
+        const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key0 = Step::first_key(at), block = m * 2 + half;

@@ -1,10 +1,11 @@
-// Backward as bwd_sm80/kernel.cuh, with the S/dP warp split, for problems without options: half of the warps, the S warps,
-// computes S^T, P^T and dV, the other half, the dP warps, dP^T, dS^T and dK. Each warp's part of a product is twice as large
-// as without the split, so shared memory is read less. A dP warp has P^T from its partner, the S warp with the same keys and
-// queries: in float16, whichever type the operands have (bwd_raises).
+// The backward pass of bwd_sm80/kernel.cuh with the S/dP warp split, for problems without options: half of the warps,
+// the S warps, compute S^T, P^T and dV; the other half, the dP warps, compute dP^T, dS^T and dK. Each warp's part of a
+// product is twice as large as without the split, so shared memory is read less. A dP warp gets P^T from its partner,
+// the S warp with the same keys and queries; in float16 if the operands are bfloat16 too (bwd_raises).
 //
-// An S warp owns the tile of dO and a dP warp that of Q: it loads the next one, and may add to dQ from its place. Grid, block
-// and shared memory: as bwd_sm80/kernel.cuh's. Page: docs/reference/kernels/bwd_sm80.md.
+// An S warp owns the tile of dO and a dP warp that of Q: it loads the next tile, and may stage its additions to dQ in
+// the tile's memory. Grid, block and shared memory are those of bwd_sm80/kernel.cuh. Details:
+// docs/reference/kernels/bwd_sm80.md.
 #pragma once
 
 #include "tessera/bwd_sm80/dq.cuh"
@@ -12,9 +13,9 @@
 
 namespace tessera {
 
-// The products of a step but for dQ. S warps: S^T, P^T, rAcc = dV += P^T dO. dP warps: dP^T, dS^T, rAcc = dK += dS^T Q. The
-// warps of a role call load_next() once their additions to dQ of the step before have left shared memory. At the end dS^T is
-// there for all warps; S warps are done with dO's place, dP warps with Q's.
+// The products of a step except dQ. S warps: S^T, P^T, rAcc = dV += P^T dO. dP warps: dP^T, dS^T, rAcc = dK += dS^T Q.
+// The warps of a role call load_next() once the bulk copies of their additions to the previous step's dQ have read
+// shared memory. At the end dS^T is visible to all warps; the S warps have finished reading dO, the dP warps Q.
 template <BwdConfig kCfg, int kM, int kN, class LoadNext>
 TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg>& b, const ScoreTile& scores,
                                    int stage, bool full, LoadNext&& load_next) {
@@ -55,8 +56,8 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
     }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
-  // Masked elements become 0 in shared memory: in registers, before the store, the mask would need those of the products,
-  // and full tiles would be slower.
+  // Masked elements become 0 in shared memory: masking them in registers, before the store, would need registers of the
+  // products and slow down full tiles.
   if (!full && !Warps::kMasksApart) {
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
@@ -67,14 +68,15 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
   if (is_dp) {
     ptx::barrier_arrive(kGradientsBarrier, 2 * kRoleThreads);
   } else {
-    // After the operand, in a piece of code of its own: between exps each conversion waits for the exp before it.
+    // This follows the store of the operand, in a separate piece of code: among the exponentials, each conversion would
+    // wait for the exponential before it.
     if constexpr (bwd_raises(kCfg)) {
       const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
 #pragma unroll
       for (int m = 0; m < kScoreM; ++m)
 #pragma unroll
         for (int n = 0; n < kQueryTiles; n += 2) {
-          const float(&x)[4] = rS[m][n], (&y)[4] = rS[m][n + 1];  // an LSE is rounded
+          const float(&x)[4] = rS[m][n], (&y)[4] = rS[m][n + 1];  // saturating, because the LSE is rounded
           shared.weights[b.role_warp][m * kQueryTiles / 2 + n / 2][lane] =
               make_uint4(ptx::cvt_rn_satfinite_f16x2(x[0], x[1]), ptx::cvt_rn_satfinite_f16x2(x[2], x[3]),
                          ptx::cvt_rn_satfinite_f16x2(y[0], y[1]), ptx::cvt_rn_satfinite_f16x2(y[2], y[3]));
@@ -121,13 +123,13 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
 #pragma unroll
   for (int stage = 0; stage < kCfg.stages - 1; ++stage) load_next(stage);
 
-  // 2. For every tile of queries that sees some of the keys.
+  // 2. For every query tile that sees some of the keys.
   float rAcc[kM][Warps::kDV][4];  // dV of an S warp, dK of a dP warp
   clear(rAcc);
   int stage = 0;
   QueryStep step{b.head_kv * p.group, b.first_tile};
   ptx::cp_async_wait_group<0>();
-  __syncthreads();  // the first tiles are there
+  __syncthreads();  // the first tiles are visible
   for (int left = b.tiles * p.group; left > 0; --left) {
     const int row0 = step.tile * kBlockM;
     const bool full = b.full(row0);
@@ -141,8 +143,8 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
         load_step(1 - stage, following);
       }
     });
-    // The next tiles are waited for here: after its additions to dQ a thread would wait for these too. The S warps may then
-    // begin the next step while the dP warps are at this one's dQ.
+    // Waits for the next tiles here: after its additions to dQ, a thread would wait for those too. The S warps may then
+    // begin the next step while the dP warps compute this step's dQ.
     ptx::cp_async_wait_all();
     if (warp >= Warps::kRoleWarps) ptx::barrier_arrive(kQueriesBarrier, kBlockThreads);
 
@@ -160,9 +162,9 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
   // 3. dK and dV: registers -> shared -> global.
   ptx::cp_async_wait_group<0>();
   if constexpr (kCfg.bulk_dq) {
-    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();  // before the block's shared memory is another's
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();  // before another block uses this shared memory
   }
-  __syncthreads();  // no warp reads or fills K and V, whose place they take
+  __syncthreads();  // no warp reads or loads K and V any more, which dK and dV overlay
   const bool is_dp = warp >= Warps::kRoleWarps;
   store_accumulator<Warps::kColumnParts>(is_dp ? shared.sK : shared.sV, rAcc, b.warp_key, b.part * (Warps::kDV * 8),
                                          (is_dp ? p.scale : 1.0f) * (bwd_raises(kCfg) ? kBwdLower : 1.0f));

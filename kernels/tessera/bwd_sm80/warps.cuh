@@ -1,4 +1,4 @@
-// How a block of the backward pass shares its products out among its warps, and what it keeps in shared memory.
+// How the products of a backward block are divided among its warps, and its shared memory.
 #pragma once
 
 #include "tessera/bwd_sm80/config.hpp"
@@ -6,46 +6,49 @@
 
 namespace tessera {
 
-// Named barriers of the S/dP warp split; 0 is the whole block's.
+// Named barriers of the S/dP warp split; __syncthreads uses 0.
 enum SplitBarrier : int {
   kSWarpsBarrier = 1,
   kDpWarpsBarrier,
-  kGradientsBarrier,  // the dP warps' dS^T is there, and the S warps are done with dO
-  kQueriesBarrier,    // the next tile of Q is there
-  kOutputsBarrier,    // the next tile of dO is there, and the S warps are done with dS^T
-  kPartnerBarrier,    // an S warp's P^T is there for its partner warp; kRoleWarps of them
+  kGradientsBarrier,  // dS^T of the dP warps is visible, and the S warps have finished reading dO
+  kQueriesBarrier,    // the next tile of Q is visible
+  kOutputsBarrier,    // the next tile of dO is visible, and the S warps have finished reading dS^T
+  kPartnerBarrier,    // P^T of an S warp is visible to its partner warp; one barrier for each of kRoleWarps pairs
 };
 
-// How the warps share out a tile's products.
+// How a tile's products are divided among the warps.
 template <BwdConfig kCfg>
 struct BwdWarps {
-  // Warps of one role compute the same products: all warps, or with the S/dP warp split the S warps (S^T, P^T, dV) or the dP
-  // warps (dP^T, dS^T, dK). Of these warp w has the keys of key group w / kColumnParts, and of these part w % kColumnParts of
-  // dK's and dV's columns, and of the queries, as far as these go.
+  // Warps of one role compute the same products: all warps or, with the S/dP warp split, the S warps (S^T, P^T, dV) or
+  // the dP warps (dP^T, dS^T, dK). Warp w of a role has the keys of key group w / kColumnParts, and part w %
+  // kColumnParts of the columns of dK and dV and, if there are as many parts of the queries, of the queries.
   static constexpr bool kSplit = kCfg.s_dp_split;
   static constexpr int kRoleWarps = kSplit ? kCfg.warps / 2 : kCfg.warps;
   static constexpr int kColumnParts = kCfg.column_parts;
   static constexpr int kKeyGroups = kRoleWarps / kColumnParts;
   static constexpr int kM = kCfg.block_n / kKeyGroups / 16;
-  // Of a key group's warps kScoreParts compute scores, each kScoreM x 16 keys by kQueries queries: with the split four have squares,
-  // whose edges, which are what is read, are short. Float16 would spill 96 bytes so at D = 192.
+  // In a key group, kScoreParts warps compute scores, each kScoreM x 16 keys by kQueries queries. With the split, four
+  // warps have square parts, whose edges, which determine what is read, are short. Float16 does not do so, because it
+  // would spill 96 bytes at D = 192.
   static constexpr int kScoreParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
   static constexpr int kScoreKeyParts = bwd_raises(kCfg) && kScoreParts == 4 ? 2 : 1;
   static constexpr int kQueryParts = kScoreParts / kScoreKeyParts;
   static constexpr int kScoreM = kM / kScoreKeyParts;
   static constexpr int kQueries = kCfg.block_m / kQueryParts;
   static constexpr bool kExchange = kColumnParts > 1 || kSplit;
-  // Of keys in shared memory. Additions to dBias are of whole words of memory in the other order.
+  // Whether keys are in lane order in shared memory. Not with dBias: additions to it cover whole words of memory only
+  // in the other order.
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kM * 16) && !kCfg.d_bias;
-  static constexpr bool kOverlaid =
-      kCfg.stages == 0;  // V lies in K's place, and dO in Q's: each is loaded anew when needed
+  // V overlays K and dO overlays Q: each is loaded again when it is needed.
+  static constexpr bool kOverlaid = kCfg.stages == 0;
 
-  TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {  // of 8 columns, an even number
+  // Tiles of 8 columns for each part, an even number.
+  TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {
     return (columns / 16 + parts - 1) / parts * 2;
   }
   static constexpr int kDK = tiles(kCfg.head_dim, kColumnParts), kDV = tiles(kCfg.head_dim_v, kColumnParts);
 
-  // Queries whose scores, P^T and dS^T, a warp holds at once, beside its share of dK and dV.
+  // Queries whose scores, P^T and dS^T, a warp has in registers at once, in addition to its part of dK and dV.
   TESSERA_HOST_DEVICE static constexpr int slice() {
     // Registers for addresses and fragments, of which float32 needs two each, and for options.
     constexpr int kElsewhere = kCfg.dtype == Dtype::kFloat32     ? 160
@@ -55,17 +58,18 @@ struct BwdWarps {
     const int most = 65536 / (kCfg.warps * 32 * kCfg.min_blocks_per_sm);
     const int accumulators = (most < 255 ? most : 255) - kElsewhere;
     int queries = kQueries;
-    // With the split a warp holds S^T and dV, or dP^T and dK, not all four.
+    // With the split a warp has S^T and dV, or dP^T and dK, not all four.
     while (!kSplit && queries > 16 && kM * (4 * (kDK + kDV) + queries) > accumulators) queries /= 2;
     return queries;
   }
   static constexpr int kSlice = slice();
 
-  // With the split: full and partial tiles have code of their own, instead of one place where masked elements become 0.
-  // Measured: with 32 scores and 32 gradients in a lane the former is faster, with fewer the latter.
+  // With the split: full and partial tiles have separate code, instead of one place where masked elements become 0.
+  // Measured: separate code is faster with 32 scores and 32 gradients in a lane, and slower with fewer.
   static constexpr bool kMasksApart = kSplit && kColumnParts == 2 && kDK == 8;
 
-  // dQ: kQueryGroups x the rest, so that the operands' edges, which are what is read, are short.
+  // dQ is divided into kQueryGroups groups of rows, and the columns among the warps of a group, so that the operands'
+  // edges, which determine what is read, are short.
   TESSERA_HOST_DEVICE static constexpr int query_groups() {
     int best = 1;
     for (int groups = 2; groups <= kCfg.block_m / 16 && groups <= kCfg.warps; groups *= 2) {
@@ -77,7 +81,7 @@ struct BwdWarps {
   }
   static constexpr int kQueryGroups = query_groups();
   static constexpr int kQM = kCfg.block_m / kQueryGroups / 16;
-  static constexpr int kQParts = kCfg.warps / kQueryGroups;  // of the columns
+  static constexpr int kQParts = kCfg.warps / kQueryGroups;  // parts of the columns
   static constexpr int kQN = tiles(kCfg.head_dim, kQParts);
 
   static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kRoleWarps, "warps share evenly");
@@ -113,7 +117,8 @@ struct BwdOperands<kCfg, true> {
   };
 };
 
-// P^T in float16, from each thread of an S warp to the same thread of its partner: [a warp's tiles of 16 x 8][lane], both rows' pairs.
+// P^T in float16, from each thread of an S warp to the same thread of its partner warp: [a warp's tiles of 16 x
+// 8][lane], pairs of both rows.
 template <BwdConfig kCfg, bool kRaises = bwd_raises(kCfg)>
 struct BwdWeights {
   using Warps = BwdWarps<kCfg>;
@@ -131,7 +136,7 @@ struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kOverlaid>, BwdWeight
   int ticket;
 };
 
-// Members follow each other without padding, so that their sizes give their places.
+// Members follow one another without padding, so their sizes give their offsets.
 template <BwdConfig kCfg>
 TESSERA_DEVICE constexpr bool has_bwd_layout() {
   using Shared = BwdSharedMemory<kCfg>;

@@ -1,4 +1,4 @@
-// Which keys a block of bwd_sm90 owns, and which tiles of queries it passes over.
+// The keys of a block of bwd_sm90, and the query tiles over which it loops.
 #pragma once
 
 #include "tessera/attention/query_slots.cuh"
@@ -6,31 +6,33 @@
 
 namespace tessera {
 
-// Key tiles are ordered in sections of heads whose Q, dO and dQ fit into the L2 cache together (L2 swizzle). In a section the
-// first key tile of every head comes first, which under a causal mask is visible to the most queries, so that the longest
-// blocks start first (LPT order).
+// Key tiles are ordered in sections of heads whose Q, dO and dQ fit into the L2 cache together (L2 swizzle). Within a
+// section the first key tile of every head comes first: under a causal mask it is visible to the most queries, so the
+// longest blocks start first (LPT order).
 struct KeyBlock {
   int batch, head_kv;
   int key0;
-  int steps;                // tiles of queries of all heads of the group
-  int first_tile, tiles;    // of queries that see some of the keys
-  int full_low, full_high;  // rows of queries that see all of them
-  int slot0;                // of the sequence's first tile of queries
+  int steps;                // query tiles of all query heads of the group
+  int first_tile, tiles;    // query tiles that see some of the keys
+  int full_low, full_high;  // query rows that see all of the keys
+  int slot0;                // padded index of the sequence's first query tile
   Sequence s;
 
-  // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
+  // State of the producer: the step that it loads next. It is in memory so that it needs no registers of dQ's
+  // warpgroup.
   int load_head, load_tile, load_offset, load_parity;
-  int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th it is
+  int load_entry;  // with a block mask: entry load_tile of the list of load_head
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
-// Deterministic: blocks add to a tile of dQ in the order in which they start, so that a block waits only for blocks that have
-// started. Under a causal mask they start with the last key tile, since each block begins with the query tile on its diagonal,
-// to which it is then the first to add. Without a mask all would begin with the first query tile and follow one another: rotated,
-// each begins with the query tile at its own keys, and if all go at one pace, nobody waits.
+// Deterministic: blocks add to a tile of dQ in the order in which they start, so a block waits only for blocks that
+// have started. Under a causal mask the last key tile starts first: each block begins with the query tile on its
+// diagonal, and is the first to add to it. Without a mask all blocks would begin with the first query tile and wait for
+// one another. With rotation each begins with the query tile at its own keys, and no block waits if all run at the same
+// speed.
 TESSERA_DEVICE bool last_keys_first(const ProblemParams& p) { return p.causal || p.window_right >= 0; }
 
-// Deterministic: where a block's steps begin; after its last tile of queries comes its first.
+// Deterministic: the query tile of a block's first step. The first query tile follows the last one.
 template <auto kCfg>
 TESSERA_DEVICE int start_tile(const BwdSm90Params& p, const KeyBlock& b) {
   return b.first_tile + b.key0 / kCfg.block_n * p.rotation;
@@ -39,7 +41,7 @@ TESSERA_DEVICE int next_tile(const KeyBlock& b, int tile) {
   return tile + 1 == b.first_tile + b.tiles ? b.first_tile : tile + 1;
 }
 
-// A (sequence, KV head) pair and one of its tiles of keys, packed a slot.
+// A (sequence, KV head) pair and one of its key tiles; packed: a padded key tile index.
 struct KeyTilePlace {
   int head, slot;
 };
@@ -52,13 +54,13 @@ TESSERA_DEVICE KeyTilePlace key_tile_place(const BwdSm90Params& p, int index) {
   return {first + index - slot * width, slot};
 }
 
-// Where K and V have a block's KV head.
+// The index of a block's KV head in K and V.
 template <BwdSm90Config kCfg>
 TESSERA_DEVICE int stored_kv_head(const BwdSm90Params& p, const KeyBlock& b) {
   return kCfg.split_group ? b.head_kv / p.group_splits : b.head_kv;
 }
 
-// kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
+// kCfg: the config of bwd_sm90 or bwd_sm90_d256, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
 TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   KeyBlock b;
@@ -73,11 +75,12 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
     key0 *= kCfg.block_n;
   }
   b.s = load_sequence<kCfg.varlen>(p, b.batch);
-  b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));  // a slot may belong to no sequence
+  // A padded tile index may belong to no sequence.
+  b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));
   const KeyRange some = seeing_queries(p, b.s, b.key0, min(b.key0 + kCfg.block_n, b.s.sk) - 1);
   b.first_tile = some.low / kCfg.block_m;
   b.tiles = some.low <= some.high ? some.high / kCfg.block_m + 1 - b.first_tile : 0;
-  // The last key is seen from the latest query on, the first key up to the earliest.
+  // The queries that see the last key begin latest, and those that see the first key end earliest.
   b.full_low = seeing_queries(p, b.s, b.key0 + kCfg.block_n - 1, b.key0 + kCfg.block_n - 1).low;
   b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries(p, b.s, b.key0, b.key0).high : -1;
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
@@ -87,7 +90,8 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   return b;
 }
 
-// With a block mask: the lists of a tile of keys, one of each query head of the group, and how many entries they have.
+// With a block mask: the list of a key tile for one query head, and the number of entries of the lists of all query
+// heads of the group.
 TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
   return p.lists.at(b.batch, head, b.key0 / block_n);
 }
@@ -99,23 +103,23 @@ TESSERA_DEVICE int steps_of(const BwdSm90Params& p, int batch, int first_head, i
 TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
   return steps_of(p, at.head / p.heads_kv, at.head % p.heads_kv * p.group, at.slot);
 }
-// To the next list that has an entry, from b.load_tile of b.load_head on; there is one.
+// Advances to the next list entry, from b.load_tile of b.load_head on. Precondition: there is one.
 TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
   while (b.load_tile == *p.lists.count(list_of(p, b, block_n, b.load_head))) ++b.load_head, b.load_tile = 0;
   b.load_entry = p.lists.entries(list_of(p, b, block_n, b.load_head))[b.load_tile];
 }
-// The block's steps are those lists.
+// Replaces the block's steps by the entries of its lists.
 TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
   b.steps = steps_of(p, b.batch, b.load_head, b.key0 / block_n);
   b.load_tile = 0;
   if (b.steps > 0) find_entry(p, b, block_n);
 }
 
-// How many blocks add to the tile of queries from row0 on before this one.
+// Deterministic: the number of blocks that add to the query tile of row0 before this one.
 template <auto kCfg>
 TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) {
   const int mine = b.key0 / kCfg.block_n;
-  if (p.rotation) {  // the block that begins with this tile, or shortly before it, is the first
+  if (p.rotation) {  // the block that begins with this tile, or less than `rotation` tiles before it, is the first
     const int ahead = row0 / kCfg.block_m / p.rotation - mine;
     return ahead < 0 ? ahead + p.key_tiles : ahead;
   }
@@ -123,12 +127,12 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 
-// Deterministic: body(slot, turn) of every kThreads-th of a block's steps from the thread-th on, in their order: where in dQ it adds, and how
-// many blocks add there before.
+// Deterministic: calls body(slot, turn) for every kThreads-th step of a block, from step `thread` on, in order. slot:
+// the padded index of the tile of dQ; turn: the number of blocks that add to it before this one.
 template <auto kCfg, int kThreads, class Body>
 TESSERA_DEVICE void for_turns(const BwdSm90Params& p, const KeyBlock& b, int thread, Body&& body) {
   const int start = start_tile<kCfg>(p, b);
-  int tile = start, head_slot = b.head_kv * p.group * p.q_slots + b.slot0;  // of the head's first tile
+  int tile = start, head_slot = b.head_kv * p.group * p.q_slots + b.slot0;  // of the head's first query tile
 #pragma unroll 1
   for (int step = 0; step < b.steps; ++step) {
     if (step % kThreads == thread) body(head_slot + tile, turn_of<kCfg>(p, b, tile * kCfg.block_m));
@@ -137,14 +141,15 @@ TESSERA_DEVICE void for_turns(const BwdSm90Params& p, const KeyBlock& b, int thr
   }
 }
 
-// A step: one tile of queries of one of the group's query heads, head after head. The producer writes it to shared memory
-// beside the tile.
+// A step: one query tile of one query head of the group; the heads are processed one after another. The producer writes
+// it to shared memory with the tile.
 struct QueryTileStep {
-  int slot;  // of the tile in what [heads_q, q_slots] describes
-  int row0;  // of the sequence; with a block mask its lowest bits are the list's entry's
+  int slot;  // the tile's padded index in [heads_q, q_slots]
+  int row0;  // row of the sequence; with a block mask its lowest bits are those of the list entry
 };
 
-// With a block mask: where a step's dQ is added, and, deterministic, how many blocks add there before.
+// With a block mask: the padded index of the tile to which a step's dQ is added and, deterministic, the number of
+// blocks that add to it before this one.
 struct QueryTileTurn {
   int slot, turn;
 };

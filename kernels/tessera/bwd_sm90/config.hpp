@@ -1,5 +1,5 @@
-// The backward kernel for Hopper, bwd_sm90: what is fixed when it is compiled, how its shared memory is laid out, and what it
-// reads at run time. Plain structs and constexpr functions, the same text for the host and the device.
+// The compile-time config, the shared memory layout and the launch parameters of bwd_sm90, the backward kernel for
+// Hopper. Plain structs and constexpr functions, the same text for the host and the device.
 #pragma once
 
 #include "tessera/attention/backward.hpp"
@@ -12,93 +12,102 @@ namespace tessera {
 struct BwdSm90Config {
   Dtype dtype;         // 16 bits
   int head_dim;        // of Q and K, padded to 64, 96, 128 or 192
-  int block_m;         // queries a step
-  int block_n;         // keys a block owns: 64 for each of the two score warpgroups
-  int stages;          // tiles of Q and of dO in shared memory, with their rows of LSE and delta
-  int ds_stages;       // tiles of dS between the score warpgroups and the dQ warpgroup
-  bool window;         // a key has a last query that sees it
-  bool varlen;         // sequences are packed, or use a part of their keys
-  bool deterministic;  // a thread of the producer's warpgroup adds dQ, in turns
+  int block_m;         // queries of a step
+  int block_n;         // keys of a block: 64 for each of the two score warpgroups
+  int stages;          // stages of Q and of dO in shared memory, with their rows of LSE and delta
+  int ds_stages;       // stages of dS between the score warpgroups and the dQ warpgroup
+  bool window;         // a key may have a last query that sees it
+  bool varlen;         // sequences are packed, or use only some of their keys
+  bool deterministic;  // threads of the producer's warpgroup add dQ, in an order kept by the dQ semaphore
   bool alternate;      // named barriers keep the score warpgroups half a step apart
-  bool staged_dq;      // dQ is added by bulk copies from shared memory, else by vector additions from registers
-  bool d_bias;         // every query has entries of its own; sequences and heads may share them
-  ScoreConfig score;   // no block mask; a softcap with nothing added to what it caps
-  bool block_mask;     // tiles of queries by lists (block_lists/kernel), not from the first to the last
-  bool split_group;    // a KV head's query heads are several blocks': dK and dV leave in float32, for group_sums.cuh
+  bool staged_dq;      // dQ is added by bulk copies from shared memory; otherwise by vector additions from registers
+  bool d_bias;         // every query has its own bias entries; sequences and heads may share them
+  ScoreConfig score;   // without a block mask; nothing is added to a score that softcap has changed
+  bool block_mask;     // query tiles come from block lists (block_lists/kernel), not all from first to last
+  // The query heads of a KV head span several blocks; dK and dV are stored in float32: group_sums.cuh.
+  bool split_group;
 
-  // Of V and dO: beside 192 columns 128.
+  // Of V and dO: 128 if Q and K have 192 columns.
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
-  // Queries of a step whose scores a warpgroup makes at once: dK and dV of 192 and 128 columns leave registers for 32.
+  // Queries whose scores a warpgroup computes at once: 32 with head sizes 192 and 128, whose dK and dV leave no
+  // registers for more.
   TESSERA_HOST_DEVICE constexpr int score_m() const { return head_dim == 192 ? 32 : block_m; }
-  // A step's biases have registers while the product is made that they are added to.
+  // Whether a step's bias is loaded into registers while the product runs to which it is added.
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
                       deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group)
 
-// Sums of a split group's dK and dV.
+// Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {
   Dtype dtype;
-  int head_dim, head_dim_v;  // as the products'
+  int head_dim, head_dim_v;  // as in the main kernel's config
 };
 TESSERA_CONFIG_FIELDS(BwdSm90GroupConfig, dtype, head_dim, head_dim_v)
 inline constexpr int kBwdGroupThreads = 256;
 
-// What goes before and after the products: rows.cuh.
+// The preprocess and the postprocess: rows.cuh.
 struct BwdSm90RowsConfig {
   Dtype dtype;
-  int head_dim, block_m;  // as the products'
+  int head_dim, block_m;  // as in the main kernel's config
   bool d_sink;
-  bool d_bias;         // as the products'
-  bool deterministic;  // as the products': the first block stores dQ, so that only tiles that none adds to are cleared
-  bool block_mask;     // as the products': a block more, which makes their order (order.cuh)
+  bool d_bias;  // as in the main kernel's config
+  // As in the main kernel's config: the first block to add stores dQ, so only tiles to which no block adds are cleared.
+  bool deterministic;
+  // As in the main kernel's config: an additional block computes the order of the key tiles (order.cuh).
+  bool block_mask;
 };
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask)
 
-// Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
-// each.
+// Four warpgroups: the producer, two with 64 keys each, and one for dQ. The numbers are those of setmaxnreg; their sum
+// is 4 x 128, the registers with which the four warpgroups are launched.
 inline constexpr int kBwdSm90Threads = 512;
 struct BwdSm90Registers {
   int producer, scores, dq;
   TESSERA_HOST_DEVICE constexpr int sum() const { return producer + 2 * scores + dq; }
 };
-// Of 96 columns dK and dV take 32 registers less than of 128, and dQ's warpgroup gets them. Dropout is drawn by the producer's warps,
-// which overlap calls of Philox in 32 registers.
+// With 96 columns, dK and dV need 32 registers less than with 128; the score warpgroups have 192 instead of 208, and
+// the dQ warpgroup gets the difference. The dropout bits are generated by the producer's warps, which need 32 registers
+// to overlap calls of Philox.
 TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns, bool dropout = false) {
   const int drawing = dropout ? 8 : 0, scores = columns == 96 ? 192 : 208;
   return {24 + drawing, scores, 4 * 128 - 24 - drawing - 2 * scores};
 }
 static_assert(bwd_registers(96).sum() <= 4 * 128 && bwd_registers(128).sum() <= 4 * 128);
 
-// How many of dQ's columns are computed at once: 96 take 48 registers, 128 would take 64, and the warpgroup 90.
+// Columns of dQ that are computed at once: 96 need 48 registers; 128 would need 64, and the warpgroup 90 in all.
 TESSERA_HOST_DEVICE constexpr int bwd_dq_columns(int columns) { return columns == 96 ? 96 : 64; }
 
-// P is raised (kBwdRaise_log2). Of float16 inputs dS would overflow: it and delta are multiplied by 2^-15 before dS is rounded.
+// P is scaled up by kBwdRaise_log2. With float16 inputs dS would overflow, so it and delta are multiplied by 2^-15
+// before dS is rounded.
 TESSERA_HOST_DEVICE constexpr bool bwd_lowers_early(Dtype dtype) { return dtype == Dtype::kFloat16; }
 TESSERA_HOST_DEVICE constexpr float bwd_lower_late(Dtype dtype) { return bwd_lowers_early(dtype) ? 1.0f : kBwdLower; }
 
-inline constexpr int kBwdSm90BlockBytes = 96;  // of KeyBlock
+inline constexpr int kBwdSm90BlockBytes = 96;  // sizeof(KeyBlock), rounded up
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;      // [block_n][head_dim], [head_dim_v]; at the end dK and dV
+  int k, v;      // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end
   int q, d_o;    // [stages][block_m][head_dim], [head_dim_v]
   int d_s;       // [ds_stages][block_m][block_n]
-  int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, staged for the bulk additions
+  int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, the source of the bulk additions
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
-  int slots;     // [bwd_sm90_step_slots] QueryTileTurn, with a block mask: of the last steps
-  int drawn;     // [bwd_sm90_drawn_stages] with dropout: a bit a score, DrawnBits has their order
-  int barriers;  // BwdSm90Shared has their order
+  int slots;     // [bwd_sm90_step_slots] QueryTileTurn of the latest steps, with a block mask
+  int drawn;     // [bwd_sm90_drawn_stages] dropout bits, one for each score, ordered as in DrawnBits
+  int barriers;  // ordered as in BwdSm90Shared
   int bytes;
 };
 
-inline constexpr int kBwdDqStages = 2;  // deterministic: tiles of dQ between its warpgroup and the threads that add it
-// Deterministic: threads that take turns, step by step: a turn's way through memory takes longer than a step at a head size of 128 or 256, and
-// two of them overlap. Dropout wants the other warps.
+// Deterministic: tiles of dQ between the dQ warpgroup and the threads that add it.
+inline constexpr int kBwdDqStages = 2;
+// Deterministic: the number of threads that add dQ, each every second step. With head sizes of 128 and 256, the time
+// from one block's increment of a tile's semaphore to the next block's is longer than a step, so two threads overlap
+// these times. With dropout there is one thread, because the other warps generate the dropout bits.
 TESSERA_HOST_DEVICE constexpr int bwd_turn_threads(const ScoreConfig& score) { return score.dropout ? 1 : 2; }
-// Of the bits that dropout draws: as many as steps are loaded, for which two tiles of dQ leave no room at a head size of 128.
+// Stages of dropout bits: as many as there are stages of Q. Deterministic kernels with two stages have one, because
+// with a head size of 128 two tiles of dQ leave no room for more.
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_drawn_stages(const BwdSm90Config& c) {
   return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;
 }
@@ -110,7 +119,7 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
 }
 
-// Steps between the producer and who adds dQ.
+// Steps that may be in progress between the producer and the threads that add dQ.
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_step_slots(const BwdSm90Config& c) {
   return c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0);
 }
@@ -136,16 +145,18 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
 struct BwdSm90Params : BwdParams {
   TensorMap q_map, d_o_map;    // [batch, head, row, column], boxes of block_m rows and 64 columns
   TensorMap k_map, v_map;      // boxes of block_n rows
-  TensorMap d_k_map, d_v_map;  // boxes of 16 rows, a warp's
-  Divisor key_tiles;           // of a sequence, or slots of a packed batch: attention/packed_slots.cuh
-  Divisor section_heads;       // heads whose tiles stand together, the longest first
-  int heads;                   // (sequence, KV head) pairs; packed: KV heads
-  int group_splits;  // of a split group; heads, heads_kv and group then count its parts as KV heads of their own
-  float *d_k_parts, *d_v_parts;  // [heads, key_tiles * block_n, head_dim or head_dim_v of the config], of a split group
-  BlockLists lists;              // with a block mask, transposed
-  BlockTurns turns;              // with a block mask, deterministic
-  int* order;    // with a block mask, in any order: [heads x key_tiles], the tile of keys that each block takes
-  int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
+  TensorMap d_k_map, d_v_map;  // boxes of 16 rows, the rows of a warp
+  Divisor key_tiles;      // of a sequence; packed: padded key tile indices of the batch (attention/packed_slots.cuh)
+  Divisor section_heads;  // heads of a section of the work order, in which the longest blocks come first
+  int heads;              // (sequence, KV head) pairs; packed: KV heads
+  // Blocks of a KV head in a split group; heads, heads_kv and group then count each of them as a KV head.
+  int group_splits;
+  float *d_k_parts, *d_v_parts;  // of a split group: [heads, key_tiles * block_n, head_dim or head_dim_v of the config]
+  BlockLists lists;              // with a block mask: its transposed lists
+  BlockTurns turns;              // with a block mask and deterministic
+  int* order;  // with a block mask, not deterministic: [heads x key_tiles], the key tile of each block
+  // Deterministic: each key block begins this many query tiles after the key block before it; 0: no rotation.
+  int rotation;
 };
 
 }  // namespace tessera

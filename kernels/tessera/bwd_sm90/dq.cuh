@@ -1,12 +1,13 @@
-// bwd_sm90's dQ warpgroup: in each step dQ += dS K, added in float32 to dq_accum in global memory, as other blocks do. A tile
-// of dQ is computed in parts of 64 x 64, since the score warpgroups have most of the registers; of head size 96 in one of 64 x 96.
+// The dQ warpgroup of bwd_sm90: in each step it computes dS K and adds it in float32 to dq_accum in global memory, to
+// which other blocks add too. A tile of dQ is computed in parts of 64 x 64, because the score warpgroups have most of
+// the registers; with head size 96, in one part of 64 x 96.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
 
 namespace tessera {
 
-// A part of 64 queries of dQ: dS times kN * 8 columns of K.
+// Issues the product of a part of 64 queries of dQ: dS times kN * 8 columns of K.
 template <Dtype kDtype, class Gradients, class Keys, int kN>
 TESSERA_DEVICE void issue_dq_part(float (&rdQ)[1][kN][4], const TileDescriptor& d_s, const TileDescriptor& k) {
   ptx::wgmma_forget(flat(rdQ));
@@ -19,7 +20,7 @@ TESSERA_DEVICE void issue_dq_part(float (&rdQ)[1][kN][4], const TileDescriptor& 
   ptx::wgmma_commit_group();
 }
 
-// A warp's 16 rows of a part of dQ to shared memory, contiguous in the order of the accumulators.
+// Writes a warp's 16 rows of a part of dQ to shared memory, contiguous in the order of the accumulators.
 template <int kN>
 TESSERA_DEVICE void stage_dq_part(uint32 staged, const float (&rdQ)[1][kN][4], int lane) {
 #pragma unroll
@@ -28,7 +29,7 @@ TESSERA_DEVICE void stage_dq_part(uint32 staged, const float (&rdQ)[1][kN][4], i
     ptx::st_shared_f32x4(staged + n * 512 + lane * 16, x[0], x[1], x[2], x[3]);
   }
 }
-// And from there added to those in memory, by a bulk copy of the warp's first lane.
+// Does the same, then adds them to global memory by a bulk copy of the warp's first lane.
 template <int kN>
 TESSERA_DEVICE void add_staged_dq_part(float* to, uint32 staged, const float (&rdQ)[1][kN][4], int lane) {
   stage_dq_part(staged, rdQ, lane);
@@ -61,11 +62,11 @@ struct DqWarpgroup {
     const int steps = uniform(block.steps);
     if (steps > 0) {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
-      ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
+      ptx::griddepcontrol_wait();  // the previous kernel clears dq_accum
       RingPosition<kCfg.ds_stages> at;
       RingPosition<kBwdDqStages> staged_at;
-      // Counted here: the step beside a tile of Q is overwritten once the score warpgroups have released the stage, which may
-      // be before this.
+      // The tile is counted here: the step beside a stage of Q is overwritten once the score warpgroups have released
+      // the stage, which may be before this point.
       int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
@@ -106,12 +107,12 @@ struct DqWarpgroup {
     issue_dq_part<kCfg.dtype, Gradients, Keys>(rdQ, d_s, k);
   }
 
-  // Where a part of the warp's 16 queries is in a tile of dQ.
+  // The offset of a part of the warp's 16 queries in a tile of dQ.
   TESSERA_DEVICE static int part_offset(int part) {
     return dq_part_offset<kCfg.head_dim>(part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
   }
 
-  // Deterministic: for the thread that adds dQ (dq_thread.cuh), as it is in global memory.
+  // Deterministic: stages the part for the thread that adds dQ (dq_thread.cuh), in the layout of global memory.
   TESSERA_DEVICE void stage(int part, const RingPosition<kBwdDqStages>& staged_at) {
     stage_dq_part(shared.tile(Shared::kAt.dq, Shared::kDqBytes, staged_at) + part_offset(part) * 4, rdQ, lane());
   }

@@ -1,7 +1,8 @@
-// bwd_sm90's dQ threads, deterministic: each of a warp of the producer's warpgroup, they add the tiles of dQ that the dQ warpgroup stages, one
-// after another, each tile in its turn, so that the warpgroup waits for neither turns nor additions. From one thread's look at a tile's
-// semaphore to its change of it some 2.8 us pass, more than a step takes. The first block in a tile's order stores it: nothing is cleared
-// beforehand.
+// The dQ threads of bwd_sm90, when deterministic. Each is in a warp of its own of the producer's warpgroup. They add
+// the tiles of dQ that the dQ warpgroup stages, one after another, each after waiting for the tile's semaphore, so the
+// warpgroup itself waits for neither semaphores nor additions. From a thread's read of a tile's semaphore to its
+// increment some 2.8 us pass, more than a step takes. The first block in a tile's order stores its dQ instead of adding
+// it: nothing is cleared beforehand.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
@@ -17,11 +18,11 @@ struct DqThread {
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
-  const int thread;  // of kThreads, which take steps in turns
+  const int thread;  // index of kThreads; each processes every kThreads-th step
 
   TESSERA_DEVICE void run() const {
     if (block.steps == 0) return;
-    ptx::griddepcontrol_wait();  // the kernel before this one cleared the semaphores
+    ptx::griddepcontrol_wait();  // the previous kernel cleared the semaphores
     RingPosition<kBwdDqStages> at;
     at.advance(thread);
     if constexpr (kCfg.block_mask) {
@@ -35,7 +36,7 @@ struct DqThread {
     });
   }
 
-  // The producer leaves each step's tile, which is known to be there when its dQ is staged.
+  // The producer writes each step's tile of dQ to shared memory; it is visible once the step's dQ is staged.
   TESSERA_DEVICE void run_lists(RingPosition<kBwdDqStages>& at) const {
 #pragma unroll 1
     for (int left = block.steps - thread; left > 0; left -= kThreads) {
@@ -54,8 +55,8 @@ struct DqThread {
     at.advance(kThreads);
   }
 
-  // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global: between what their bulk copies wrote, known
-  // by the semaphore, and this thread's.
+  // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global orders the other blocks'
+  // bulk copies, observed through the semaphore, before those of this thread.
   TESSERA_DEVICE void wait_for_turn(int slot, int turn) const {
     while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < turn) {
     }

@@ -1,6 +1,7 @@
-// The Hopper backward kernels' dropout warps, of bwd_sm90_d256 in block 0: warps of the producer's warpgroup that have nothing else to do
-// draw which scores of a step are dropped, each once, ahead of the score warpgroups. So the score warpgroups, whose keys' halves of a call of Philox would not be their own, spend
-// nothing on it.
+// The dropout warps of the Hopper backward kernels (in bwd_sm90_d256, of block 0): otherwise idle warps of the
+// producer's warpgroup generate the dropout bits of a step, each bit once, ahead of the score warpgroups. The score
+// warpgroups spend nothing on it; they could not use a whole call of Philox, because some of its keys belong to other
+// threads.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -13,13 +14,14 @@ namespace tessera {
 
 template <class Shared, auto kCfg>
 struct DropoutWarps {
-  static constexpr int kUnits = Shared::kDrawnUnits;  // of a step: 32 words, a lane each
+  static constexpr int kUnits = Shared::kDrawnUnits;  // of a step: 32 words each, one for each lane
 
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
 
-  // warp: of kDropoutWarps, which take units in turns. What a unit needs is found anew from its number: the warps have few registers.
+  // warp: index of kDropoutWarps, each of which processes every kDropoutWarps-th unit. What a unit needs is recomputed
+  // from its number, because the warps have few registers.
   TESSERA_DEVICE void run(uint32 warp) const {
 #pragma unroll 1
     for (uint32 unit = warp; unit < static_cast<uint32>(block.steps) * kUnits; unit += Shared::kDropoutWarps) {
@@ -38,7 +40,7 @@ struct DropoutWarps {
   }
   TESSERA_DEVICE static uint32 word_of(uint32 unit) { return unit % kUnits * 32 + not_hoisted(threadIdx.x % 32); }
 
-  // The producer's step-th tile of queries, and its head, from the group's first on.
+  // The producer's query tile number `step`, and its head; tiles are counted from the group's first head on.
   TESSERA_DEVICE int find(int step, int& head) const {
     if constexpr (kCfg.block_mask) {
       while (true) {

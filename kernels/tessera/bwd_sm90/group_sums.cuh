@@ -1,7 +1,8 @@
-// bwd_sm90's sums of a split group: where the blocks of a call are fewer than the multiprocessors, the query heads of a KV head are several
-// blocks', each with its own dK and dV in float32; added here in a fixed order, and rounded once.
+// Sums the dK and dV of a split group for bwd_sm90. If a call has fewer blocks than the GPU has multiprocessors, the
+// query heads of a KV head are divided among several blocks, each of which stores its own dK and dV in float32. This
+// kernel adds them in a fixed order and rounds once.
 //
-// Grid: [.., 2] blocks of kBwdGroupThreads threads, dK and dV; a thread has four columns of a key.
+// Grid: [.., 2] blocks of kBwdGroupThreads threads, for dK and dV; a thread has four columns of a key.
 #pragma once
 
 #include "tessera/bwd_sm90/config.hpp"
@@ -18,7 +19,7 @@ TESSERA_DEVICE void sum_parts(const BwdSm90Params& p, const float* parts, const 
   const int row = static_cast<int>(n / kWords), col = static_cast<int>(n % kWords) * 4;
   const int pair = row / p.seqlen_k, key = row - pair * p.seqlen_k, heads_kv = p.heads_kv / p.group_splits;
   if (pair >= p.batch * heads_kv || col >= columns) return;
-  const int64 rows = p.key_tiles * block_n;  // of a part
+  const int64 rows = p.key_tiles * block_n;  // of a block's dK or dV
   const float4* from = reinterpret_cast<const float4*>(parts + (rows * pair * p.group_splits + key) * kColumns + col);
   float4 sum = from[0];
   for (int part = 1; part < p.group_splits; ++part) {

@@ -1,13 +1,14 @@
-// Backward on Hopper: dQ, dK, dV from Q, K, V, dO, LSE and delta, FlashAttention-3's plan: TMA, wgmma and warpgroups
-// with roles.
+// Backward on Hopper: dQ, dK, dV from Q, K, V, dO, LSE and delta, as in FlashAttention-3: TMA, wgmma and specialised
+// warpgroups.
 //
-// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads,
-// so that dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh
-// clears and converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one
-// for dQ (dq.cuh); deterministic also threads that add dQ (dq_thread.cuh), with dropout warps that draw it
-// (dropout_warps.cuh).
+// Grid: one block for each tile of block_n keys and KV head. It loops over the queries of all query heads of the KV
+// head, so dK and dV accumulate in registers, whatever the size of the group. dQ accumulates in float32 in global
+// memory (rows.cuh clears and converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each
+// (scores.cuh) and one for dQ (dq.cuh); deterministic, also threads that add dQ (dq_thread.cuh); with dropout, also
+// warps that generate the dropout bits (dropout_warps.cuh).
 //
-// Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
+// Block: 512 threads, one block on a multiprocessor. Shared memory: BwdSm90Layout. Details and measurements:
+// docs/reference/kernels/bwd_sm90.md.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
@@ -42,11 +43,11 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   if (threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x);
     if constexpr (kCfg.deterministic) {  // in the order in which blocks start
-      ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
+      ptx::griddepcontrol_wait();        // the previous kernel cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }
     if constexpr (kCfg.block_mask && !kCfg.deterministic) {
-      ptx::griddepcontrol_wait();  // the kernel before this one made the order
+      ptx::griddepcontrol_wait();  // the previous kernel computed the order
       index = p.order[index];
     }
     block = key_block<kCfg>(p, index);

@@ -1,5 +1,5 @@
-// What the Hopper backward kernels do with rows of tiles: rows past a sequence's end become 0, and of a warp's 16 keys the masking of
-// transposed scores, [keys][queries], and the stores of dS, dK and dV.
+// Operations of the Hopper backward kernels on rows of tiles: clearing rows past a sequence's end and, for a warp's 16
+// keys, masking transposed scores, [keys][queries], and storing dS, dK and dV.
 #pragma once
 
 #include "tessera/attention/far_rows.cuh"
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Sets rows first ... last - 1 of a tile to 0, by a warpgroup; several may do so at once.
+// Sets rows first ... last - 1 of a tile to 0, by a warpgroup; several warpgroups may do so at once.
 template <class Tile>
 TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
   constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
@@ -22,15 +22,15 @@ TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
   }
 }
 
-// dP - delta, lowered as delta is.
+// dP - delta, scaled down like delta.
 template <Dtype kDtype>
 TESSERA_DEVICE float lowered_difference(float d_probability, float delta) {
   return bwd_lowers_early(kDtype) ? fmaf(d_probability, kBwdLower, -delta) : d_probability - delta;
 }
 
-// Which queries of a step see a lane's two keys by position (causal, window), relative to the lane's first query: low[half] ...
-// high[half] see key 8 half. Elsewhere P and dS are set to 0, not multiplied by 0: so a NaN of a query does not reach dV of
-// keys that it does not see, nor one of V or dO dQ and dK.
+// The queries of a step that see a lane's two keys by position (causal, window), relative to the lane's first query:
+// low[half] ... high[half] see key 8 half. For other queries P and dS are set to 0 instead of multiplied by 0, so that
+// a NaN of a query does not reach dV of keys that it does not see, and a NaN of V or dO does not reach dQ and dK.
 struct SeeingQueries {
   int low[2], high[2];
 
@@ -47,14 +47,15 @@ struct SeeingQueries {
     return r;
   }
   TESSERA_DEVICE bool hides(int half, int query) const { return query < low[half] || query > high[half]; }
-  // Of a pair of dS.
+  // Clears the hidden elements of a pair of dS.
   TESSERA_DEVICE void clear_hidden(uint32& pair, int half, int query) const {
     if (hides(half, query)) pair &= 0xffff0000u;
     if (hides(half, query + 1)) pair &= 0x0000ffffu;
   }
 };
 
-// Scores of a step whose tile of queries is marked (attention/far_rows) -> log2 P, raised. A lane has queries 8 m + {0, 1} from `query` on.
+// Turns the scores of a step whose query tile is marked as far (attention/far_rows) into log2 P, scaled up by
+// kBwdRaise_log2. A lane has queries 8 m + {0, 1} from `query` on.
 template <int kM>
 TESSERA_DEVICE void far_scores(const BwdSm90Params& p, const KeyBlock& block, int head, int query, ScoreUnit unit,
                                float (&rS)[kM][4]) {
@@ -62,7 +63,7 @@ TESSERA_DEVICE void far_scores(const BwdSm90Params& p, const KeyBlock& block, in
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      reload_memory();  // one row after the other: few registers
+      reload_memory();  // one row after another, to save registers
       const FarRow row(p, block.s, block.batch, head, query + m * 8 + e, unit);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -82,7 +83,7 @@ TESSERA_DEVICE void hand_on_gradients(uint32 tile, int key, const uint32 (&rdS)[
   ptx::fence_proxy_async();
 }
 
-// The reverse: of keys from `key` on, the A fragments of dS^T.
+// The reverse: loads the A fragments of dS^T of the keys from `key` on.
 template <class Gradients, int kSteps>
 TESSERA_DEVICE void take_gradients(uint32 (&rdS)[kSteps][4], uint32 tile, int key) {
   const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32)), matrix = lane / 8;
@@ -92,8 +93,8 @@ TESSERA_DEVICE void take_gradients(uint32 (&rdS)[kSteps][4], uint32 tile, int ke
   }
 }
 
-// `factor` times a warp's accumulators of dK or dV, to the tile's rows from `row` and columns from `first_col` on. Of keys from the
-// `used`-th of these rows on, 0.
+// Stages `factor` times a warp's accumulators of dK or dV in the tile's rows from `row` and columns from `first_col`
+// on. Rows from the `used`-th of these on become 0.
 template <Dtype kDtype, class Keys, int kN>
 TESSERA_DEVICE void stage_accumulators(uint32 tile, int row, int first_col, const float (&acc)[1][kN][4], float factor,
                                        int used = 32) {
@@ -111,7 +112,8 @@ TESSERA_DEVICE void stage_accumulators(uint32 tile, int row, int first_col, cons
   }
 }
 
-// `factor` times a warp's accumulators of dK or dV of a split group, in float32, to its rows of the block's part.
+// Stores `factor` times a warp's accumulators of dK or dV of a split group, in float32, to its rows of the block's
+// result.
 template <int kN>
 TESSERA_DEVICE void store_part_rows(const BwdSm90Params& p, const KeyBlock& block, float* parts, int block_n, int row,
                                     const float (&acc)[1][kN][4], float factor) {
@@ -127,8 +129,8 @@ TESSERA_DEVICE void store_part_rows(const BwdSm90Params& p, const KeyBlock& bloc
     }
 }
 
-// A warp's rows of dK or dV, from row `row` of the tile on, leave by one lane's bulk copies of 64 columns each. Those after the
-// last key are not written: TMA clips what lies outside the tensor.
+// Stores a warp's rows of dK or dV, from row `row` of the tile on, by bulk copies of 64 columns each, issued by one
+// lane. Rows after the last key are not written: TMA clips what is outside the tensor.
 template <class Keys>
 TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block, const TensorMap* map, uint32 tile,
                                    int row) {
@@ -140,7 +142,8 @@ TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block
   ptx::cp_async_bulk_commit_group();
 }
 
-// The same by ordinary stores, of the rows that the sequence has: the rows after them in memory belong to the next sequence.
+// The same by ordinary stores, for rows within the sequence only: the rows after them in memory belong to the next
+// sequence.
 template <class Keys>
 TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& to, int columns, uint32 tile, int row) {
   constexpr int kRowWords = Keys::kCols / 8;  // of 16 bytes
@@ -156,7 +159,7 @@ TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& t
   }
 }
 
-// A warp's 16 rows of dK or dV leave from where they were staged. Rows past the last key are not written.
+// Stores a warp's 16 staged rows of dK or dV. Rows past the last key are not written.
 template <auto kCfg, class Tile>
 TESSERA_DEVICE void store_staged_rows(const BwdSm90Params& p, const KeyBlock& block, uint32 tile, int row,
                                       const TensorMap* map, const RowTensor& to, int columns) {
@@ -169,13 +172,13 @@ TESSERA_DEVICE void store_staged_rows(const BwdSm90Params& p, const KeyBlock& bl
   __syncwarp();
   if (static_cast<int>(not_hoisted(threadIdx.x % 32)) == 0) store_key_rows<Tile>(p, block, map, tile, row);
 }
-// Of the warp's rows those of keys that the sequence uses; the others' dK and dV are 0.
+// How many of the rows from `row` on are keys that the sequence uses; dK and dV of the others are 0.
 template <auto kCfg>
 TESSERA_DEVICE int used_rows(const KeyBlock& block, int row) {
   return kCfg.varlen ? block.s.sk - block.key0 - row : 32;
 }
 
-// dV or dK of a warp's 16 rows, staged over what its tile held.
+// Stores dV or dK of a warp's 16 rows, staged in the memory of the tile itself.
 template <BwdSm90Config kCfg, class Tile>
 TESSERA_DEVICE void store_gradient(const BwdSm90Params& p, const KeyBlock& block, uint32 tile, int row,
                                    const float (&acc)[1][Tile::kCols / 8][4], float factor, const TensorMap* map,

@@ -1,6 +1,5 @@
-// Where the scores of a step are, in the transposed layout of the score warpgroups: a lane has keys key and key + 8,
-// and of each eight queries those at 2 (lane % 4) and the next; and the gradients of weights of which dropout drops
-// some.
+// The coordinates of the scores of a step in the transposed layout of the score warpgroups: a lane has keys key and key
+// + 8, and of every eight queries 2 (lane % 4) and the next. Also the gradients of weights with dropout.
 #pragma once
 
 #include "tessera/attention/score/step.cuh"
@@ -9,8 +8,8 @@
 
 namespace tessera {
 
-// A lane's weights of its warp's 16 keys, the warp-th of a step's: what is dropped gets the sign that no weight has.
-// `bits`: the step's in shared memory, from rP's first query on.
+// Marks the dropped weights of a lane by their sign bit, which no weight has set. The warp's 16 keys are those with
+// index `warp` in the step. `bits`: the step's dropout bits in shared memory, from rP's first query on.
 template <int kSteps>
 TESSERA_DEVICE void mark_dropped(uint32 (&rP)[kSteps][4], uint32 bits, int warp, int lane) {
   const uint32 words = bits + DrawnBits::word_offset(warp / 2, lane / 8, lane % 4);
@@ -23,8 +22,8 @@ TESSERA_DEVICE void mark_dropped(uint32 (&rP)[kSteps][4], uint32 bits, int warp,
   }
 }
 
-// Which (b, h, i, j) the scores of a step are, of a warpgroup that has p, block, step_row0() and step_head() of the
-// step, and first_key() of the warp. Each is read anew where it is used: few registers.
+// The coordinates (b, h, i, j) of the scores of a step. `Warpgroup` has p, block, the step's step_row0() and
+// step_head(), and the warp's first_key(). Each is read again where it is used, to save registers.
 template <auto kCfg, class Warpgroup>
 struct StepCoordinates {
   static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = kCfg.d_bias, kAhead = kCfg.bias_ahead();
@@ -47,7 +46,7 @@ struct StepCoordinates {
   }
 };
 
-// P o (dP - delta), lowered as delta is; of a dropped weight, whose sign bit is set, dP is 0.
+// P o (dP - delta), scaled down like delta; dP is 0 for a dropped weight, whose sign bit is set.
 template <auto kCfg>
 TESSERA_DEVICE float score_gradient(const BwdSm90Params& p, float weight, float d_probability, float delta) {
   if constexpr (kCfg.score.dropout) {

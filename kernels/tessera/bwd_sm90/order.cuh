@@ -1,6 +1,7 @@
-// With a block mask: the order in which bwd_sm90's blocks take the tiles of keys. Keys that many queries see (a document's beginning, every
-// 16th block) have lists much longer than others'; a head's long ones, started after all blocks of the heads before it, would end long
-// after everything else. So those of all heads start first, and the rest fills up the GPU after them.
+// With a block mask: the order in which bwd_sm90's blocks process the key tiles. Keys that many queries see (a
+// document's beginning, every 16th block) have much longer lists than others. If a head's long lists started only after
+// all blocks of the heads before it, they would end long after everything else. The long lists of all heads therefore
+// start first, and the rest fills the GPU after them.
 #pragma once
 
 #include "tessera/attention/sequence_scan.cuh"
@@ -8,10 +9,12 @@
 
 namespace tessera {
 
-// Long: this many times the mean. Lists of a random mask are all shorter, and keep their order, in which a head's Q, dO and dQ stay in L2.
+// A list is long if it has this many times the mean number of entries. The lists of a random mask are all shorter and
+// keep their order, in which a head's Q, dO and dQ stay in L2.
 inline constexpr int kLongList = 2;
 
-// p.order, by a block of so many threads, each with some neighbouring tiles: a stable partition into long ones and others.
+// Writes p.order, by a block of kThreads threads with some neighbouring key tiles each: a stable partition into long
+// lists and others.
 template <int kThreads>
 TESSERA_DEVICE void order_key_tiles(const BwdSm90Params& p) {
   __shared__ int64 sSums[2][kThreads / 32];

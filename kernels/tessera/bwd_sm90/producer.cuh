@@ -1,4 +1,4 @@
-// bwd_sm90's producer: a thread that loads K and V once, and Q, dO and their rows of LSE and delta in each step.
+// The producer of bwd_sm90: one thread that loads K and V once, and in each step Q, dO and their rows of LSE and delta.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
@@ -52,7 +52,8 @@ struct BwdSm90Producer {
     return *p.turns.turn(list_of(p, block, kCfg.block_n, block.load_head), list_block(block.load_entry));
   }
 
-  // Loads the tiles of the next step, after which `left` - 1 are left; the first step's with K and V, in the order in which they are used.
+  // Loads the tiles of the next step; `left` counts the remaining steps, with this one. The first step loads K and V
+  // too, in the order in which they are used.
   template <bool kFirst = false>
   TESSERA_DEVICE void load_step(int left) {
     RingPosition<kCfg.stages> at;
@@ -68,7 +69,7 @@ struct BwdSm90Producer {
     if constexpr (!kFirst) load_stats(at, slot);
     load_queries<typename Shared::OutputGradients>(at, Shared::kDO, Shared::kAt.d_o, &p.d_o_map, 0);
     if constexpr (kFirst) {
-      ptx::griddepcontrol_wait();  // LSE and delta are of the kernel before this one
+      ptx::griddepcontrol_wait();  // the previous kernel computes LSE and delta
       load_stats(at, slot);
     }
     at.advance();

@@ -1,8 +1,10 @@
-// bwd_sm90's preprocess and postprocess, once for each query, memory-bound: as bwd_sm80/rows.cuh, with P scaled
-// (kBwdRaise_log2), and fit for programmatic dependent launch, which the library does not use: it gains nothing (docs/lab/bwd_sm90.md).
+// The preprocess and postprocess of bwd_sm90, one pass over the queries each and memory-bound. They differ from
+// bwd_sm80/rows.cuh in that P is scaled (kBwdRaise_log2) and that they support programmatic dependent launch, which the
+// library does not use, because it gains nothing (docs/lab/bwd_sm90.md).
 //
-// Grid: one block for each tile of block_m queries and query head, 128 threads; before, with a block mask and in any order, also the first, which makes the
-// order of the products; after, also one for each head's dSink.
+// Grid: one block of 128 threads for each tile of block_m queries and query head. With a block mask, not deterministic,
+// the first block of the preprocess computes the order of the key tiles. The postprocess has one more block for each
+// head's dSink.
 #pragma once
 
 #include "tessera/bwd_sm80/rows.cuh"
@@ -11,11 +13,13 @@
 
 namespace tessera {
 
-// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator (deterministic: where no block adds to
-// it), the dQ semaphores and the ticket, and the gradients of rows that belong to no sequence.
+// Computes delta = rowsum(dO o O) - dLSE, scaled down, and the LSE in log2 units. Clears dQ's accumulator
+// (deterministic: only where no block adds to it), the dQ semaphores and the ticket, and the gradients of rows that
+// belong to no sequence.
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
-  constexpr int kLanes = lanes_of(kCfg.head_dim / 8), kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
+  // Of 16 bytes; rows that are processed at once.
+  constexpr int kLanes = lanes_of(kCfg.head_dim / 8), kRows = kBwdRowsThreads / kLanes;
   constexpr float kDelta = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
   ptx::griddepcontrol_launch_dependents();
   clear_unowned_gradients<kCfg.dtype>(p);
@@ -61,7 +65,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
                                             lane * 8, p.head_dim_v);
       row_stats.load(stats[n], query);
     }
-    constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
+    constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // 16-byte words of the accumulator
 #pragma unroll
     for (int n = 0; clears && n < kWords / kBwdRowsThreads; ++n) {
       acc[first * (kCfg.head_dim / 4) + n * kBwdRowsThreads + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -90,7 +94,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);
 }
 
-// dQ = scale times its accumulator, and dSink, a block for each head; the scale of `p` is lowered as bwd_lower_late says.
+// dQ = scale times its accumulator, and dSink, one block for each head; the scale of `p` includes bwd_lower_late.
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};

@@ -1,12 +1,7 @@
-// bwd_sm90's score warpgroups: each has 64 of the block's keys, accumulates their dK and dV in registers, and passes dS
-// to the dQ warpgroup. Scores are transposed, [keys][queries], so that P^T and dS^T are A operands from registers.
-//
-//   S^T = K Q^T    P = exp(scale S - LSE)    dP^T = V dO^T    dS = P o (dP - delta)    dV += P^T dO    dK += dS^T Q
-//
-// P is computed before dP is issued, which reuses the registers of S; dS is stored while the products of dV and dK run.
-// From S to dS a thread keeps P in float16, scaled by 2^15 so that small weights keep their bits: in 16 registers
-// instead of 32 it is as exact as dS needs, which bfloat16 is not (relative error of dQ and dK: 2.9e-3 instead of
-// 2.35e-3). P for the product with dO is rounded from it.
+// P is computed before dP is issued, because dP reuses the registers of S; dS is stored while the products of dV and dK
+// run. Between S and dS a thread keeps P in float16, scaled by 2^15 so that small weights keep their bits. This needs
+// 16 registers instead of 32 and is exact enough for dS; bfloat16 is not (relative error of dQ and dK: 2.9e-3 instead
+// of 2.35e-3). The P of the product with dO is rounded from it.
 #pragma once
 
 #include "tessera/bwd_sm90/key_rows.cuh"
@@ -24,7 +19,7 @@ struct ScoreWarpgroup {
   using Queries = typename Shared::Queries;
   using OutputGradients = typename Shared::OutputGradients;
   using Gradients = typename Shared::Gradients;
-  // The scores of a step are made in parts of so many queries.
+  // The scores of a step are computed in parts of kPartM queries.
   static constexpr int kPartM = kCfg.score_m(), kParts = kCfg.block_m / kPartM;
   static constexpr int kM = kPartM / 8, kD = kCfg.head_dim / 8, kDv = kCfg.head_dim_v() / 8, kSteps = kPartM / 16;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kPartM, false>;
@@ -32,7 +27,8 @@ struct ScoreWarpgroup {
   using ValueGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v(), true>;
   using Coordinates = StepCoordinates<kCfg, ScoreWarpgroup>;
   using Step = ScoreStep<kCfg.score, Coordinates>;
-  // LSE and delta of so many eights of queries are loaded ahead of their use, where no option has the registers.
+  // kLseAhead and kDeltaAhead are the groups of eight queries whose LSE and delta are loaded before they are used; none
+  // if an option needs the registers.
   static constexpr bool kNoneAhead =
       kCfg.score.entries() || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
@@ -42,13 +38,13 @@ struct ScoreWarpgroup {
   const Shared& shared;
   const KeyBlock& block;
   const int warpgroup;           // 0 or 1
-  RingPosition<kCfg.stages> at;  // of Q and dO, and of dS
-  int part = 0;                  // of the step; a constant, since the loop over parts is unrolled
+  RingPosition<kCfg.stages> at;  // stage of Q and dO, and of dS
+  int part = 0;                  // of the step; a compile-time constant, because the loop over parts is unrolled
   float rdK[1][kD][4], rdV[1][kDv][4];
   float rS[1][kM][4];                    // S, then dP
-  uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
-  Step score_step;                       // has the entries of the step's scores
-  float2 ahead[kM];                      // LSE, then delta, where registers are left for it
+  uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (first in float16) and of dS^T
+  Step score_step;                       // holds the bias and mask fragment of the step's scores
+  float2 ahead[kM];                      // LSE, then delta, as far as registers suffice
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -81,8 +77,8 @@ struct ScoreWarpgroup {
     }
     store();
   }
-  // Whose queries the block mask hides from this warpgroup's keys, but not from the other's: no product but dQ's, with
-  // dS = 0.
+  // Skips a step whose queries the block mask hides from this warpgroup's keys, but not from the other's: only dQ's
+  // product is computed, with dS = 0.
   TESSERA_DEVICE void skip_step() const {
     if constexpr (kCfg.score.dropout) {
       shared.wait_full(Shared::kDrawn, drawn_at());
@@ -119,7 +115,8 @@ struct ScoreWarpgroup {
     }
     issue_probability_gradients();
     if constexpr (kCfg.score.dropout) {
-      if (!kCfg.score.facts().reshapes || step_row0() >= 0) mark_dropped();  // as in score_gradients, for the registers
+      // The same condition as in score_gradients, to limit registers.
+      if (!kCfg.score.facts().reshapes || step_row0() >= 0) mark_dropped();
     }
     if constexpr (kCfg.alternate) {
       if (warpgroup == 0) {
@@ -139,9 +136,9 @@ struct ScoreWarpgroup {
     take_key_gradients();
   }
 
-  // ---- rows past the sequence's end become 0: a NaN there times 0 were NaN ----
+  // ---- rows past the sequence's end become 0, because 0 times NaN is NaN ----
 
-  // Of this warpgroup's keys. The dQ warpgroup reads K only after the first dS.
+  // Clears this warpgroup's keys. The dQ warpgroup reads K only after the first dS.
   TESSERA_DEVICE void clear_keys() const {
     if (block.key0 + kCfg.block_n <= block.s.sk) return;
     const int first = warpgroup * 64 + max(0, min(64, block.s.sk - block.key0 - warpgroup * 64));
@@ -149,7 +146,7 @@ struct ScoreWarpgroup {
     clear_rows<Values>(shared.base + Shared::kAt.v, first, warpgroup * 64 + 64);
     cleared();
   }
-  // Of the step's queries: TMA fills with 0 only what lies past the tensor's end.
+  // Clears queries of the step past the sequence's end: TMA fills only rows past the tensor's end with 0.
   template <class Tile>
   TESSERA_DEVICE void clear_queries(int offset) const {
     if (!p.cu_seqlens_q) return;
@@ -183,7 +180,8 @@ struct ScoreWarpgroup {
     const TileDescriptor v = key_rows(shared.keys(Shared::kAt.v));
     const TileDescriptor d_o = part_of(shared.tile_descriptor(Shared::kAt.d_o, OutputGradients::kBytes, at));
     const int none =
-        static_cast<int>(not_hoisted(0));  // a register: told of no new value, the compiler gives dP the registers of S
+        // In a register: if the compiler sees that no new value is needed, it gives dP the registers of S.
+        static_cast<int>(not_hoisted(0));
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim_v(); d += 16) {
@@ -222,20 +220,21 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {  // this warpgroup's 64 keys of K or V
     tile.address += warpgroup * (64 * kChunkRowBytes / 16);
     if constexpr (kParts > 1)
-      tile.address = uniform(not_hoisted(tile.address));  // the descriptors of all of its columns are too many
+      // The descriptors of all columns would need too many registers.
+      tile.address = uniform(not_hoisted(tile.address));
     return tile;
   }
 
   // ---- P and dS ----
 
-  // Of queries 8 m + 2 c, + 1 of the step: LSE in log2 units, or delta.
+  // The address of LSE in log2 units, or of delta, of queries 8 m + 2 c and the next of the step.
   TESSERA_DEVICE uint32 stats(bool delta) const {
     return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) +
            part * (kPartM * 4) + lane() % 4 * 8;
   }
   TESSERA_DEVICE float2 lse(int m) const { return ptx::ld_shared_f32x2(stats(false) + m * 32); }
-  // Ahead of their use, under the product that they are subtracted from: while products read shared memory, it answers
-  // after 150 clocks.
+  // Loads them before they are used, during the product from which they are subtracted: while products read shared
+  // memory, a load takes 150 clocks.
   template <int kFirst, int kEnd>
   TESSERA_DEVICE void load_stats(bool delta) {
     const uint32 from = stats(delta);
@@ -243,7 +242,7 @@ struct ScoreWarpgroup {
     for (int m = kFirst; m < kEnd; ++m) ahead[m] = ptx::ld_shared_f32x2(from + m * 32);
   }
 
-  // Some of the step's queries do not see some of the block's keys.
+  // Whether some of the step's queries do not see some of the block's keys.
   TESSERA_DEVICE bool masked() const {
     const int row0 = step_row0();
     return row0 < block.full_low || row0 + kPartM - 1 > block.full_high;
@@ -257,7 +256,7 @@ struct ScoreWarpgroup {
     return kMasked && seeing.hides(half, m * 8 + e);
   }
 
-  // S - LSE -> P in float16.
+  // Turns S - LSE into P in float16.
   TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
     if constexpr (kCfg.score.scaled()) score_step.apply(Coordinates(*this), rS[0]);
     if (far) [[unlikely]] {
@@ -272,10 +271,10 @@ struct ScoreWarpgroup {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float low = ptx::ex2_approx_ftz(rS[0][m][2 * half]), high = ptx::ex2_approx_ftz(rS[0][m][2 * half + 1]);
-        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
+        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // saturating, because the LSE is rounded
       }
   }
-  // The step's bits, made of `at`: registers.
+  // The stage of the step's dropout bits, computed from `at` to save registers.
   TESSERA_DEVICE auto drawn_at() const {
     RingPosition<Shared::kDrawnStages> drawn;
     static_assert(Shared::kDrawnStages == kCfg.stages || (Shared::kDrawnStages == 1 && kCfg.stages == 2));
@@ -286,7 +285,7 @@ struct ScoreWarpgroup {
     }
     return drawn;
   }
-  // What dropout drops gets the sign that no weight has.
+  // Marks dropped weights by their sign bit, which no weight has set.
   TESSERA_DEVICE void mark_dropped() {
     const auto drawn = drawn_at();
     if (part == 0) shared.wait_full(Shared::kDrawn, drawn);
@@ -294,7 +293,7 @@ struct ScoreWarpgroup {
                           warpgroup * 4 + warp_key() / 16, lane());
     if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
   }
-  // S - LSE, -inf where masked. A query past the last has an LSE of +inf.
+  // S - LSE; -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>
   TESSERA_DEVICE void exponents() {
     SeeingQueries seen{};
@@ -313,7 +312,7 @@ struct ScoreWarpgroup {
     }
   }
 
-  // The same of a tile of queries that is marked.
+  // The same for a query tile that is marked as far.
   TESSERA_DEVICE void far_exponents() {
     far_scores(p, block, step_head(), step_row0() + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
     const SeeingQueries seen = seeing();
@@ -325,8 +324,8 @@ struct ScoreWarpgroup {
       }
   }
 
-  // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score
-  // warpgroup's keys it hides the queries.
+  // step_word() is the step's first query; with a block mask its lowest bits say from which score warpgroup's keys the
+  // queries are hidden. step_row0() is the part's first query.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
   TESSERA_DEVICE int step_row0() const {
     return (kCfg.block_mask ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;
@@ -334,10 +333,10 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 
-  // dP -> dS; P and dS become operands.
+  // Turns dP into dS; P and dS become operands.
   TESSERA_DEVICE void score_gradients(bool hides_some) {
     if constexpr (kCfg.score.facts().reshapes && kCfg.dtype != Dtype::kFloat16) {
-      // A branch that is always taken: the compiler would have all logarithms under way at once, and spill for it.
+      // This branch is always taken: without it the compiler would compute all logarithms at once and spill registers.
       score_gradients<0, kM / 2>();
       if (step_row0() >= 0) score_gradients<kM / 2, kM / 2>();
     } else {
@@ -377,7 +376,7 @@ struct ScoreWarpgroup {
 
   static constexpr bool kOptionsOfGradients = kCfg.score.dropout || Step::kHiddenByWeight || kCfg.d_bias;
 
-  // The same of queries 8 m + 2 c, + 1 and one key. A dropped weight has its sign bit set.
+  // The same for queries 8 m + 2 c and the next, and one key. A dropped weight has its sign bit set.
   TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
                                       float2 minus) {
     const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
@@ -402,8 +401,8 @@ struct ScoreWarpgroup {
 
   // ---- results ----
 
-  // dV is staged over V's rows in shared memory, which only this warpgroup reads, and dK over K's once the dQ warpgroup
-  // is done.
+  // dV is staged in V's rows of shared memory, which only this warpgroup reads, and dK in K's rows once the dQ
+  // warpgroup has finished reading them.
   TESSERA_DEVICE void store() {
     sync_warpgroup();
     const int row = warpgroup * 64 + warp_key();
@@ -419,7 +418,7 @@ struct ScoreWarpgroup {
                                  p.head_dim_v);
     ptx::barrier_sync(kKeysDone, 384);
     store_gradient<kCfg, Keys>(p, block, shared.base + Shared::kAt.k, row, rdK, unit_k, &p.d_k_map, p.d_k, p.head_dim);
-    ptx::cp_async_bulk_wait_group_read();  // before the next block gets the shared memory
+    ptx::cp_async_bulk_wait_group_read();  // before the next block uses this shared memory
   }
 };
 

@@ -1,4 +1,4 @@
-// bwd_sm90's shared memory: where its tiles and barriers are.
+// The offsets of tiles and barriers in bwd_sm90's shared memory.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-// Named barriers; 0 is __syncthreads's.
+// Named barriers; __syncthreads uses 0.
 enum BwdSm90NamedBarrier : int {
-  kFirstScores = 1,  // among the first score warpgroup's warps
+  kFirstScores = 1,  // among the warps of the first score warpgroup
   kSecondScores,
   kKeysDone,   // the dQ warpgroup has read K for the last time
   kFirstTurn,  // the first score warpgroup may begin a step
@@ -30,12 +30,12 @@ struct BwdSm90Shared {
   using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;             // dS
   static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
   static constexpr int kDrawnStages = bwd_sm90_drawn_stages(kCfg), kDrawnBytes = kCfg.block_m * kCfg.block_n / 8;
-  static constexpr int kDrawnUnits = kDrawnBytes / 128;  // of a step, that a dropout warp draws at once
-  // Of the producer's warpgroup those that do nothing else; deterministic one adds dQ.
+  static constexpr int kDrawnUnits = kDrawnBytes / 128;  // units of a step; a dropout warp generates one at a time
+  // Warps of the producer's warpgroup that only generate dropout bits; deterministic, one warp adds dQ instead.
   static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;
 
   uint32 base;
-  uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
+  uint32 descriptor;  // `base` in matrix descriptor format: a tile's descriptor needs one addition
 
   TESSERA_DEVICE explicit BwdSm90Shared(const void* memory)
       : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
@@ -57,15 +57,15 @@ struct BwdSm90Shared {
     return base + kAt.steps + at.offset;
   }
 
-  // With a block mask: the QueryTileTurn of the step after which `left` - 1 are left. The producer writes it before Q, and who adds dQ
-  // reads it: when a stage of Q is free again, all dS but the last ds_stages ones has been released, too, and all dQ but the kBwdDqStages
-  // ones before those has been added.
+  // With a block mask: the QueryTileTurn of the step at which `left` steps remain. The producer writes it before Q, and
+  // it is read by the warpgroup or thread that adds dQ. When a stage of Q is free again, all dS but the last ds_stages
+  // has been released, and all dQ but the kBwdDqStages tiles before those has been added.
   TESSERA_DEVICE uint32 dq_slot(int left) const {
     static_assert(sizeof(QueryTileTurn) == 8);
     return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 8;
   }
 
-  // What dropout draws of a step.
+  // The dropout bits of a step.
   using DrawnAt = RingPosition<kDrawnStages>;
   TESSERA_DEVICE uint32 drawn(const DrawnAt& at) const { return tile(kAt.drawn, kDrawnBytes, at); }
   TESSERA_DEVICE uint32 drawn_full(const DrawnAt& at) const { return full(kDrawn, at); }
@@ -94,13 +94,13 @@ struct BwdSm90Shared {
   TESSERA_DEVICE void wait_empty(int ring, const RingPosition<kStages>& at) const {
     ptx::mbarrier_wait_parity(empty(ring, at), at.parity ^ 1);
   }
-  // A warp is done with what a barrier guards.
+  // A warp arrives at a barrier: it has finished reading or writing what the barrier guards.
   TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // By one thread, before anything else.
+  // By one thread, before the barriers are used.
   TESSERA_DEVICE void init() const {
     ptx::mbarrier_init(k_full(), 1);
     ptx::mbarrier_init(v_full(), 1);

@@ -1,7 +1,8 @@
-// Deterministic, with a block mask: how many of a tile of keys' predecessors, in the order in which blocks start, add to a tile of queries
-// before it, and how many blocks add to it in all. A warp a tile of queries, 32 tiles of keys at a time.
+// Deterministic, with a block mask: for each key tile and query tile, counts the blocks that add to that tile of dQ
+// before the key tile's block, in the order in which blocks start, and all blocks that add to it. One warp processes a
+// query tile, 32 key tiles at a time.
 //
-// Grid: a warp for each of batches x heads x tiles of queries. Block: kBlockListsWarps warps.
+// Grid: a warp for each of batches x heads x query tiles. Block: kBlockListsWarps warps.
 #pragma once
 
 #include "tessera/block_lists/entry.cuh"

@@ -1,5 +1,6 @@
-// The backward kernel for Hopper at head sizes up to 256, bwd_sm90_d256: what is fixed when it is compiled and how its shared
-// memory is laid out. Its params are bwd_sm90's. Plain structs and constexpr functions, the same text for host and device.
+// The compile-time config and the shared memory layout of bwd_sm90_d256, the backward kernel for Hopper at head sizes
+// up to 256. Its launch parameters are those of bwd_sm90. Plain structs and constexpr functions, the same text for host
+// and device.
 #pragma once
 
 #include "tessera/bwd_sm90/config.hpp"
@@ -7,35 +8,37 @@
 namespace tessera {
 
 struct BwdSm90D256Config {
-  static constexpr int block_m = 64;   // queries a step
-  static constexpr int block_n = 128;  // keys a cluster of two blocks owns: 64 for each of a block's two key warpgroups
+  static constexpr int block_m = 64;   // queries of a step
+  static constexpr int block_n = 128;  // keys of a cluster of two blocks: 64 for each of a block's two key warpgroups
 
-  Dtype dtype;          // 16 bits
-  int head_dim;         // of Q and K, padded to 192 or 256
-  int head_dim_v;       // of V and dO, padded to 128, 192 or 256; at most head_dim
-  int half_slots;       // halves of Q and dO in block 1's shared memory; block 0, without its half of K, has two more
-  int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
-  bool window;          // a key has a last query that sees it, too
-  bool varlen;          // sequences are packed, or use a part of their keys
-  bool deterministic;   // clusters add to a tile of dQ in turns
-  bool d_bias;          // every query has entries of its own; sequences and heads may share them
-  ScoreConfig score;    // as bwd_sm90's
-  bool block_mask;      // tiles of queries by lists (block_lists/kernel), not from the first to the last
-  bool staged_dq;       // in any order: dQ is added by bulk copies from shared memory, not from registers
+  Dtype dtype;     // 16 bits
+  int head_dim;    // of Q and K, padded to 192 or 256
+  int head_dim_v;  // of V and dO, padded to 128, 192 or 256; at most head_dim
+  // Buffers for halves of Q and dO in block 1's shared memory; block 0, which lacks the half of K, has two more.
+  int half_slots;
+  int exchange_stages;  // tiles that are in transit between the blocks: P, which dS then overwrites
+  bool window;          // a key may also have a last query that sees it
+  bool varlen;          // sequences are packed, or use only some of their keys
+  bool deterministic;   // clusters add to a tile of dQ in a fixed order
+  bool d_bias;          // every query has its own bias entries; sequences and heads may share them
+  ScoreConfig score;    // as in bwd_sm90
+  bool block_mask;      // query tiles come from block lists (block_lists/kernel), not all from first to last
+  bool staged_dq;       // not deterministic: dQ is added by bulk copies from shared memory, not from registers
 
-  // Columns of a half of Q, of dQ that a block makes, and of a half of dO.
+  // Columns of a half of Q (also of the part of dQ that a block computes), and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
   TESSERA_HOST_DEVICE constexpr int half_dim_v() const { return head_dim_v / 2; }
-  TESSERA_HOST_DEVICE static constexpr int score_m() {
-    return block_m;
-  }  // queries whose scores a warpgroup makes at once
-  // A step's biases have registers while the product is made that they are added to: beside accumulators of 256 columns they have none.
+  // Queries whose scores a warpgroup computes at once.
+  TESSERA_HOST_DEVICE static constexpr int score_m() { return block_m; }
+  // Whether a step's bias is loaded into registers while the product runs to which it is added: with accumulators of
+  // 256 columns no registers are left for it.
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const {
     return dtype_bytes(score.bias_dtype) == 2 && half_dim() < 128;
   }
-  // Steps' words, which the producer writes, tell the key warpgroups of what tile they are.
+  // Whether the producer writes a QueryTileStep for each step, which tells the key warpgroups the step's query tile.
   TESSERA_HOST_DEVICE constexpr bool has_steps() const { return block_mask || score.any() || d_bias; }
-  // Rows of a step's queries: block 1 makes a softcap's slope of P and the LSE.
+  // Rows of statistics of a step: with softcap, block 1 also needs the LSE, from which and P it computes softcap's
+  // derivative.
   TESSERA_HOST_DEVICE constexpr int stat_rows(int rank) const { return rank == 1 && score.softcap ? 2 : 1; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window, varlen,
@@ -43,33 +46,35 @@ TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 
-// Rows of LSE or delta are a step's, and have no barriers of their own: config's static_assert in kernel.cuh says why
-// three are enough.
+// Stages of rows of LSE or delta, one for each step. They have no barriers of their own: a static_assert in kernel.cuh
+// says why three stages are enough.
 inline constexpr int kBwdD256StatStages = 3;
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_half_slots(const BwdSm90D256Config& c, int rank) {
   return c.half_slots + (rank == 0 ? 2 : 0);
 }
 
-// With steps' words: steps between the producer and dQ. Of a step whose dS is not used yet, the key warpgroups are at most exchange_stages
-// ahead, waiting for its stage, with two halves released; so many steps have a half in the ring from there on.
+// With has_steps: the number of steps in progress between the producer and dQ. While a step's dS is still unused, the
+// key warpgroups are at most exchange_stages steps after it; there they wait for its stage, with two halves of their
+// step released. The second term is the number of steps that can have a half in the ring from there on.
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_steps(const BwdSm90D256Config& c) {
   return c.exchange_stages + (2 + bwd_sm90_d256_half_slots(c, 0) - 1) / 4 + 1;
 }
 
-// Offsets in bytes from the start of shared memory, which is aligned to 1024. `exchange` and `barriers` are at the same
-// place in both blocks, which reach each other's by mapa().
+// Offsets in bytes from the start of shared memory, which is aligned to 1024. `exchange` is at the same offset in both
+// blocks. A block reaches the other's memory by mapa().
 struct BwdSm90D256Layout {
   int exchange;  // [exchange_stages][block_m][block_n] 16 bits: block 0: dS; block 1: P, then dS
   int keys;      // block 0: K [block_n][head_dim]; block 1: V [block_n][head_dim_v]
   int k_half;    // block 1: [block_n][half_dim], K's second half
-  int halves;  // [half slots][block_m][half_dim], of which dO's have half_dim_v; at the end dV (block 0) or dK (block 1)
-  int dq;      // staged_dq: [block_m][bwd_dq_columns] float32, a part of dQ on its way out
-  int stats;   // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
-  int block;   // KeyBlock
-  int steps;   // [bwd_sm90_d256_steps] QueryTileStep, with has_steps: of the last steps
-  int drawn;   // block 0, with dropout: a bit a score of a step, DrawnBits has their order
-  int barriers;  // BwdSm90D256Shared has their order
+  // [half slots][block_m][half_dim], those of dO with half_dim_v columns; at the end dV (block 0) or dK (block 1).
+  int halves;
+  int dq;        // staged_dq: [block_m][bwd_dq_columns] float32, the source of dQ's bulk additions
+  int stats;     // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
+  int block;     // KeyBlock
+  int steps;     // [bwd_sm90_d256_steps] QueryTileStep of the latest steps, with has_steps
+  int drawn;     // block 0, with dropout: a step's dropout bits, one for each score, ordered as in DrawnBits
+  int barriers;  // ordered as in BwdSm90D256Shared
   int bytes;
 };
 

@@ -1,6 +1,6 @@
-// bwd_sm90_d256's warpgroup of dQ: of each step dQ += dS K, block 0 the first half of the columns and block 1 the others, added in
-// float32 to global memory, where other clusters add theirs (deterministic: in turns, turn_thread.cuh). In parts (bwd_dq_columns): the registers are the key
-// warpgroups'.
+// The dQ warpgroup of bwd_sm90_d256. In each step it computes dS K, block 0 the first half of the columns and block 1
+// the second, and adds it in float32 to global memory, to which other clusters add too (deterministic: in a fixed
+// order, turn_thread.cuh). It computes parts of bwd_dq_columns, because the key warpgroups have most of the registers.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
@@ -29,10 +29,10 @@ struct D256DqWarpgroup {
     if (steps == 0) return;
     ptx::mbarrier_wait_parity(shared.barrier(kRank == 0 ? Shared::kKeysFull : Shared::kKHalfFull), 0);
     if constexpr (kCfg.varlen) clear_keys();
-    ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
+    ptx::griddepcontrol_wait();  // the previous kernel clears dq_accum
     typename Shared::ExchangeAt at;
     const int start = start_tile<kCfg>(p, block);
-    int head_slot = block.head_kv * p.group * p.q_slots + block.slot0, tile = start;  // of the head's first tile
+    int head_slot = block.head_kv * p.group * p.q_slots + block.slot0, tile = start;  // of the head's first query tile
     [[maybe_unused]] typename Shared::TurnAt turn_at;
 #pragma unroll 1
     for (int left = steps; left > 0; --left) {
@@ -91,8 +91,8 @@ struct D256DqWarpgroup {
     add_staged_dq_part(to, staged, rdQ, lane());
   }
 
-  // Rows of K after the sequence's last key become 0: a NaN there times a dS of 0 were NaN. In block 0 the key warpgroups may be reading
-  // them, for scores that they set to -inf by position.
+  // Clears rows of K after the sequence's last key, because NaN times a dS of 0 is NaN. In block 0 the key warpgroups
+  // may be reading them, for scores that they set to -inf by position.
   TESSERA_DEVICE void clear_keys() const {
     const int keys = max(0, block.s.sk - block.key0);
     if (keys >= kCfg.block_n) return;
@@ -109,8 +109,8 @@ struct D256DqWarpgroup {
     issue_dq_part<kCfg.dtype, Exchange, Keys>(rdQ, d_s, k);
   }
 
-  // Block 0 may send P to a stage again: this block's dS there has been read, by wgmma, and, in block 1, by the copy whose
-  // bytes block 0's dQ warpgroup waited for.
+  // Block 0 may send P to a stage again once this block's dS in it has been read: by wgmma, and in block 1 also by the
+  // copy for whose bytes block 0's dQ warpgroup has waited.
   TESSERA_DEVICE void release(const typename Shared::ExchangeAt& at) const {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;

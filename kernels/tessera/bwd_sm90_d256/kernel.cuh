@@ -1,15 +1,18 @@
-// Backward on Hopper at head sizes up to 256: a cluster of two blocks owns 128 keys and splits the products, not the keys.
+// Backward on Hopper at head sizes up to 256: a cluster of two blocks owns 128 keys and divides the products, not the
+// keys.
 //
 //   block 0 holds K                        block 1 holds V and the second half of K's columns
 //   S^T = K Q^T, P, dV += P^T dO    P ->   dP^T = V dO^T, dS, dK += dS^T Q
-//   dQ's first columns           <- dS     dQ's second half
+//   dQ's first half              <- dS     dQ's second half
 //
-// So dV or dK of 64 keys x 256 is all that a warpgroup gathers, 128 registers a thread, and dQ's traffic is that of 128
-// keys a block, which one block has no shared memory for.
+// A warpgroup therefore accumulates only dV or dK of 64 keys x 256 columns, 128 registers a thread. The memory traffic
+// of dQ is that of a kernel with 128 keys for each block; the shared memory of a single block is too small for 128
+// keys.
 //
-// Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh),
-// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh), deterministic threads that wait for turns (turn_thread.cuh), with dropout in block 0 warps that draw it (bwd_sm90/dropout_warps.cuh). 512 threads, one block a multiprocessor. Shared memory:
-// BwdSm90D256Layout.
+// Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer
+// (producer.cuh), two warpgroups of 64 keys each (keys.cuh) and one for dQ (dq.cuh); deterministic, also threads that
+// wait for dQ's semaphores (turn_thread.cuh); with dropout, also warps in block 0 that generate the dropout bits
+// (bwd_sm90/dropout_warps.cuh). 512 threads, one block on a multiprocessor. Shared memory: BwdSm90D256Layout.
 #pragma once
 
 #include "tessera/bwd_sm90/dropout_warps.cuh"
@@ -20,12 +23,12 @@
 
 namespace tessera {
 
-// Deterministic: clusters take keys in the order in which they start; block 0 says which to block 1.
+// Deterministic: clusters are assigned keys in the order in which they start; block 0 passes the ticket to block 1.
 template <class Shared, BwdSm90D256Config kCfg>
 TESSERA_DEVICE void take_ticket(const BwdSm90Params& p, KeyBlock& block) {
   int index = 0;
   if (Shared::kRank == 0 && threadIdx.x == 32) {
-    ptx::griddepcontrol_wait();  // the kernel before this one cleared the ticket
+    ptx::griddepcontrol_wait();  // the previous kernel cleared the ticket
     index = atomicAdd(p.ticket, 1);
     ptx::st_shared_cluster_s32(Shared::other_turn(block), index);
   }
@@ -40,7 +43,7 @@ TESSERA_DEVICE void take_ticket(const BwdSm90Params& p, KeyBlock& block) {
 template <BwdSm90D256Config kCfg, int kRank>
 TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_memory) {
   using Shared = BwdSm90D256Shared<kCfg, kRank>;
-  const Shared shared(shared_memory);  // by whole warps: its descriptor is uniform
+  const Shared shared(shared_memory);  // called by whole warps: its descriptor is uniform
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + Shared::kAt.block);
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(kRank == 0 ? &p.k_map : &p.v_map);
@@ -51,7 +54,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
   if (!kCfg.deterministic && threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x) / 2;
     if constexpr (kCfg.block_mask) {
-      ptx::griddepcontrol_wait();  // the kernel before this one made the order
+      ptx::griddepcontrol_wait();  // the previous kernel computed the order
       index = p.order[index];
     }
     block = key_block<kCfg>(p, index);
@@ -88,7 +91,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     KeyWarpgroup<Shared, kCfg>(p, shared, block, warpgroup - 1).run();
   }
   __syncwarp();
-  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_arrive();  // the other block may still send data to this block or arrive at its barriers
   ptx::barrier_cluster_wait();
 }
 
@@ -98,8 +101,9 @@ TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
   static_assert(kCfg.head_dim_v <= kCfg.head_dim, "dO's halves lie in the places of Q's");
   static_assert(kCfg.block_m > kListHidden, "a step's word: its first query and what is hidden");
   static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");
-  // The load of step j + 3's first half, item 4 (j + 3) of the ring, waits until item 4 (j + 3) - slots is released, which
-  // a warp does after step j if that item is step j + 1's or later: then LSE and delta of step j have been read.
+  // The load of step j + 3's first half, item 4 (j + 3) of the ring, waits until item 4 (j + 3) - slots is released. A
+  // warp releases that item after step j if it belongs to step j + 1 or later: LSE and delta of step j have then been
+  // read.
   static_assert(4 * kBwdD256StatStages - (kCfg.half_slots + 2) >= 4, "rows of LSE and delta have no barriers");
   static_assert(bwd_sm90_d256_layout(kCfg, 0).bytes <= 227 * 1024 && bwd_sm90_d256_layout(kCfg, 1).bytes <= 227 * 1024,
                 "shared memory of a block");

@@ -1,12 +1,12 @@
-// bwd_sm90_d256's key warpgroups: each has 64 of the cluster's keys, and gathers their dV (block 0) or dK (block 1) in
-// registers. Scores stand transposed, [keys][queries], so that P^T and dS^T are operands from registers.
+// The key warpgroups of bwd_sm90_d256: each has 64 of the cluster's keys, and accumulates their dV (block 0) or dK
+// (block 1) in registers. Scores are transposed, [keys][queries], so that P^T and dS^T are operands from registers.
 //
 //   block 0   S^T = K Q^T     P = exp(scale S - LSE) -> block 1     dV += P^T dO
 //   block 1   dP^T = V dO^T   dS = P o (dP - delta)  -> block 0     dK += dS^T Q
 //
-// P travels in float16, raised by 2^15 so that small weights keep their bits too. A thread of block 0 sends what the
-// same thread of block 1 wants, to the 16-byte words that this one's warp then overwrites with dS: no other warp reads
-// or writes them before dS is whole.
+// P is sent in float16, scaled up by 2^15 so that small weights keep their bits. A thread of block 0 sends P to the
+// same thread of block 1, into the 16-byte words that this thread's warp later overwrites with dS: no other warp reads
+// or writes these words before dS is complete.
 #pragma once
 
 #include "tessera/attention/score/options.cuh"
@@ -23,8 +23,8 @@ struct KeyWarpgroup {
   using Keys = typename Shared::Keys;
   using Exchange = typename Shared::Exchange;
   static constexpr int kRank = Shared::kRank;
-  // A half of what the keys are multiplied by, and of what gathers into dV or dK: Q's and dO's, in block 1 dO's and
-  // Q's.
+  // Factor: a half of the operand by which the keys are multiplied (Q in block 0, dO in block 1). Gathered: a half of
+  // the operand from which dV or dK accumulates (dO in block 0, Q in block 1).
   static constexpr int kFactorCols = kRank == 0 ? kCfg.half_dim() : kCfg.half_dim_v();
   static constexpr int kGatheredCols = kRank == 0 ? kCfg.half_dim_v() : kCfg.half_dim();
   using Factor = SwizzledTile<kCfg.block_m, kFactorCols>;
@@ -32,7 +32,8 @@ struct KeyWarpgroup {
   using Result = SwizzledTile<kCfg.block_n, 2 * kGatheredCols>;
   static constexpr int kM = kCfg.block_m / 8, kSteps = kCfg.block_m / 16, kHalfD = kGatheredCols / 8;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
-  using GradientProduct = ptx::Wgmma<kCfg.dtype, kGatheredCols, true>;  // with A from registers 256 does not assemble
+  // N = 256 with A from registers does not assemble.
+  using GradientProduct = ptx::Wgmma<kCfg.dtype, kGatheredCols, true>;
 
   using Coordinates = StepCoordinates<kCfg, KeyWarpgroup>;
   using Step = ScoreStep<kCfg.score, Coordinates>;
@@ -41,15 +42,15 @@ struct KeyWarpgroup {
   const Shared& shared;
   const KeyBlock& block;
   const int warpgroup;  // 0 or 1
-  int left = 0;         // steps, with this one
+  int left = 0;         // remaining steps, with this one
   typename Shared::HalfAt at;
   typename Shared::ExchangeAt exchange_at;
   int stage = 0;               // of LSE or delta
   float rdX[2][1][kHalfD][4];  // dV or dK, in halves of columns
   float rS[1][kM][4];          // S or dP
   uint32 rA[kSteps][4];        // A fragments of P^T or dS^T
-  Step score_step;             // has the entries of the step's scores, block 0
-  bool far = false;            // its tile of queries is marked, block 0
+  Step score_step;             // block 0: holds the bias and mask fragment of the step's scores
+  bool far = false;            // block 0: the step's query tile is marked as far
 
   TESSERA_DEVICE KeyWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -84,7 +85,7 @@ struct KeyWarpgroup {
 
   // ---- products ----
 
-  // S^T = K Q^T or dP^T = V dO^T, each half as soon as it is there.
+  // S^T = K Q^T or dP^T = V dO^T; each half is multiplied as soon as it is loaded.
   TESSERA_DEVICE void multiply_keys(int query_tile) {
     TileDescriptor keys = shared.tile_descriptor(Shared::kAt.keys);
     keys.address += warpgroup * (64 * kChunkRowBytes / 16);
@@ -118,7 +119,7 @@ struct KeyWarpgroup {
     }
   }
 
-  // dV += P^T dO or dK += dS^T Q, a half of the columns after the other.
+  // dV += P^T dO or dK += dS^T Q, one half of the columns after the other.
   TESSERA_DEVICE void gather(int query_tile) {
     typename Shared::HalfAt second = at;
     second.advance();
@@ -144,8 +145,8 @@ struct KeyWarpgroup {
     }
   }
 
-  // A half of a step's Q or dO. Packed, TMA fills it with the next sequence's queries past the end: these become 0,
-  // since a NaN there times 0 were NaN. Both warpgroups write the same, so neither waits for the other.
+  // Waits for a half of a step's Q or dO. If packed, TMA fills rows past the end with the next sequence's queries;
+  // these become 0, because NaN times 0 is NaN. Both warpgroups write the same zeros, so neither waits for the other.
   template <class Half>
   TESSERA_DEVICE void wait_half(const typename Shared::HalfAt& half, int query_tile) const {
     shared.wait_half(half);
@@ -160,23 +161,23 @@ struct KeyWarpgroup {
 
   // ---- P and dS ----
 
-  // Of queries 8 m + 2 c, + 1 of the step, for m = 0: LSE in log2 units, or delta.
+  // The address of LSE in log2 units, or of delta, of queries 8 m + 2 c and the next of the step, for m = 0.
   TESSERA_DEVICE uint32 stats() const { return shared.stats(stage) + lane() % 4 * 8; }
 
-  // Of the words of a stage that a warp's dS will fill, the one that carries this lane's fragment `step` of P. Eight
-  // lanes of a store have rows of one parity, whose swizzled words are in different banks.
+  // The word of a stage that carries this lane's fragment `step` of P; it is among the words that the warp's dS later
+  // fills. In a store, each set of eight lanes has rows of one parity, whose swizzled words are in different banks.
   TESSERA_DEVICE uint32 exchange_word(uint32 tile, int step) const {
     const int l = lane(), row = step * 16 + l / 16 * 8 + l / 2 % 4 * 2 + l / 8 % 2;
     return Exchange::at(tile, row, warpgroup * 64 + warp_key() + l % 2 * 8);
   }
 
-  // A step's word: its first query; with a block mask also, in the lowest bits, from which key warpgroup it hides the
-  // queries. Once its first half is there.
+  // A step's word: its first query; with a block mask, its lowest bits say from which key warpgroup the queries are
+  // hidden. Valid once the step's first half is loaded.
   TESSERA_DEVICE int step_word([[maybe_unused]] int query_tile) const {
     return kCfg.has_steps() ? ptx::ld_shared_s32(shared.step(left) + 4) : query_tile * kCfg.block_m;
   }
   TESSERA_DEVICE static int row0_of(int word) { return kCfg.block_mask ? word & -kCfg.block_m : word; }
-  // Some of the step's queries do not see some of the keys.
+  // Whether some of the step's queries do not see some of the keys.
   TESSERA_DEVICE bool masked(int word) const {
     const int row0 = row0_of(word);
     if (kCfg.block_mask && list_hides(word, warpgroup)) return true;
@@ -186,7 +187,7 @@ struct KeyWarpgroup {
     if (kCfg.block_mask && list_hides(word, warpgroup)) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
     return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, row0_of(word) + lane() % 4 * 2);
   }
-  // Where the step's scores are, for options.
+  // The coordinates of the step's scores, for options.
   TESSERA_DEVICE int step_row0() const { return row0_of(step_word(0)); }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(left)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
@@ -194,7 +195,7 @@ struct KeyWarpgroup {
     return ptx::ld_shared_f32x2(stats() + Shared::kStatBytes + m * 32);
   }
 
-  // S - LSE -> P, which goes to block 1.
+  // Turns S - LSE into P and sends it to block 1.
   TESSERA_DEVICE void probabilities(int word) {
     if constexpr (kCfg.score.scaled()) score_step.apply(Coordinates(*this), rS[0]);
     if (far) [[unlikely]] {
@@ -209,7 +210,7 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float low = ptx::ex2_approx_ftz(rS[0][m][2 * half]), high = ptx::ex2_approx_ftz(rS[0][m][2 * half + 1]);
-        rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
+        rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // saturating, because the LSE is rounded
       }
     if constexpr (kCfg.score.dropout) mark_dropped();
     ptx::mbarrier_wait_parity(shared.at_stage(Shared::kFree, exchange_at), exchange_at.parity ^ 1);
@@ -223,7 +224,7 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int t = 0; t < 4; ++t) rA[step][t] = operand_of(rA[step][t]);
   }
-  // Of a pair of P what dV is made of; 0 of what is dropped.
+  // Converts a pair of P into the operand of dV; dropped elements become 0.
   TESSERA_DEVICE static uint32 operand_of(uint32 pair) {
     if constexpr (kCfg.dtype == Dtype::kFloat16) return kCfg.score.dropout ? ptx::max_f16x2(pair, 0) : pair;
     const float2 x = unpack_pair<Dtype::kFloat16>(pair);
@@ -238,7 +239,7 @@ struct KeyWarpgroup {
     Shared::arrive_warp(shared.drawn_empty(drawn));
   }
 
-  // Scores - LSE, -inf of what is not seen. A query after the last has an LSE of +inf.
+  // Scores - LSE; -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>
   TESSERA_DEVICE void exponents(int word) {
     SeeingQueries seen{};
@@ -259,7 +260,7 @@ struct KeyWarpgroup {
     }
   }
 
-  // The same of a tile of queries that is marked.
+  // The same for a query tile that is marked as far.
   TESSERA_DEVICE void far_exponents(int word) {
     const int head = kCfg.has_steps() ? step_head() : block.head_kv * p.group + (block.steps - left) / block.tiles;
     far_scores(p, block, head, row0_of(word) + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
@@ -274,7 +275,7 @@ struct KeyWarpgroup {
       }
   }
 
-  // P arrives, dP -> dS, which stays as an operand, and takes P's place for dQ in both blocks.
+  // Waits for P and turns dP into dS, which stays in registers as an operand and overwrites P, for dQ in both blocks.
   TESSERA_DEVICE void score_gradients(int word) {
     const uint32 p_full = shared.at_stage(Shared::kPFull + warpgroup * kCfg.exchange_stages, exchange_at);
     const uint32 tile = shared.exchange(exchange_at), delta = stats();
@@ -303,14 +304,14 @@ struct KeyWarpgroup {
 #pragma unroll
         for (int half = 0; half < 2; ++half) seen.clear_hidden(rA[m / 2][m % 2 * 2 + half], half, m * 8);
     }
-    __syncwarp();  // the warp has read its P
+    __syncwarp();  // all lanes of the warp have read their P
     hand_on_gradients<Exchange>(tile, warpgroup * 64 + warp_key(), rA);
     Shared::arrive_warp(shared.at_stage(Shared::kDSFull, exchange_at));
   }
 
   // ---- results ----
 
-  // By way of the ring of halves, once both warpgroups have read its last tiles. Each warp stores its 16 rows.
+  // Stores through the ring of halves, once both warpgroups have read its last tiles. Each warp stores its 16 rows.
   TESSERA_DEVICE void store() {
     ptx::barrier_sync(kKeyWarpgroupsDone, 256);
     const uint32 to = shared.base + Shared::kAt.halves;
@@ -324,7 +325,7 @@ struct KeyWarpgroup {
     }
     store_staged_rows<kCfg, Result>(p, block, to, row, kRank == 0 ? &p.d_v_map : &p.d_k_map, kRank == 0 ? p.d_v : p.d_k,
                                     kRank == 0 ? p.head_dim_v : p.head_dim);
-    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+    ptx::cp_async_bulk_wait_group_read();  // before another block uses this shared memory
   }
 };
 

@@ -1,5 +1,6 @@
-// bwd_sm90_d256's producer: a thread that brings a block's keys once, and halves of Q and dO step by step, in the order in
-// which the block uses them: Q, dO in block 0, dO, Q in block 1. In block 1 a thread of another warp sends dS to block 0.
+// The producer of bwd_sm90_d256: one thread that loads a block's keys once, and in each step the halves of Q and dO in
+// the order in which the block uses them: Q, dO in block 0; dO, Q in block 1. In block 1 a thread of another warp sends
+// dS to block 0.
 #pragma once
 
 #include "tessera/bwd_sm90_d256/shared.cuh"
@@ -18,7 +19,7 @@ struct BwdSm90D256Producer {
   const Shared& shared;
   KeyBlock& block;
 
-  // Columns from `col` on, in chunks.
+  // Loads `chunks` chunks of columns of the keys, from column `col` on.
   TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, int barrier, int col, int chunks) const {
     const uint32 full = shared.barrier(barrier);
     ptx::mbarrier_arrive_expect_tx(full, chunks * Keys::kChunkBytes);
@@ -71,7 +72,8 @@ struct BwdSm90D256Producer {
         }
         if (n == 0) {
           if (left == block.steps) {
-            first_full = full;  // LSE and delta are of the kernel before this one: everything else goes ahead
+            // LSE and delta come from the previous kernel: everything else is loaded before the wait for it.
+            first_full = full;
           } else {
             load_stats(full, slot, stage);
           }
@@ -96,7 +98,8 @@ struct BwdSm90D256Producer {
     }
   }
 
-  // Block 1: dS, once its 8 warps have written it. Its place in block 0 is free: P came from there only when it was.
+  // Block 1: sends dS once its 8 warps have written it. The stage in block 0 is free, because block 0 sent P only when
+  // it was.
   TESSERA_DEVICE void send_gradients() const {
     typename Shared::ExchangeAt at;
 #pragma unroll 1

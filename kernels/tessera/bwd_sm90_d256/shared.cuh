@@ -1,4 +1,4 @@
-// bwd_sm90_d256's shared memory: where a block's tiles and barriers are, and the other block's.
+// The offsets of tiles and barriers in bwd_sm90_d256's shared memory, in this block and in the other.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -14,10 +14,10 @@
 
 namespace tessera {
 
-// Named barriers; 0 is __syncthreads's.
+// Named barriers; __syncthreads uses 0.
 enum BwdSm90D256NamedBarrier : int {
   kKeyWarpgroupsDone = 1,
-  kFirstKeyWarpgroup,  // among the first key warpgroup's warps
+  kFirstKeyWarpgroup,  // among the warps of the first key warpgroup
   kSecondKeyWarpgroup,
   kDqWarpgroup,
 };
@@ -29,7 +29,7 @@ struct BwdSm90D256Shared {
   static constexpr int kHalfSlots = bwd_sm90_d256_half_slots(kCfg, kRank);
   using Keys = SwizzledTile<kCfg.block_n, kRank == 0 ? kCfg.head_dim : kCfg.head_dim_v>;
   using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim()>;         // of Q
-  using ValueHalf = SwizzledTile<kCfg.block_m, kCfg.half_dim_v()>;  // of dO, in the same places
+  using ValueHalf = SwizzledTile<kCfg.block_m, kCfg.half_dim_v()>;  // of dO, in the same buffers
   using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;
   using HalfAt = RingPosition<kHalfSlots>;
   using ExchangeAt = RingPosition<kCfg.exchange_stages>;
@@ -37,7 +37,7 @@ struct BwdSm90D256Shared {
                        kWarpgroupBytes = Exchange::kBytes / 2;
 
   uint32 base;
-  uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
+  uint32 descriptor;  // `base` in matrix descriptor format: a tile's descriptor needs one addition
 
   TESSERA_DEVICE explicit BwdSm90D256Shared(const void* memory)
       : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
@@ -57,22 +57,24 @@ struct BwdSm90D256Shared {
     return base + kAt.exchange + at.offset * (Exchange::kBytes / ExchangeAt::kStep);
   }
   TESSERA_DEVICE uint32 stats(int stage) const { return base + kAt.stats + stage * kStepStatBytes; }
-  // With has_steps: the QueryTileStep after which `left` - 1 are left, which the producer writes before the step's first half.
+  // With has_steps: the QueryTileStep of the step at which `left` steps remain, written by the producer before the
+  // step's first half.
   TESSERA_DEVICE uint32 step(int left) const {
     static_assert(sizeof(QueryTileStep) == 8);
     return base + kAt.steps + left % bwd_sm90_d256_steps(kCfg) * 8;
   }
 
-  // Block 0: what dropout draws of a step.
+  // Block 0: the dropout bits of a step.
   static constexpr int kDrawnStages = 1, kDrawnBytes = kCfg.block_m * kCfg.block_n / 8, kDrawnUnits = kDrawnBytes / 128;
-  static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;  // of the producer's warpgroup the last
+  static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;  // the last warps of the producer's warpgroup
   using DrawnAt = RingPosition<kDrawnStages>;
   TESSERA_DEVICE uint32 drawn(const DrawnAt&) const { return base + kAt.drawn; }
   TESSERA_DEVICE uint32 drawn_full(const DrawnAt&) const { return barrier(kDrawn); }
   TESSERA_DEVICE uint32 drawn_empty(const DrawnAt&) const { return barrier(kDrawn + 1); }
 
-  // Deterministic: a word of each turn thread's in the key block, in which it leaves the dQ warpgroup how many clusters add before this one; in the
-  // first before that block 0 the other one the cluster's ticket.
+  // Deterministic: a word in the key block for each semaphore thread, in which it tells the dQ warpgroup how many
+  // clusters add before this one. Before that, block 0 passes the cluster's ticket to block 1 in the first of these
+  // words.
   static constexpr int kTurnThreads = bwd_turn_threads(kCfg.score);
   using TurnAt = RingPosition<kTurnThreads>;
   TESSERA_DEVICE static uint32 turn(const KeyBlock& block, int thread = 0) {
@@ -83,11 +85,11 @@ struct BwdSm90D256Shared {
     return ptx::mapa(turn(block) + kOther - kAt.block, 1 - kRank);
   }
 
-  // ---- barriers: those that the blocks share come first ----
+  // ---- barriers: those that the other block uses come first ----
   static constexpr int kStages = kCfg.exchange_stages;
   static constexpr int kPFull = 0;                   // block 1: [warpgroup][stage], bytes of P
   static constexpr int kDSFull = 2 * kStages;        // block 0: bytes of dS; block 1: its 8 warps that write dS
-  static constexpr int kFree = kDSFull + kStages;    // block 0: the dQ warps of both blocks are done with a stage
+  static constexpr int kFree = kDSFull + kStages;    // block 0: the dQ warps of both blocks have finished with a stage
   static constexpr int kKeysFull = kFree + kStages;  // K (block 0) or V
   static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
   static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
@@ -96,7 +98,8 @@ struct BwdSm90D256Shared {
   static_assert(kDrawn + (kCfg.score.dropout ? 2 : 0) <= bwd_sm90_d256_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
-  // The other block's barrier of the same index. kAt.barriers differs between blocks by what both know.
+  // The other block's barrier of the same index. kAt.barriers differs between the blocks; both offsets are known at
+  // compile time.
   TESSERA_DEVICE uint32 other_barrier(int index) const {
     constexpr int kOther = bwd_sm90_d256_layout(kCfg, 1 - kRank).barriers;
     return ptx::mapa(base + kOther + index * 8, 1 - kRank);
@@ -107,14 +110,15 @@ struct BwdSm90D256Shared {
   }
   TESSERA_DEVICE void release_half(const HalfAt& at) const { arrive_warp(barrier(kHalfEmpty) + at.offset); }
 
-  // A warp is done with what a barrier guards.
+  // A warp arrives at a barrier: it has finished reading or writing what the barrier guards.
   TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // By one thread, before anything else. What the other block sends is announced here for the first round, and from then
-  // on by the waiter of each round for the next: bytes may be ahead of that, since the phase lacks its arrival.
+  // By one thread, before the barriers are used. The bytes that the other block sends are announced here for the first
+  // use of a stage, and from then on by the waiter of each use for the next. Bytes may arrive before they are
+  // announced, because the phase cannot end without the announcing arrival.
   TESSERA_DEVICE void init() const {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(barrier(kPFull + stage), 1);

@@ -1,5 +1,6 @@
-// The backward kernel for Hopper at head sizes above 256, bwd_sm90_d512: what is fixed when it is compiled and how its shared
-// memory is laid out. Its params are bwd_sm90's. Plain structs and constexpr functions, the same text for host and device.
+// The compile-time config and the shared memory layout of bwd_sm90_d512, the backward kernel for Hopper at head sizes
+// above 256. Its launch parameters are those of bwd_sm90. Plain structs and constexpr functions, the same text for host
+// and device.
 #pragma once
 
 #include "tessera/bwd_sm90/config.hpp"
@@ -8,36 +9,39 @@ namespace tessera {
 
 struct BwdSm90D512Config {
   static constexpr int head_dim = 512;  // of Q, K, V and dO
-  static constexpr int block_m = 64;    // queries a step
-  static constexpr int block_n = 128;   // keys that a cluster of four blocks owns
+  static constexpr int block_m = 64;    // queries of a step
+  static constexpr int block_n = 128;   // keys of a cluster of four blocks
   static constexpr bool varlen = false, deterministic = false;
-  static constexpr int score_keys = 64;     // keys whose scores a block makes
-  static constexpr int gathered_dim = 256;  // columns of dV or dK that a block gathers, of all the cluster's keys
-  static constexpr int slot_dim = 128;      // columns of a slot of Q or dO, and of dQ that a block makes
-  static constexpr int stages = 2;          // tiles of P, over which dS is written
+  static constexpr int score_keys = 64;     // keys whose scores a block computes
+  static constexpr int gathered_dim = 256;  // columns of dV or dK that a block accumulates, of all keys of the cluster
+  static constexpr int slot_dim = 128;  // columns of a buffer of Q or dO, and of the part of dQ that a block computes
+  static constexpr int stages = 2;      // tiles of P, which dS overwrites
 
   Dtype dtype;  // 16 bits
-  bool window;  // a key has a last query that sees it, too
+  bool window;  // a key may also have a last query that sees it
 };
 TESSERA_CONFIG_FIELDS(BwdSm90D512Config, dtype, window)
 
 inline constexpr int kBwdD512ClusterBlocks = 4;
 
-// Warpgroups: the producer, one of scores, one of dQ. setmaxnreg's numbers: their sum is that of the launch's 168 for each.
+// Three warpgroups: the producer, one for scores, one for dQ. The numbers are those of setmaxnreg; their sum is 3 x
+// 168, the registers with which the warpgroups are launched.
 inline constexpr int kBwdD512Threads = 384;
 inline constexpr int kBwdD512ProducerRegisters = 24, kBwdD512ProductRegisters = 240;
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024: the same in all blocks.
 struct BwdSm90D512Layout {
-  int exchange;  // [stages][block_m][block_n] 16 bits: dS, in whose place P arrives
+  int exchange;  // [stages][block_m][block_n] 16 bits: dS, which overwrites the P received
   int keys;      // [score_keys][head_dim]: K or V
-  int k_parts;   // [2][score_keys][slot_dim]: what `keys` has not of the columns of K that dQ is made with
-  int peer;      // [stages][block_m / 16][128 threads][4] 32 bits: P of the other keys, in the second of k_parts
-  int factors;  // [head_dim / slot_dim][block_m][slot_dim]: Q or dO, that the keys are multiplied by; at the end dV or dK
-  int gathered;  // [gathered_dim / slot_dim][block_m][slot_dim]: dO or Q, that dV or dK is gathered from
+  int k_parts;   // [2][score_keys][slot_dim]: the columns of K for dQ that `keys` does not hold
+  // [stages][block_m / 16][128 threads][4] 32 bits: P of the other side's keys, in the second buffer of k_parts.
+  int peer;
+  // [head_dim / slot_dim][block_m][slot_dim]: Q or dO, by which the keys are multiplied; at the end dV or dK.
+  int factors;
+  int gathered;  // [gathered_dim / slot_dim][block_m][slot_dim]: dO or Q, from which dV or dK accumulates
   int stats;     // [stages][block_m] float32: LSE in log2 units, or delta
   int block;     // KeyBlock
-  int barriers;  // BwdD512Shared has their order
+  int barriers;  // ordered as in BwdD512Shared
   int bytes;
 };
 

@@ -1,6 +1,6 @@
-// bwd_sm90_d512's warpgroup of dQ: of each step dQ += dS K over the cluster's 128 keys, 128 columns, added in float32 to global
-// memory, where other clusters add theirs. It gathers dV or dK of the other side's keys as well: dV under the dQ of the step
-// before, since P is there before dS is.
+// The dQ warpgroup of bwd_sm90_d512. In each step it computes 128 columns of dS K over the cluster's 128 keys and adds
+// them in float32 to global memory, to which other clusters add too. It also accumulates dV or dK of the other side's
+// keys; dV together with dQ of the step before, because P is available before dS.
 #pragma once
 
 #include "tessera/attention/query_slots.cuh"
@@ -18,8 +18,8 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
   static constexpr int kParts = kCfg.slot_dim / 8;
   static_assert(KeyPart::kChunkBytes == Shared::Keys::kChunkBytes, "K's columns are read from either");
 
-  uint32 added = 0, gathered = 0;  // steps
-  int tile = 0, slot;              // of the next dQ
+  uint32 added = 0, gathered = 0;  // steps that are done
+  int tile = 0, slot;              // query tile of the next dQ
   float rdQ[1][kParts][4];
 
   TESSERA_DEVICE BwdD512DqWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
@@ -32,7 +32,7 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
     if (steps > 0) {
       if constexpr (kValues) ptx::mbarrier_wait_parity(shared.barrier(Shared::kKeysFull), 0);
       ptx::mbarrier_wait_parity(shared.barrier(Shared::kKPartsFull), 0);
-      ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
+      ptx::griddepcontrol_wait();  // the previous kernel clears dq_accum
       if constexpr (kValues) step<false, true>();
 #pragma unroll 1
       while (gathered < steps) step<true, true>();
@@ -55,7 +55,8 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
       Shared::arrive_warp(shared.at_stage(Shared::kFree, added), 0, 2);
       add<0, kParts / 2>();
     }
-    if constexpr (kGather) {  // between additions, which take as long as the product: the slots are then loaded again
+    // Between the additions, which take as long as the product: the buffers can then be loaded again.
+    if constexpr (kGather) {
       ptx::wgmma_wait_group<0>();
       Base::gathered();
       ++gathered;
@@ -86,7 +87,7 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
       }
     ptx::wgmma_commit_group();
   }
-  // The block's columns of K of a side: in k_parts, but for those that `keys` has.
+  // The block's columns of K of a side: in k_parts, except those that `keys` holds.
   TESSERA_DEVICE TileDescriptor keys_of(int side) const {
     if constexpr (!kValues) return shared.tile_descriptor(Shared::kAt.k_parts + side * KeyPart::kBytes);
     TileDescriptor k = shared.tile_descriptor(Shared::kAt.k_parts);
@@ -102,7 +103,7 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
     for (int n = kFirst; n < kLast; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
   }
 
-  // The other side's P^T, or dS^T.
+  // Loads the other side's P^T or dS^T.
   TESSERA_DEVICE void load_operand() {
     if constexpr (kValues) {
       shared.wait_stage(Shared::kPFull, gathered);

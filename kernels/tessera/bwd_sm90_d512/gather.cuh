@@ -1,5 +1,5 @@
-// bwd_sm90_d512's gathering of dV or dK, which each of a block's two warpgroups does for 64 keys: the block's columns in two
-// halves, in registers.
+// The accumulation of dV or dK in bwd_sm90_d512. Each of a block's two warpgroups accumulates them for 64 keys in
+// registers, the block's columns in two halves.
 #pragma once
 
 #include "tessera/bwd_sm90/key_rows.cuh"
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-inline constexpr int kD512ScoresDone = 1;  // a named barrier; 0 is __syncthreads's
+inline constexpr int kD512ScoresDone = 1;  // a named barrier; __syncthreads uses 0
 
 template <class Shared, BwdSm90D512Config kCfg>
 struct BwdD512Gathering {
@@ -15,7 +15,7 @@ struct BwdD512Gathering {
   static constexpr int kSteps = kCfg.block_m / 16, kN = kCfg.slot_dim / 8;
   using Slot = typename Shared::Slot;
   using Result = typename Shared::Result;
-  using Product = ptx::Wgmma<kCfg.dtype, kCfg.slot_dim, true>;  // with A from registers 256 does not assemble
+  using Product = ptx::Wgmma<kCfg.dtype, kCfg.slot_dim, true>;  // N = 256 with A from registers does not assemble
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -32,7 +32,7 @@ struct BwdD512Gathering {
   TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
   TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
-  // dV += P^T dO or dK += dS^T Q of a step: issued, and done.
+  // gather() issues dV += P^T dO or dK += dS^T Q of a step; gathered() completes it and releases the buffers.
   TESSERA_DEVICE void gather(uint32 step) {
 #pragma unroll
     for (int slot = 0; slot < Shared::kGatheredSlots; ++slot) {
@@ -55,8 +55,8 @@ struct BwdD512Gathering {
     }
   }
 
-  // By way of the slots of factors, once the block's last scores are done. Each warp stores the 16 rows that it has of the keys
-  // of `side`; TMA does not write those after the last key.
+  // Stores through the buffers of the factors, once the block's last scores are done. Each warp stores its 16 rows of
+  // the keys of `side`; TMA does not write rows after the last key.
   TESSERA_DEVICE void store(int side) {
     const uint32 to = shared.base + Shared::kAt.factors;
     const float factor = kValues ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
@@ -77,7 +77,7 @@ struct BwdD512Gathering {
                                            p.cu_seqlens_k ? 0 : block.batch);
       }
       ptx::cp_async_bulk_commit_group();
-      ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+      ptx::cp_async_bulk_wait_group_read();  // before another block uses this shared memory
     }
   }
 };

@@ -6,12 +6,13 @@
 //                      dV += P^T dO     <- dS, all ->      dK += dS^T Q
 //   128 keys           dQ += dS K: 128 columns in each block
 //
-// So scores are sums that a block makes whole, what goes from block to block is P and dS in 16 bits, and dQ of 128 keys
-// leaves at once.
+// Each block computes complete scores, the blocks exchange only P and dS in 16 bits, and dQ is added for 128 keys at
+// once.
 //
-// Grid: four blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh), a
-// warpgroup for the scores of the block's side (scores.cuh), and one for dQ (dq.cuh); both gather dV or dK of 64 keys. 384
-// threads, one block a multiprocessor. Shared memory: BwdSm90D512Layout.
+// Grid: four blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer
+// (producer.cuh), a warpgroup for the scores of the block's side (scores.cuh), and one for dQ (dq.cuh); the latter two
+// also accumulate dV or dK of 64 keys each. 384 threads, one block on a multiprocessor. Shared memory:
+// BwdSm90D512Layout.
 #pragma once
 
 #include "tessera/bwd_sm90_d512/dq.cuh"
@@ -24,7 +25,7 @@ template <BwdSm90D512Config kCfg, D512Role kRole>
 TESSERA_DEVICE void bwd_sm90_d512_block(const BwdSm90Params& p, char* shared_memory) {
   using Shared = BwdD512Shared<kCfg, kRole>;
   static_assert(Shared::kAt.bytes <= 227 * 1024, "shared memory of a block");
-  const Shared shared(shared_memory);  // by whole warps: its descriptor is uniform
+  const Shared shared(shared_memory);  // called by whole warps: its descriptor is uniform
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + Shared::kAt.block);
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&p.k_map);
@@ -60,8 +61,8 @@ TESSERA_DEVICE void bwd_sm90_d512_block(const BwdSm90Params& p, char* shared_mem
       BwdD512DqWarpgroup<Shared, kCfg>(p, shared, block).run();
     }
   }
-  // Nothing is under way to this block: it has waited for all bytes, and for all arrivals at its barriers. So this orders no
-  // memory, and nobody waits for dQ's additions here.
+  // Nothing is in transit to this block: it has waited for all bytes, and for all arrivals at its barriers. This
+  // barrier therefore orders no memory, and no block waits here for dQ's additions.
   __syncwarp();
   ptx::barrier_cluster_arrive_relaxed();
   ptx::barrier_cluster_wait();

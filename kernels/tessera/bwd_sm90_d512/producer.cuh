@@ -1,4 +1,5 @@
-// bwd_sm90_d512's producer: threads of different warps that bring K or V once, and Q and dO step by step; one sends dS.
+// The producer of bwd_sm90_d512: threads of different warps load K or V once, and in each step Q and dO; one thread
+// sends dS.
 #pragma once
 
 #include "tessera/bwd_sm90_d512/shared.cuh"
@@ -16,7 +17,7 @@ struct BwdD512Producer {
   const Shared& shared;
   const KeyBlock& block;
 
-  // Columns from `col` on of a side's keys.
+  // Loads `chunks` chunks of columns of a side's keys, from column `col` on.
   TESSERA_DEVICE void load_keys(uint32 to, const TensorMap* map, uint32 full, int side, int col, int chunks) const {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -26,7 +27,7 @@ struct BwdD512Producer {
     }
   }
 
-  // Of the side's keys K or V, and what dQ is made with.
+  // load_side() loads K or V of the side's keys; load_key_parts() loads the columns of K for dQ.
   TESSERA_DEVICE void load_side() const {
     const uint32 full = shared.barrier(Shared::kKeysFull);
     ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
@@ -40,8 +41,8 @@ struct BwdD512Producer {
     if constexpr (!kValues) load_keys(to + KeyPart::kBytes, &p.k_map, full, 1, col, KeyPart::kChunks);
   }
 
-  // Step by step all columns of what the keys are multiplied by: Q, or dO. Both sides of the cluster want the same: each brings
-  // every second chunk to both.
+  // Loads in each step all columns of the operand by which the keys are multiplied: Q or dO. Both sides of the cluster
+  // need the same tile, so each loads every second chunk to both (multicast).
   TESSERA_DEVICE void load_factors() const {
     const int side = D512Place::side();
     const auto pair = static_cast<unsigned short>(kValues ? 0x3 : 0xc);
@@ -53,15 +54,15 @@ struct BwdD512Producer {
       for (int slot = 0; slot < Shared::kFactorSlots; ++slot) {
         shared.wait_step(Shared::kFactorEmpty + slot, step, 1);
         const uint32 full = shared.barrier(Shared::kFactorFull + slot);
-        const bool last = slot == Shared::kFactorSlots - 1;  // with which LSE or delta comes
+        const bool last = slot == Shared::kFactorSlots - 1;  // LSE or delta is loaded with it
         ptx::mbarrier_arrive_expect_tx(full, Slot::kBytes + (last ? Shared::kStatBytes : 0));
         ptx::cp_async_bulk_tensor_4d_multicast(
             shared.base + Shared::kAt.factors + slot * Slot::kBytes + side * Slot::kChunkBytes, map, full,
             slot * kCfg.slot_dim + side * kChunkCols, block.s.q_begin + tile * kCfg.block_m, head,
             p.cu_seqlens_q ? 0 : block.batch, pair);
         if (last) {
-          if (step == 0)
-            ptx::griddepcontrol_wait();  // they are of the kernel before this one: everything else goes ahead
+          // They come from the previous kernel: everything else is loaded before the wait for it.
+          if (step == 0) ptx::griddepcontrol_wait();
           const int64 first = static_cast<int64>(head * p.q_slots + block.slot0 + tile) * kCfg.block_m;
           ptx::cp_async_bulk_load(shared.stats(step), (kValues ? p.row_lse_log2 : p.row_delta) + first,
                                   Shared::kStatBytes, full);
@@ -74,7 +75,7 @@ struct BwdD512Producer {
       shared.wait_step(Shared::kFactorEmpty + slot, block.steps, 1);
   }
 
-  // Step by step the block's columns of what is gathered: dO, or Q.
+  // Loads in each step the block's columns of the operand from which dV or dK accumulates: dO or Q.
   TESSERA_DEVICE void load_gathered() const {
     const int side = D512Place::side();
     const TensorMap* map = kValues ? &p.d_o_map : &p.q_map;
@@ -98,8 +99,8 @@ struct BwdD512Producer {
     }
   }
 
-  // kD512Keys: this side's dS to the other blocks, once its 4 warps have written it. Its places there are free: P came only
-  // when they were.
+  // kD512Keys: sends this side's dS to the other blocks, once its 4 warps have written it. The stages there are free,
+  // because P was sent only when they were.
   TESSERA_DEVICE void send_gradients() const {
 #pragma unroll 1
     for (int step = 0; step < block.steps; ++step) {

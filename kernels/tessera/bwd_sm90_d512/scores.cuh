@@ -1,13 +1,13 @@
-// bwd_sm90_d512's score warpgroup: the 64 keys of its block's side. Scores stand transposed, [keys][queries], so that
-// P^T and dS^T are operands from registers.
+// The score warpgroup of bwd_sm90_d512, for the 64 keys of its block's side. Scores are transposed, [keys][queries], so
+// that P^T and dS^T are operands from registers.
 //
 //   kD512Values   S^T = K Q^T      P = exp(scale S - LSE) -> kD512Keys, other side     dV += P^T dO
 //   kD512Keys     dP^T = V dO^T    dS = P o (dP - delta) -> all                        dK += dS^T Q
 //
-// P travels to kD512Keys in float16, raised by 2^15 so that small weights keep their bits too. A thread sends what the
-// same thread there wants, to the 16-byte words that this one's warp then overwrites with dS: no other warp reads or
-// writes them before dS is whole. To the other side's dQ warpgroup, which gathers dV of these keys too, it travels as
-// an operand.
+// P is sent to kD512Keys in float16, scaled up by 2^15 so that small weights keep their bits. A thread sends P to the
+// same thread there, into the 16-byte words that this thread's warp later overwrites with dS: no other warp reads or
+// writes these words before dS is complete. P is also sent to the other side's dQ warpgroup, which accumulates dV of
+// these keys too, in the type of the operand.
 #pragma once
 
 #include "tessera/attention/far_rows.cuh"
@@ -27,7 +27,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   static constexpr int kM = kCfg.block_m / 8;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
 
-  uint32 steps = 0;    // done
+  uint32 steps = 0;    // steps that are done
   float rS[1][kM][4];  // S or dP
   float2 rStats[kM];   // LSE or delta
 
@@ -72,8 +72,8 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     release_factor(Shared::kFactorSlots - 1);
     if constexpr (kValues) {
       exponents(row0, some_hidden);
-      shared.wait_stage(Shared::kFree, steps,
-                        1);  // where P goes to, since a dQ warp has done with P before it has with dS
+      // Waits until the destination of P is free. A dQ warp finishes reading P before it finishes reading dS.
+      shared.wait_stage(Shared::kFree, steps, 1);
     } else {
       differences(row0, some_hidden);
     }
@@ -89,8 +89,8 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     ++steps;
   }
 
-  // S^T = K Q^T or dP^T = V dO^T, each slot as soon as it is there. All but the last are released here: the next step's
-  // are then on their way before this one's scores are done.
+  // S^T = K Q^T or dP^T = V dO^T; each buffer is multiplied as soon as it is loaded. All buffers but the last are
+  // released here, so the next step's loads begin before this step's scores are done.
   TESSERA_DEVICE void multiply_keys() {
     const TileDescriptor keys = shared.tile_descriptor(Shared::kAt.keys);
     ptx::wgmma_forget(flat(rS));
@@ -110,11 +110,11 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
       release_factor(slot - 1);
     }
   }
-  // Of both sides.
+  // Releases the buffer of both sides.
   TESSERA_DEVICE void release_factor(int slot) const {
     Shared::arrive_warp(shared.barrier(Shared::kFactorEmpty + slot), kValues ? 0 : 2, 2);
   }
-  // Of queries 8 m + 2 c, + 1 of the step. They come with the last slot.
+  // LSE or delta of queries 8 m + 2 c and the next of the step; they are loaded with the last buffer.
   TESSERA_DEVICE void load_stats() {
     const uint32 at = shared.stats(steps) + lane() % 4 * 8;
 #pragma unroll
@@ -123,15 +123,15 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
 
   // ---- P and dS ----
 
-  // Of the words of a stage that a warp's dS will fill, the one that carries this lane's fragment k of P. Eight lanes
-  // of a store have rows of one parity, whose swizzled words are in different banks.
+  // The word of a stage that carries this lane's fragment k of P; it is among the words that the warp's dS later fills.
+  // In a store, each set of eight lanes has rows of one parity, whose swizzled words are in different banks.
   TESSERA_DEVICE uint32 exchange_word(uint32 tile, int k) const {
     const uint32 l = not_hoisted(threadIdx.x % 32);
     const int row = static_cast<int>(k * 16 + l / 16 * 8 + l / 2 % 4 * 2 + l / 8 % 2);
     return Exchange::at(tile, row, warp_key() + static_cast<int>(l % 2) * 8);
   }
 
-  // Some of the step's queries do not see some of the keys.
+  // Whether some of the step's queries do not see some of the keys.
   TESSERA_DEVICE bool masked(int row0) const {
     return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
   }
@@ -140,7 +140,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     return SeeingQueries::of<kCfg>(p, block, first_key, row0 + lane() % 4 * 2);
   }
 
-  // What a query does not see becomes `x`.
+  // Sets scores that a query does not see to `x`.
   TESSERA_DEVICE void hide(int row0, float x) {
     const SeeingQueries seen = seeing(row0);
 #pragma unroll
@@ -151,7 +151,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
       }
   }
 
-  // Scores -> P. A query after the last has an LSE of +inf.
+  // Turns scores into P. A query after the last has an LSE of +inf.
   TESSERA_DEVICE void exponents(int row0, bool some_hidden) {
     if (is_far(rStats[0].x)) [[unlikely]] {
       const int head = block.head_kv * p.group + static_cast<int>(steps) / block.tiles;
@@ -176,7 +176,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float low = rS[0][m][2 * half], high = rS[0][m][2 * half + 1];
-        rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
+        rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // saturating, because the LSE is rounded
       }
     {
       const uint32 to = ptx::mapa(shared.exchange(steps), D512Place::other_role());
@@ -199,7 +199,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     for (int k = 0; k < kSteps; ++k) ptx::st_async_v4_b32(to + k * (128 * 16), rA[k], full);
   }
 
-  // dP - delta, times P, which arrives.
+  // Waits for P and computes P o (dP - delta).
   TESSERA_DEVICE void differences(int row0, bool some_hidden) {
     shared.wait_stage(Shared::kPFull, steps);
     if (threadIdx.x % 128 == 0) {
@@ -223,7 +223,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     }
     if (some_hidden) hide(row0, 0.0f);
   }
-  // -> dS, which stays as an operand, and takes P's place for dQ in all blocks.
+  // Converts it to dS, which stays in registers as an operand and overwrites P, for dQ in all blocks.
   TESSERA_DEVICE void score_gradients() {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -231,7 +231,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
       for (int half = 0; half < 2; ++half) {
         rA[m / 2][m % 2 * 2 + half] = pack_pair<kCfg.dtype>(rS[0][m][2 * half], rS[0][m][2 * half + 1]);
       }
-    __syncwarp();  // the warp has read its P
+    __syncwarp();  // all lanes of the warp have read their P
     hand_on_gradients<Exchange>(shared.exchange(steps), warp_key(), rA);
     Shared::arrive_warp(shared.at_stage(Shared::kDSWritten, steps));
     Shared::arrive_warp(shared.at_stage(Shared::kDSFull, steps));

@@ -1,4 +1,4 @@
-// bwd_sm90_d512's shared memory: where a block's tiles and barriers are, at the same places in all blocks of a cluster.
+// The offsets of tiles and barriers in bwd_sm90_d512's shared memory, the same in all blocks of a cluster.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// What a pair of blocks gathers: of a cluster the blocks of ranks 0 and 1 dV, those of 2 and 3 dK.
+// The role of a pair of blocks: those of ranks 0 and 1 accumulate dV, those of ranks 2 and 3 dK.
 enum D512Role : int { kD512Values = 0, kD512Keys = 1 };
 
-// A block's places in its cluster. The lower bit of its rank is its side: which half of the keys its scores are of, and which
-// half of the columns it gathers.
+// The position of a block in its cluster. The lower bit of its rank is its side: the half of the keys whose scores it
+// computes, and the half of the columns that it accumulates.
 struct D512Place {
   TESSERA_DEVICE static uint32 rank() { return not_hoisted(ptx::cluster_ctarank()); }
   TESSERA_DEVICE static int side() { return static_cast<int>(rank() % 2); }
@@ -34,19 +34,21 @@ struct BwdD512Shared {
   using Keys = SwizzledTile<kCfg.score_keys, kCfg.head_dim>;     // of K or V
   using KeyPart = SwizzledTile<kCfg.score_keys, kCfg.slot_dim>;  // of K
   using Slot = SwizzledTile<kCfg.block_m, kCfg.slot_dim>;        // of Q or dO
-  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;     // chunk by chunk a side's keys
+  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;     // a chunk holds the keys of one side
   using Result = SwizzledTile<kCfg.block_n, kCfg.gathered_dim>;  // dV or dK
   static_assert(Exchange::kChunks == 2 && Result::kBytes <= kFactorSlots * Slot::kBytes);
   static constexpr int kStatBytes = kCfg.block_m * 4, kSideBytes = Exchange::kChunkBytes;
 
   uint32 base;
-  uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
+  uint32 descriptor;  // `base` in matrix descriptor format: a tile's descriptor needs one addition
 
   TESSERA_DEVICE explicit BwdD512Shared(const void* memory)
       : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
 
-  // ---- tiles: of a step's number, where it needs one ----
-  // Made anew where it is used: kept over the loop of steps, descriptors would take more registers than there are.
+  // ---- tiles, some of them by a step's number ----
+  //
+  // Computed again at each use: kept in registers over the loop of steps, the descriptors would need more registers
+  // than there are.
   TESSERA_DEVICE TileDescriptor tile_descriptor(int first) const {
     return {not_hoisted(descriptor) + first / 16, kDescriptorHigh};
   }
@@ -57,7 +59,8 @@ struct BwdD512Shared {
     return base + kAt.exchange + step % kCfg.stages * Exchange::kBytes;
   }
   TESSERA_DEVICE uint32 stats(uint32 step) const { return base + kAt.stats + step % kCfg.stages * kStatBytes; }
-  // Of a thread of a warpgroup, its fragment of queries 0 ... 15; the next sixteen's are 128 * 16 bytes further.
+  // A thread's fragment of queries 0 ... 15, within its warpgroup; the fragment of the next sixteen is 128 * 16 bytes
+  // further.
   TESSERA_DEVICE uint32 peer_word(uint32 step, uint32 thread) const {
     return base + kAt.peer + step % kCfg.stages * kSideBytes + thread * 16;
   }
@@ -65,15 +68,16 @@ struct BwdD512Shared {
   // ---- barriers ----
   static constexpr int kKeysFull = 0, kKPartsFull = 1;
   static constexpr int kFactorFull = 2;
-  static constexpr int kFactorEmpty = kFactorFull + kFactorSlots;  // the score warpgroups' warps on both sides
+  // Released by the score warpgroups' warps of both sides.
+  static constexpr int kFactorEmpty = kFactorFull + kFactorSlots;
   static constexpr int kGatheredFull = kFactorEmpty + kFactorSlots;
-  static constexpr int kGatheredEmpty = kGatheredFull + kGatheredSlots;  // the 8 warps of both warpgroups
-  // Those with a phase for every use of a stage.
-  static constexpr int kPFull =
-      kGatheredEmpty + kGatheredSlots;                      // kD512Keys: P of this side; kD512Values: of the other
+  static constexpr int kGatheredEmpty = kGatheredFull + kGatheredSlots;  // released by the 8 warps of both warpgroups
+  // Barriers with a phase for each use of a stage. kD512Keys: P of this side; kD512Values: P of the other side.
+  static constexpr int kPFull = kGatheredEmpty + kGatheredSlots;
   static constexpr int kDSFull = kPFull + kCfg.stages;      // dS of both sides
-  static constexpr int kDSWritten = kDSFull + kCfg.stages;  // kD512Keys: this side's, by 4 warps
-  static constexpr int kFree = kDSWritten + kCfg.stages;    // kD512Values: the cluster's dQ warps are done with dS
+  static constexpr int kDSWritten = kDSFull + kCfg.stages;  // kD512Keys: dS of this side, written by 4 warps
+  // kD512Values: the cluster's dQ warps have finished reading dS.
+  static constexpr int kFree = kDSWritten + kCfg.stages;
   static_assert(kFree + kCfg.stages == bwd_sm90_d512_barriers());
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
@@ -82,12 +86,13 @@ struct BwdD512Shared {
   TESSERA_DEVICE void wait_stage(int first, uint32 step, int ahead = 0) const {
     ptx::mbarrier_wait_parity(at_stage(first, step), stage_parity(step) ^ ahead);
   }
-  // A barrier with a phase a step.
+  // Waits for a barrier with a phase for each step.
   TESSERA_DEVICE void wait_step(int index, uint32 step, int ahead = 0) const {
     ptx::mbarrier_wait_parity(barrier(index), static_cast<int>(step % 2) ^ ahead);
   }
 
-  // A warp is done with what a barrier guards; of this block, or of blocks first ... first + count - 1 of the cluster.
+  // A warp arrives at a barrier, of this block or of blocks first ... first + count - 1 of the cluster: it has finished
+  // reading or writing what the barrier guards.
   TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
@@ -98,10 +103,11 @@ struct BwdD512Shared {
     if (lane < count) ptx::mbarrier_arrive_shared_cluster(ptx::mapa(barrier, first + lane));
   }
 
-  // Bytes of what other blocks send to a stage. Announced at first by init(), from then on by a waiter for the next time.
+  // Bytes that other blocks send to a stage. init() announces them for the first use, and then a waiter for each next
+  // use.
   static constexpr int kDSBytes = (kRole == kD512Values ? 2 : 1) * kSideBytes;
 
-  // By one thread, before anything else.
+  // By one thread, before the barriers are used.
   TESSERA_DEVICE void init() const {
     ptx::mbarrier_init(barrier(kKeysFull), 1);
     ptx::mbarrier_init(barrier(kKPartsFull), 1);

@@ -1,6 +1,7 @@
-// Counts the parts of a work tile that are done, so that the last one merges them. No launch prepares the counter: its count is valid
-// beside its tag, a hash of its address, alone. What a workspace holds at first has no tag, but by a chance of 2^-48, and the
-// first arrival that finds none sets it; the last arrival leaves 0 beside the tag for the next launch.
+// Counts the finished parts of a work tile, so that the last block to arrive merges them. No launch initialises the
+// counter: the count is valid only if the upper bits hold the counter's tag, a hash of its address. Uninitialised
+// workspace has the right tag with a probability of 2^-48. The first arrival that finds no tag writes it; the last
+// arrival leaves the tag with a count of 0 for the next launch.
 #pragma once
 
 #include "tessera/ptx/atomic.cuh"
@@ -16,13 +17,13 @@ TESSERA_DEVICE unsigned long long arrival_tag(const unsigned long long* counter)
   return (x ^ x >> 31) >> kArrivalTagShift << kArrivalTagShift;
 }
 
-// By one thread, after a barrier of its block. The answer is whether it is the last of `parts` to arrive; what the blocks that
-// arrived before it wrote is then visible to it.
+// Called by one thread, after a barrier of its block. Returns whether this is the last of `parts` arrivals; if so, the
+// writes of the blocks that arrived before it are visible.
 TESSERA_DEVICE bool arrive_as_last(unsigned long long* counter, int parts) {
   const unsigned long long tag = arrival_tag(counter), count_mask = (1ull << kArrivalTagShift) - 1;
   unsigned long long old = ptx::atom_acq_rel_add_u64(counter, 1);
   if ((old & ~count_mask) != tag) [[unlikely]] {
-    // An addition to what has no tag counts for nothing. Arrivals that come after the tag is there count as usual.
+    // An addition to a counter without a tag is not counted. Arrivals after the tag is written are counted as usual.
     for (unsigned long long seen = old + 1;;) {
       if ((seen & ~count_mask) == tag) {
         old = ptx::atom_acq_rel_add_u64(counter, 1);
@@ -37,7 +38,7 @@ TESSERA_DEVICE bool arrive_as_last(unsigned long long* counter, int parts) {
     }
   }
   const bool last = (old & count_mask) == static_cast<unsigned long long>(parts - 1);
-  if (last) *counter = tag;  // no other block of this launch touches it any more
+  if (last) *counter = tag;  // no other block of this launch accesses the counter any more
   return last;
 }
 

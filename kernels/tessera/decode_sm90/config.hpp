@@ -1,5 +1,5 @@
-// What decode_sm90 is compiled for (config), what a launch passes (params), and where its shared memory lies: one text for the
-// host and the kernel.
+// The compile-time config, the launch parameters and the shared memory layout of decode_sm90, as one text for the host
+// and the kernel.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -8,35 +8,36 @@
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;       // query rows of a work tile: mma's
-inline constexpr int kDecodeMostParts = 16;  // of a work tile, where parts do not depend on the batch
-inline constexpr int kDecodeGroupParts = 4;  // of these, neighbours whose sum is added to the other groups'
-inline constexpr int kDecodeMergePad = 8;    // floats after a row of it, so that rows lie in different banks
+inline constexpr int kDecodeRows = 16;       // query rows of a work tile: the rows of an mma
+inline constexpr int kDecodeMostParts = 16;  // parts of a work tile at most, if invariant
+inline constexpr int kDecodeGroupParts = 4;  // neighbouring parts that are summed as one group
+inline constexpr int kDecodeMergePad = 8;    // floats of padding after a row, against bank conflicts
 
 struct DecodeSm90Config {
   Dtype dtype;     // float16 or bfloat16
-  int head_dim;    // padded to a multiple of 16; of values, too
-  int block_n;     // keys a tile, which one warp has
-  int warps;       // each with its own tiles, stages and softmax
-  int stages;      // tiles of K and V of a warp in shared memory
-  bool paged;      // keys and values by page table
-  bool varlen;     // sequences may be packed, use a part of their keys, or be causal each by itself
-  bool invariant;  // a work tile's parts do not depend on the batch: schedule.cuh
-  bool bulk;       // tiles come by TMA, not by cp.async: a page has a multiple of block_n keys
+  int head_dim;    // of Q, K and V, padded to a multiple of 16
+  int block_n;     // keys of a tile, which one warp computes
+  int warps;       // each has its own tiles, stages and softmax
+  int stages;      // tiles of K and of V that a warp has in shared memory
+  bool paged;      // keys and values are addressed by a page table
+  bool varlen;     // sequences may be packed, use only some of their keys, or be causal or not individually
+  bool invariant;  // the parts of a work tile do not depend on the batch: schedule.cuh
+  bool bulk;       // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
 
-// Rows that a block's warps merge at a time: 8 heads of a KV head at once, but where shared memory has no room for it.
+// The number of rows that the warps of a block merge at a time: the 8 heads of a KV head, or 4 rows where shared memory
+// is too small for 8.
 TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_dim > 128 ? 4 : 8; }
 
 inline constexpr int kDecodeSegmentBytes = 104, kDecodeSegmentRing = 4;  // schedule.cuh
 inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 88;
 
-// Of a row: what DecodeFold (merge.cuh) has of four columns each.
+// Bytes of the DecodeFold (merge.cuh) of one row.
 TESSERA_HOST_DEVICE constexpr int decode_fold_bytes(int head_dim) { return (head_dim / 4 * 24 + 15) / 16 * 16; }
 
-// Slots of the workspace, a part each, with which a launch of so many blocks does: schedule.cuh.
+// The number of slots of the workspace for a launch of `blocks` blocks; a slot holds one part: schedule.cuh.
 TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int blocks) {
   return blocks * (c.invariant ? kDecodeMostParts : 2);
 }
@@ -44,14 +45,14 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 // Offsets in bytes from the start of shared memory.
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
-  int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: what the warps merge
-  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as DecodePart has them
-  int folds;  // DecodeFold of every row, of a group and of all; one that is not used, where parts depend on the batch
-  int q;      // [kDecodeRows][head_dim]
-  int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
+  int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: the warps' sums, to be merged
+  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as in DecodePart
+  int folds;     // DecodeFold of every row, for a group and for all groups; one unused DecodeFold unless invariant
+  int q;         // [kDecodeRows][head_dim]
+  int barriers;  // of bulk copies: [warps][stages][2]; without them one unused barrier
   int segments;  // ShareSegments
   int parted;    // Segment
-  int scan;      // [warps + 2] int: the prefix sums of the schedule, and which work tiles the block merges
+  int scan;      // [warps + 2] int: the prefix sums of the schedule, and two flags: which work tiles the block merges
   int bytes;
 };
 
@@ -75,22 +76,22 @@ struct DecodeSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse, lse_low;          // natural logarithm
   int o_aligned;                    // every row of o starts at a multiple of 16 bytes
-  int least_queries, most_queries;  // of a sequence; those with fewer or more are another launch's
-  int beside;                       // that launch, ahead of this one, may still run: this one reads nothing of it
-  int min_tiles;                    // of a block, where there are so many; invariant: of a part
-  int short_tiles;                  // invariant: parts of a work tile with more have twice as many at least
-  Divisor most_parts;               // invariant: of a work tile, kDecodeMostParts at most
-  Divisor team;                     // blocks that read the same keys side by side: team_heads x team_rows
-  Divisor team_heads;               // heads of keys, which lie side by side: a divisor of heads_kv
-  Divisor team_rows;                // work tiles of a head's rows, which read the same
-  int head_groups;                  // heads_kv / team_heads
-  Divisor teams;                    // of the launch
-  Divisor page;                     // page_size; 1 without pages
-  int part_rows;                    // rows of a work tile at most
-  float* partial_o;                 // [slots][part_rows][head_dim]: schedule.cuh
-  float* partial_stat;              // [slots][part_rows][2]: stale max and sum, as DecodePart has them
-  unsigned long long* arrivals;     // [blocks]: decode_sm90/arrivals.cuh
-  TensorMap k_map, v_map;           // of bulk copies: boxes of block_n rows of 64 columns
+  int least_queries, most_queries;  // accepted query counts of a sequence; another launch computes the other sequences
+  int beside;           // that other launch, earlier in the stream, may still run: this one reads none of its results
+  int min_tiles;        // a block's K/V tiles at least, if there are enough; invariant: a part's
+  int short_tiles;      // invariant: a work tile with more K/V tiles has parts of at least 2 min_tiles
+  Divisor most_parts;   // invariant: parts of a work tile, at most kDecodeMostParts
+  Divisor team;         // blocks of a group, which read the same rows of memory together: team_heads x team_rows
+  Divisor team_heads;   // KV heads of a group, neighbours in memory: a divisor of heads_kv
+  Divisor team_rows;    // row tiles of a KV head in a group, which read the same keys
+  int head_groups;      // heads_kv / team_heads
+  Divisor teams;        // groups of the launch
+  Divisor page;         // page_size; 1 without pages
+  int part_rows;        // rows of a work tile at most
+  float* partial_o;     // [slots][part_rows][head_dim]: schedule.cuh
+  float* partial_stat;  // [slots][part_rows][2]: stale max and sum, as in DecodePart
+  unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
+  TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
   PositionMasks masks;
 };
 

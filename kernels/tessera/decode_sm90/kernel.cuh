@@ -1,11 +1,11 @@
-// Forward with few query rows and many keys (decoding): O = softmax(scale Q K^T + ...) V and LSE in one launch. Bound
-// by the reading of K and V, or, where they are few, by the way from the launch to the last store.
+// Forward with few query rows and many keys (decoding): O = softmax(scale Q K^T + ...) V and LSE in one launch. Its
+// time is bound by the reading of K and V or, with few keys, by the latency from the launch to the last store.
 //
-// Grid: as many blocks as the GPU holds, each with an equal share of all tiles of keys (schedule.cuh), whatever the
-// sequences' lengths. Block: `warps` warps that share nothing but the block's rows: each has every warps-th tile of
-// keys, a ring of its own that it fills itself (loads.cuh), and its own online softmax; they meet only where a work
-// tile ends (merge.cuh). So the reading never stops: while warps wait at a barrier or merge, the next work tile's K and
-// V are under way. Shared memory: DecodeShared. Its page, with what was measured:
+// Grid: as many blocks as the GPU holds, each with an equal part of all K/V tiles (schedule.cuh), whatever the
+// sequences' lengths. Block: `warps` warps that have only the block's rows in common. Each warp processes every
+// warps-th K/V tile, with a ring of stages that it fills itself (loads.cuh) and an online softmax of its own; the warps
+// meet only at the end of a work tile (merge.cuh). The loads therefore never stop: while warps wait at a barrier or
+// merge, K and V of the next work tile are being loaded. Shared memory: DecodeShared. Details and measurements:
 // docs/reference/kernels/decode_sm90.md.
 #pragma once
 
@@ -22,8 +22,8 @@ template <DecodeSm90Config kCfg>
 struct DecodeQueries {
   SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
 
-  // Global -> shared, by all threads, none of which reads what was there before. Rows and columns that there are not
-  // become 0.
+  // Global -> shared, by all threads, after all of them have finished reading the previous rows. Rows and columns past
+  // the end become 0.
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
     constexpr int kBytes = dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim * kBytes / kLoadBytes;
     const DecodeRows rows(p, segment.head_kv);
@@ -54,13 +54,14 @@ struct DecodeShared {
   DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
   DecodeMergeBuffers<kCfg> merge;
   DecodeQueries<kCfg> queries;
-  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // of K and of V
+  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // barriers of K and of V
   ShareSegments<kCfg> segments;
-  Segment parted;            // the share's first, if other blocks have parts of its work tile; else without rows
-  int scan[kCfg.warps + 2];  // the last two: whether this block merges this one's work tile, and the last segment's
+  Segment parted;  // the range's first segment if other blocks compute parts of its work tile; else it has no rows
+  // the last two: whether this block merges the work tile of `parted`, and that of the last segment
+  int scan[kCfg.warps + 2];
 };
 
-// Which (b, h, i, j) the scores of a tile of keys are.
+// The coordinates (b, h, i, j) of the scores of a K/V tile.
 template <DecodeSm90Config kCfg>
 struct DecodeCoordinates {
   static constexpr int kRows = 2, kAheadRows = 2, kN = kCfg.block_n / 8;
@@ -81,8 +82,8 @@ struct DecodeCoordinates {
   TESSERA_DEVICE int row(int i) const { return segment.row0 + min(i * 8 + lane_row(), segment.rows - 1); }
 };
 
-// Scores of a tile from key key0 on -> P in place, O rescaled where the stale max is replaced. `full`: all rows see all
-// of its keys.
+// Turns the scores of the tile that begins at key key0 into P, in place, and rescales O if the stale max is replaced.
+// `full`: all rows see all keys of the tile.
 template <DecodeSm90Config kCfg, class Queries, class Tile>
 TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
                                 float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
@@ -106,7 +107,7 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
   softmax.update(rS, unit, rO, kScore.stale_max() ? 0.0f : kRescaleThreshold_log2);
 }
 
-// The oldest of a warp's tiles of K or V: 2 stages - 1 came later.
+// Waits for the oldest of a warp's tiles of K or V: 2 stages - 1 groups of copies were issued after it.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
   if constexpr (kCfg.bulk) {
@@ -117,7 +118,8 @@ TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
   }
 }
 
-// By cp.async the first segment's tiles, in pages, come after Q; those of others come before it.
+// With cp.async and pages, the tiles of the first segment are issued after Q; those of other segments are issued before
+// it.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void wait_for_queries(bool first) {
   if (kCfg.paged && !kCfg.bulk && first) {
@@ -133,7 +135,8 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
                 "shared memory lies where the host has it");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<DecodeShared<kCfg>*>(shared_memory);
-  // So that no address of a fragment is made for negative numbers: 180 instructions before the first product.
+  // Without this the compiler computes fragment addresses for negative numbers too: 180 instructions before the first
+  // product.
   __builtin_assume(threadIdx.x < kCfg.warps * 32);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
@@ -142,9 +145,9 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   const auto k_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes; };
   const auto v_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes + 8; };
 
-  // 1. Which share is this block's. The kernel ahead in the stream may still run until griddepcontrol_wait: before it
-  // nothing is read that it may have written. A launch of the same call, which waited itself, has written nothing of
-  // this one's.
+  // 1. This block's range. The previous kernel in the stream may run until griddepcontrol_wait; nothing that it may
+  // have written is read before. An earlier launch of the same call has waited itself and writes nothing that this one
+  // reads.
   ptx::griddepcontrol_launch_dependents();
   if constexpr (kCfg.bulk) {
     if (threadIdx.x == 0) ptx::prefetch_tensormap(&p.k_map), ptx::prefetch_tensormap(&p.v_map);
@@ -157,16 +160,16 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
     }
     __syncwarp();
   }
-  if (kCfg.varlen && !p.beside) ptx::griddepcontrol_wait();  // lengths
+  if (kCfg.varlen && !p.beside) ptx::griddepcontrol_wait();  // the lengths may have been written by the previous kernel
   ShareSegments<kCfg>& segments = shared.segments;
   find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
 
-  // 2. Q and the first tiles of K and V of the share's first segment: global -> shared.
+  // 2. Q and the first K/V tiles of the range's first segment: global -> shared.
   DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
   if (segments[0].rows > 0) {
     loader.start();
-    if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table's entry comes
+    if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table entry is loaded
     loader.fill_first();
     if constexpr (!kCfg.paged) shared.queries.load(p, segments[0]);
   }
@@ -188,7 +191,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
                                                              (segment.row0 + segment.rows - 1) / p.group)
                                  .all;
     wait_for_queries<kCfg>(number == 0);
-    __syncthreads();  // Q, the segment's parts and the next segments
+    __syncthreads();  // Q, the segment's parts and the next segments are visible
     const Segment& next = segments[number + 1];
     if (next.rows > 0) loader.look_ahead(known);
 #pragma unroll 1
@@ -222,8 +225,8 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   }
   if (number == 0) return;
 
-  // 5. Work tiles of which other blocks have parts, too, the share's first and last: the last block to arrive merges
-  // them. Both counters at once, so that their latency is paid once.
+  // 5. Work tiles of which other blocks compute parts too: the range's first and last. The last block to arrive merges
+  // them. Both counters are incremented together, so that their latency is paid once.
   const Segment& last = segments[number - 1];
   const bool pending = shared.parted.rows > 0;
   const bool parted = !last.whole && last.parts.shared();
@@ -241,7 +244,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   decode_share<kCfg>(p);
-  if (kCfg.varlen && p.beside) ptx::griddepcontrol_wait();  // what comes after this launch waits for this one alone
+  if (kCfg.varlen && p.beside) ptx::griddepcontrol_wait();  // kernels after this launch wait only for this one
 }
 
 }  // namespace tessera

@@ -1,7 +1,8 @@
-// A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the segments of
-// its block's share, so that no barrier and no merge stops the reading. A tile of K and one of V are groups of copies of their
-// own: K's place is filled again as soon as the scores are there. Pages' entries are loaded before their rows are: one tile, or, where a
-// tile has one page, 32 tiles, those of the next segment too.
+// A warp's ring of K and V tiles. The warp fills it itself, `stages` tiles ahead of its products and across the
+// segments of the block's range, so no barrier and no merge stops the loads. A tile of K and a tile of V are separate
+// groups of copies: K's stage is refilled as soon as the scores are computed. Page table entries are loaded before the
+// rows of their pages: those of one tile, or of 32 tiles if a tile lies in one page; entries of the next segment are
+// prefetched too.
 #pragma once
 
 #include "tessera/decode_sm90/schedule.cuh"
@@ -14,7 +15,7 @@
 
 namespace tessera {
 
-// As TMA fills it.
+// A tile in the layout that TMA writes.
 template <Dtype kDtype, int kTileRows, int kTileCols>
 struct DecodeTmaTile : SwizzledTile<kTileRows, kTileCols> {
   static constexpr Dtype kType = kDtype;
@@ -42,12 +43,12 @@ class DecodeLoader {
  public:
   using Stage = DecodeStage<kCfg>;
 
-  // barriers: of the warp's stages, kDecodeStageBarrierBytes each.
+  // `ring_barriers`: the barriers of the warp's stages, kDecodeStageBarrierBytes each.
   TESSERA_DEVICE DecodeLoader(const DecodeSm90Params& params, const ShareSegments<kCfg>& all,
                               Stage (&ring)[kCfg.stages], uint32 ring_barriers, int of_warp)
       : p(params), segments(all), stages(ring), barriers(ring_barriers), warp(of_warp) {}
 
-  // The warp's first tile of segment 0, which alone is known: its page's entry is under way.
+  // Finds the warp's first tile of segment 0, the only segment known yet, and issues the load of its page table entry.
   TESSERA_DEVICE void start() {
     const Segment& first = segments[0];
     tile = first.begin + warp, end = first.end;
@@ -59,7 +60,8 @@ class DecodeLoader {
     }
     if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(first);
   }
-  // The first tiles of segment 0 into all stages. Not by fill(), since what a short call waits for is its code, too.
+  // Loads the first tiles of segment 0 into all stages. This is not fill(), because a short call also waits for its
+  // code to be fetched.
   TESSERA_DEVICE void fill_first() {
 #pragma unroll 1
     for (int stage = 0; stage < kCfg.stages; ++stage) {
@@ -72,7 +74,8 @@ class DecodeLoader {
       if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[0]);
     }
   }
-  // The stages that are empty, as far as segments are known: numbers up to `last`. `stage`: the next that the warp waits for.
+  // Fills the empty stages from the known segments, whose numbers are at most `last`. `stage`: the next stage that the
+  // warp waits for.
   TESSERA_DEVICE void fill(int stage, int last) {
     if (!found) find(last);
 #pragma unroll 1
@@ -83,8 +86,8 @@ class DecodeLoader {
       load_v(at, last);
     }
   }
-  // Segments up to number `last` are known: the warp's next tile is found, and, a page a tile, the entries after the next 32 tiles', if
-  // they were not.
+  // Segments up to number `last` are known: finds the warp's next tile. If a tile lies in one page, it also loads the
+  // entries that follow the current 32 tiles, unless they were loaded before.
   TESSERA_DEVICE void look_ahead(int last) {
     if (!found && empty_stages == 0) find(last);
     if constexpr (kPageATile) {
@@ -92,7 +95,8 @@ class DecodeLoader {
     }
   }
 
-  // The warp's next tile of K into a stage that is read, then the same of V; where none is known, nothing.
+  // Load the warp's next tile of K into a stage whose K has been read, then the same tile of V. They load nothing if no
+  // next tile is known.
   TESSERA_DEVICE void refill_k(int stage) {
     empty_stages += !found;
     load_k(stage);
@@ -102,7 +106,8 @@ class DecodeLoader {
  private:
   static constexpr int kBytes = dtype_bytes(kCfg.dtype);
   static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a tile are in one page
-  // By cp.async: lanes that load a row, 16 bytes each, until they are through; a pass is as many rows as a warp has such lanes for.
+  // cp.async: kLanes lanes load one row, 16 bytes each at a time; one pass loads as many rows as a warp has such sets
+  // of lanes.
   static constexpr int kRowBytes = kCfg.head_dim * kBytes, kLoads = kRowBytes / kLoadBytes;
   static constexpr int kLanes = kLoads < 8 ? lanes_of(kLoads) : 8, kPasses = kCfg.block_n * kLanes / 32;
 
@@ -112,12 +117,13 @@ class DecodeLoader {
   const uint32 barriers;
   const int warp;
 
-  int number = 0;         // the segment that has the warp's next tile
-  int tile = 0, end = 0;  // the next tile, if it is found, and where the segment ends
+  int number = 0;         // the segment that contains the warp's next tile
+  int tile = 0, end = 0;  // the next tile if `found`, and the end of its segment
   bool found = false;
   int empty_stages = kCfg.stages;
-  // paged: of key `tile` * block_n + lane % block_n. A page a tile: of the warp's next tiles, a lane each, from
-  // number 32 (tile_number / 32) of the segment's on; and (`ahead`) of the 32 after these, once they are known.
+  // paged: the entry of key `tile` * block_n + lane % block_n. If a tile lies in one page, each lane has the entry of
+  // one of the warp's next 32 tiles, from tile 32 (tile_number / 32) of the segment on; entry_ahead holds those of the
+  // 32 tiles after them once `ahead` is set.
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
   bool ahead = false;
   int row = 0, page = 0;  // find_row
@@ -137,7 +143,7 @@ class DecodeLoader {
     find(last);
   }
 
-  // The first tile of this warp from `tile` on.
+  // Finds this warp's first tile from `tile` on, also in later segments.
   TESSERA_DEVICE void find(int last) {
     while (tile >= end) {
       found = number < last && segments[number + 1].rows > 0;
@@ -152,7 +158,7 @@ class DecodeLoader {
     if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[number]);
   }
 
-  // A sequence without keys may have no entry, and none at all may come after its place in a CSR page table.
+  // A sequence without keys may have no entry, and a CSR page table may end where its entries would begin.
   TESSERA_DEVICE int entry_of_key(const Segment& segment, int key) const {
     return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page)] : 0;
   }
@@ -166,7 +172,8 @@ class DecodeLoader {
     page_entry = entry_ahead;
     load_ahead(last);
   }
-  // Of the 32 tiles after those of page_entry: of the segment, or, where it has no more, of the next one.
+  // Loads the entries of the 32 tiles after those of page_entry: of this segment or, if it has no more, of the next
+  // one.
   TESSERA_DEVICE void load_ahead(int last) {
     const int next = tile + (32 - tile_number % 32) * kCfg.warps;
     const bool here = next < end;
@@ -176,7 +183,8 @@ class DecodeLoader {
     entry_ahead = entry_of_tile(segment, (here ? next : segment.begin + warp) + lane_id() * kCfg.warps);
   }
 
-  // By cp.async: which row of which page, or of which sequence, this lane's key is, first + lane % block_n. The same for K and V.
+  // cp.async: finds the row and the page (or sequence) of this lane's key, first + lane % block_n. They are the same
+  // for K and V.
   TESSERA_DEVICE void find_row(const Segment& segment, int first) {
     const int key = max(min(first + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
     if constexpr (kCfg.paged) {
@@ -197,19 +205,21 @@ class DecodeLoader {
       } else {
         if constexpr (kKeys) find_row(segment, first);
         if (kKeys || !same_places()) place_rows(kKeys ? p.k : p.v, segment.head_kv);
-        const int columns = segment.s.sk > 0 ? kKeys ? p.head_dim : p.head_dim_v : 0;  // no keys, no row to read
+        // without keys there is no row to read
+        const int columns = segment.s.sk > 0 ? kKeys ? p.head_dim : p.head_dim_v : 0;
         load_rows(to, kKeys ? p.k : p.v, columns * kBytes);
       }
     }
-    if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
+    // an empty group is committed too, so that the count of groups stays the same
+    if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
   }
 
-  // Whether V's rows lie in their tensor where K's lie in theirs.
+  // Whether V's rows have the same offsets in their tensor as K's.
   TESSERA_DEVICE bool same_places() const {
     return p.k.batch == p.v.batch && p.k.row == p.v.row && p.k.head == p.v.head;
   }
-  // Rows in pages lie anywhere: each lane knows the place of one, and hands it to the lanes that load it. What a row costs beside its copies is
-  // one address for all of them.
+  // Rows in pages are at arbitrary addresses: each lane computes the offset of one row and passes it to the lanes that
+  // load it. A row then costs one address computation besides its copies.
   TESSERA_DEVICE void place_rows(const RowTensor& tensor, int head) {
     const int64 mine = (tensor.batch * page + tensor.row * row + tensor.head * head) * kBytes;
 #pragma unroll
@@ -217,7 +227,7 @@ class DecodeLoader {
       places[pass] = __shfl_sync(0xffffffff, mine, (pass * (32 / kLanes) + lane_id() / kLanes) % 32);
     }
   }
-  // Rows of K or V by cp.async; columns beyond row_bytes become zero.
+  // Loads rows of K or V by cp.async; columns from row_bytes on become zero.
   template <class Tile>
   TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int row_bytes) {
     static_assert(Tile::kCols * kBytes == kRowBytes);
@@ -247,7 +257,7 @@ class DecodeLoader {
     }
   }
 
-  // By TMA, a copy for 64 columns. All of a tile's keys are in one page.
+  // Loads a tile by TMA, one copy for 64 columns. All keys of a tile are in one page.
   template <class Tile>
   TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const Segment& segment, uint32 barrier, int first) {
     int row, batch;
@@ -267,8 +277,8 @@ class DecodeLoader {
   }
 };
 
-// Rows of V that lie past a sequence's end, where memory holds anything, or the last key's again, meet probabilities of zero: they become
-// zero.
+// Sets V's rows past the sequence's end to zero. They hold arbitrary memory or the last key again; their probabilities
+// are zero, but 0 times NaN is NaN.
 template <DecodeSm90Config kCfg, class Tile>
 TESSERA_DEVICE void clear_rows_from(Tile& sV, int count) {
   if (count >= kCfg.block_n) return;

@@ -1,6 +1,7 @@
-// From the warps' sums to O and LSE. First within the block: its warps have had different keys of the same rows. Then, where a
-// work tile's keys lie in the shares of several blocks, over these: each writes its part to the workspace, and the last one to arrive
-// merges them in the order of their keys, so that the same parts give the same bits.
+// From the warps' sums to O and LSE. The warps of a block are merged first: they processed different keys of the same
+// rows. If the keys of a work tile lie in the ranges of several blocks, each block writes its part to the workspace,
+// and the last block to arrive merges the parts in the order of their keys. The same parts therefore give the same
+// bits.
 #pragma once
 
 #include "tessera/attention/softmax.cuh"
@@ -9,8 +10,8 @@
 
 namespace tessera {
 
-// Columns of a row, over some of its keys: softmax is o / sum, both against max. A huge row's max is in natural units and its sum negative;
-// others' are in log2 units.
+// Columns of a row, over some of its keys: softmax is o / sum, both relative to max. If a row is huge, its max is in
+// natural units and its sum is negative; otherwise its max is in log2 units.
 template <int kCols>
 struct DecodePart {
   float max = -infinity(), sum = 0.0f;
@@ -18,8 +19,8 @@ struct DecodePart {
 
   DecodePart() = default;
   TESSERA_DEVICE float2 stats() const { return make_float2(max, sum); }
-  // Of several parts, in their order. One that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in
-  // its sum does.
+  // The sum of several parts, added in their order. A part that saw no key has sum 0 and is skipped, because its o may
+  // hold NaN from V; a part whose sum is NaN is added.
   template <int kParts>
   TESSERA_DEVICE DecodePart(float2 (&stats)[kParts], const float (&parts)[kParts][kCols]) {
     uint32 signs = 0;
@@ -52,8 +53,8 @@ struct DecodePart {
   }
 };
 
-// Invariant: the sum of a work tile's parts so far, where they are one block's: of a row, four columns a thread, which reads what it has
-// written itself.
+// Invariant: the sum of the parts so far of a work tile that one block computes. Of each row a thread has four columns,
+// and it reads only what it wrote itself.
 template <int kHeadDim>
 struct alignas(16) DecodeFold {
   float4 o[kHeadDim / 4];
@@ -75,12 +76,13 @@ template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
   float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // as DecodePart has them
-  // Of each row's group of parts, then of each row's groups.
+  float2 stats[kCfg.warps][kDecodeRows];  // as in DecodePart
+  // The sum of each row's current group of parts, then the sum of each row's groups.
   DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kDecodeRows : 1];
 };
 
-// Columns col ... of one row -> o, and by the first of them LSE. A row that sees nothing: 0 and -inf.
+// Stores columns from col on of one row to o, and by the thread with the first columns LSE. A row that sees nothing
+// gets 0 and -inf.
 template <DecodeSm90Config kCfg, int kCols>
 TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment, int local, int col,
                               DecodePart<kCols> part) {
@@ -96,7 +98,7 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
     store_lse(p, segment.batch, head, row, seen ? total.lse(p, sum_log2, p.lse_low.data) : unseen_lse());
   }
   const float factor = seen ? scale * ptx::rcp_approx_ftz(total.sum) : 0.0f;
-  // + 0: a zero's sign would tell how many parts that are not there were added (add_parts).
+  // + 0 makes -0 into +0: otherwise the sign of a zero would depend on how many missing parts were added (add_parts).
   const auto value = [&](int c) { return seen ? fmaf(part.o[c], factor, 0.0f) : 0.0f; };
   const int64 at = p.o.batch * segment.batch + p.o.row * row + p.o.head * head + col;
   if (p.o_aligned && col + kCols <= p.head_dim_v) {
@@ -119,7 +121,7 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   }
 }
 
-// Columns of the rows of a work tile, four a thread: body(row, col).
+// Calls body(row, col) for the rows of a work tile, four columns a thread.
 template <DecodeSm90Config kCfg, class Body>
 TESSERA_DEVICE void for_columns(int rows, Body&& body) {
   constexpr int kGroups = kCfg.head_dim / 4;
@@ -129,7 +131,7 @@ TESSERA_DEVICE void for_columns(int rows, Body&& body) {
   }
 }
 
-// The first eight of a warp's rows, or the others, each at its lane's place.
+// Writes a warp's first eight rows (kHalf 0) or its last eight (kHalf 1); `to` is where the lane's columns begin.
 template <int kHalf, int kD>
 TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
 #pragma unroll
@@ -138,8 +140,8 @@ TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
   }
 }
 
-// With one more part: the order in which parts are added where they do not depend on the batch. `before` is of such sums: its max is -inf while
-// nothing counts, so that no part's weights wait for the sum before it.
+// Adds one more part; the order of these additions does not depend on the batch. A sum that is still empty has max
+// -inf, so that the weights of a part do not wait for the sum before it.
 template <int kCols>
 TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const DecodePart<kCols>& part) {
   const bool counts = part.sum != 0.0f, any = before.sum != 0.0f;
@@ -164,7 +166,7 @@ TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const Dec
   return all;
 }
 
-// Columns of a row of a segment -> its part's place in the workspace.
+// Stores columns of a row of a segment to its part's slot of the workspace.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void store_part(const DecodeSm90Params& p, const Segment& segment, int local, int col,
                                const DecodePart<4>& part) {
@@ -174,8 +176,9 @@ TESSERA_DEVICE void store_part(const DecodeSm90Params& p, const Segment& segment
   if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = part.stats();
 }
 
-// A part of a group that is the block's: added to the group's sum in shared memory. This, once it has the group's last part, is added to all
-// groups' (`alone`: they are the block's, too), which become o and LSE, or goes to the last part's place in the workspace.
+// Adds a part to its group's sum in shared memory, when one block computes the whole group. With the group's last part,
+// the group's sum is complete: if the block computes all groups (`alone`), it is added to the sum of all groups, which
+// finally becomes o and LSE; otherwise it is stored in the last part's slot.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
                               bool alone, int local, int col, const DecodePart<4>& part) {
@@ -189,7 +192,7 @@ TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90
   of_all.put(col, all);
 }
 
-// Four columns of a row of the buffers, which a thread merges; none: row >= kRows.
+// The four columns of a row of the buffers that a thread merges; row >= kRows: none.
 template <DecodeSm90Config kCfg>
 struct MergeItem {
   static constexpr int kGroups = kCfg.head_dim / 4;
@@ -197,8 +200,8 @@ struct MergeItem {
   int row = static_cast<int>(threadIdx.x) / kGroups, col = static_cast<int>(threadIdx.x) % kGroups * 4;
 };
 
-// What the buffers of the first `count` warps hold of an item, after `all`; local: the row among the segment's. A loop, since of a short
-// share few warps have something.
+// Adds to `all` what the buffers of the first `count` warps hold of an item; `local`: the row within the segment. This
+// is a loop, because in a short range only few warps have computed anything.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<kCfg>& shared,
                                   const MergeItem<kCfg>& item, int local, int count) {
@@ -221,8 +224,8 @@ TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<k
   }
 }
 
-// What the block's warps have of a segment -> o and LSE, or its part of them in its place, or (`alone`: the block has the work tile's
-// other parts, too) added to these. By all threads.
+// Merges the block's warps' results of a segment. They become o and LSE, or a part in its slot, or, if the block
+// computes the work tile's other parts too (`alone`), they are added to these. Called by all threads.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
                                 bool alone, OnlineSoftmax<1>& softmax, const float (&rO)[1][kCfg.head_dim / 8][4],
@@ -261,12 +264,13 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
         store_part<kCfg>(p, segment, local, item.col, all);
       }
     }
-    __syncthreads();  // the buffers are read
+    __syncthreads();  // all threads have read the buffers
   }
 }
 
-// Parts of a work tile, kAhead of them under way at once, after `all`. Those that there are not, whose sum is 0, change nothing: so no
-// branch keeps one addition's weights from being made beside another's. in_memory: a bit each (ShareSegments::parts_in_memory).
+// Adds up to kAhead partial results of a work tile at a time to `all`; their loads overlap. Missing parts have sum 0
+// and add nothing, so the loop needs no branch and the weights of all additions are computed side by side. in_memory:
+// one bit for each part (ShareSegments::parts_in_memory).
 template <DecodeSm90Config kCfg, int kAhead>
 TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts,
                               uint32 in_memory, int row, int col) {
@@ -308,8 +312,9 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
   }
 }
 
-// The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written. Few parts go through less
-// code: 32 heads of a sequence alone have four, 8 heads sixteen, invariant of 2048 keys eight.
+// Merges the parts of a work tile into o and LSE. Called by all threads of a block to which the writes of all blocks
+// are visible. A small number of parts goes through less code: a single sequence has four with 32 heads and sixteen
+// with 8 heads; with `invariant`, 2048 keys have eight.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<kCfg>& segments,
                                 const Segment& segment) {
@@ -329,8 +334,9 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<k
   });
 }
 
-// Whether this block is the last of those that have a part of a segment's work tile. By one thread, after a barrier of the
-// block. Of the work tiles that begin in a team's share one at most ends in another's.
+// Whether this block is the last to arrive of those that compute a part of a segment's work tile. Called by one thread,
+// after a barrier of the block. Each counter serves one work tile at most: of the work tiles that begin in a range, at
+// most one ends in another.
 TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const TileParts& parts) {
   return arrive_as_last(p.arrivals + parts.counter, parts.teams);
 }

@@ -1,14 +1,18 @@
-// Which block reads which keys (split-K by the lengths in use, as Flash-Decoding's, but with splits of equal size over the batch). A work
-// tile is query rows of one KV head of one sequence, at most kDecodeRows of them; its K/V tiles are those that its rows see, at
-// least one. The K/V tiles of all work tiles, one work tile's after another's, are cut into shares of equal size: so unequal
-// sequences fill the GPU, and a share has the last K/V tiles of one work tile, some whole work tiles,
-// and the first tiles of another. What lies in two or more shares is merged (merge.cuh). A share is a team's: its blocks have a
-// head each of team_heads neighbouring KV heads, whose keys lie side by side in memory, and team_rows of its work tiles, which read the same keys;
-// they walk through the same tiles. A block whose sequence has fewer rows passes over it.
+// Assigns keys to blocks: split-K as in Flash-Decoding, by the lengths in use, but with ranges of equal size over the
+// whole batch. A work tile is at most kDecodeRows query rows of one KV head of one sequence. Its K/V tiles are those
+// that its rows see, at least one. The K/V tiles of all work tiles are concatenated and cut into ranges of equal size,
+// so sequences of unequal lengths still fill the GPU. A range holds the last K/V tiles of one work tile, then some
+// complete work tiles, then the first K/V tiles of another. The results of a work tile that lies in two or more ranges
+// are merged (merge.cuh).
 //
-// `invariant`: a work tile has parts whose size depends on its own keys alone, at most most_parts of them, each summed by itself;
-// a part is in the share that its first tile is in. Groups of kDecodeGroupParts neighbours are added first, then the groups' sums. So the same
-// additions are made in whatever batch a sequence stands, and of a group that is one team's alone memory has but the sum.
+// A range (`share` in the code) belongs to a group of blocks (`team`): each block computes one of team_heads
+// neighbouring KV heads, whose keys are neighbours in memory, and one of team_rows row tiles, which read the same keys.
+// The blocks of a group walk through the same K/V tiles. A block skips a sequence that has too few rows for it.
+//
+// `invariant`: a work tile has at most most_parts parts, whose size depends only on the number of its own keys, and
+// each is summed by itself. A part belongs to the range that contains its first tile. Groups of kDecodeGroupParts
+// neighbouring parts are summed first, then the groups' sums. The same additions are therefore made whatever batch
+// contains the sequence. If one group of blocks computes all parts of a group of parts, memory receives only their sum.
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -17,20 +21,21 @@
 
 namespace tessera {
 
-// Row r of a sequence is query r / group of head r % group of the group: neighbours see nearly the same keys.
+// Row r of a sequence is query r / group of head r % group of the KV head's query heads, so neighbouring rows see
+// nearly the same keys.
 struct DecodeRows {
-  int head0;  // of the KV head
+  int head0;  // first query head of the KV head
   TESSERA_DEVICE DecodeRows(const ProblemParams& p, int head_kv) : head0(head_kv * p.group.value) {}
   TESSERA_DEVICE int query(const ProblemParams& p, int row) const { return row / p.group; }
   TESSERA_DEVICE int head(const ProblemParams& p, int row) const { return head0 + row % p.group; }
 };
 
-// A sequence as the schedule sees it.
+// What the schedule needs to know of a sequence.
 struct SequenceShare {
   Sequence s;
-  int row_groups;  // work tiles of each KV head by team_rows; a share has one of each group of heads
-  int first_tile;  // of keys
-  int tiles;       // of a work tile
+  int row_groups;  // work tiles of a KV head / team_rows; a range covers one such set for each group of heads
+  int first_tile;  // first K/V tile
+  int tiles;       // K/V tiles of a work tile
   TESSERA_DEVICE int work_tiles(const DecodeSm90Params& p) const { return row_groups * p.head_groups; }
 };
 
@@ -54,41 +59,42 @@ TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
   return max((tiles + p.most_parts.value - 1) / p.most_parts, tiles > p.short_tiles ? 2 * p.min_tiles : p.min_tiles);
 }
 
-// The parts of a work tile, and where they are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares with
-// others, of the work tiles that its share begins and ends with. Invariant: all of a shared work tile's are where its first team keeps
-// them; those of one that is a block's alone need no place.
+// The parts of a work tile, and their slots: part 0 is in first_slot, part 1 in second_slot, and each later part `step`
+// slots after the one before. Without `invariant`, a block writes at most two parts: of the work tiles with which its
+// range begins and ends. With `invariant`, all parts of a work tile are in the slots of the first group of blocks that
+// computes some; a work tile that one block computes alone needs no slot.
 struct TileParts {
-  int count, teams;  // parts, and teams that have some
-  int index;         // which of them the block's segment is
-  int counter;       // of arrivals: that of the block with the first part
+  int count, teams;  // parts, and groups of blocks that compute some
+  int index;         // index of the part that is the block's segment
+  int counter;       // arrivals are counted in the counter of the block with the first part
   int first_slot, second_slot, step;
   TESSERA_DEVICE bool shared() const { return teams > 1; }
   TESSERA_DEVICE int slot(int n) const { return n == 0 ? first_slot : second_slot + (n - 1) * step; }
 };
 
-// A part of a work tile, all of it in one team's share: K/V tiles begin ... end - 1.
+// A part of a work tile that lies in one range: K/V tiles begin ... end - 1.
 struct Segment {
   int batch, head_kv, row0, rows;  // rows row0 ... row0 + rows - 1 of the sequence
   Sequence s;
   int begin, end;
-  int tiles_before, tiles;  // K/V tiles of the work tiles before this one, and of it as a whole
-  int first;                // of those, the part's first
-  int part_tiles;           // invariant: of every part but the last
-  bool whole, last;         // the part is the whole work tile; no other comes after it
-  bool whole_group;         // invariant: its team has all parts of the part's group (set_parts)
-  TileParts parts;          // unless it is whole; once the block is at it (ShareSegments::set_parts)
+  int tiles_before, tiles;  // K/V tiles of all work tiles before this one, and of this work tile
+  int first;                // the part's first K/V tile, counted within the work tile
+  int part_tiles;           // invariant: K/V tiles of every part but the last
+  bool whole, last;         // whole: the part is the entire work tile; last: it is the last part
+  bool whole_group;         // invariant: one group of blocks computes all parts of the part's group (set_parts)
+  TileParts parts;          // unset if whole; set when the block reaches the segment (ShareSegments::set_parts)
 };
 
 static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 
-// A walk over a share's segments.
+// Iterates over the segments of a range.
 template <DecodeSm90Config kCfg>
 struct ShareWalk {
-  int team, member;            // of the block: which share, which block of a team's
-  int head, row_tile;          // of a group: the member's
-  int share_tiles;             // of every share but the last: team i has i share_tiles ... (i + 1) share_tiles - 1
-  int batch, work_tile, tile;  // the work tile: of the sequence; the K/V tile: of the work tile
-  int at, end;                 // K/V tiles of all work tiles
+  int team, member;    // which range, and which block of its group
+  int head, row_tile;  // the block's KV head and row tile within its group
+  int share_tiles;     // K/V tiles of every range but the last: range i is i share_tiles ... (i + 1) share_tiles - 1
+  int batch, work_tile, tile;  // work_tile counts within the sequence, tile within the work tile
+  int at, end;                 // counted over the K/V tiles of all work tiles
   SequenceShare share;
 
   TESSERA_DEVICE bool next(const DecodeSm90Params& p, Segment& segment) {
@@ -104,7 +110,8 @@ struct ShareWalk {
   }
 
  private:
-  // The part of a work tile that begins here. Without rows: none of this member's.
+  // Writes the segment that begins at the current position and advances. rows <= 0: this block has no rows of that work
+  // tile.
   TESSERA_DEVICE void take(const DecodeSm90Params& p, Segment& segment) {
     segment.batch = batch;
     const int group = share.row_groups == 1 ? work_tile : work_tile / share.row_groups;
@@ -123,7 +130,7 @@ struct ShareWalk {
   }
 
  public:
-  // To the first part that begins here.
+  // Advances to the first part that begins at or after the current position.
   TESSERA_DEVICE void align_to_part(const DecodeSm90Params& p) {
     const int part = invariant_part_tiles<kCfg>(p, share.tiles);
     const int next = min((tile + part - 1) / part * part, share.tiles);
@@ -132,17 +139,17 @@ struct ShareWalk {
   }
 };
 
-// A block's segments, in shared memory: one thread walks ahead of the others, so that no other has a walk in its registers, nor its
-// code in the way. Segment n is at n % kRing from the schedule's start or segment n - kAhead on.
+// A block's segments, in shared memory. One thread walks ahead of the others, so that no other thread keeps the walk in
+// registers or executes its code. Segment n is at n % kRing, from the schedule's start or from segment n - kAhead on.
 template <DecodeSm90Config kCfg>
 struct ShareSegments {
   static constexpr int kRing = kDecodeSegmentRing,
-                       kAhead = kRing - 2;  // the two that a block may have at once are never written
+                       kAhead = kRing - 2;  // the two segments that a block may be reading are never overwritten
   Segment ring[kRing];
   ShareWalk<kCfg> walk;
 
   TESSERA_DEVICE const Segment& operator[](int n) const { return ring[n & (kRing - 1)]; }
-  // Segments first ... last - 1, by one thread. Past the share's end there are those without rows.
+  // Writes segments first ... last - 1, by one thread. Segments past the end of the range have no rows.
   TESSERA_DEVICE void walk_over(const DecodeSm90Params& p, int first, int last) {
 #pragma unroll 1
     for (int n = first; n < last; ++n) {
@@ -150,15 +157,16 @@ struct ShareSegments {
       if (!walk.next(p, next)) next.rows = 0;
     }
   }
-  // Invariant: the first and the last part of a group of a segment's work tile.
+  // Invariant: the first and the last part of a group of parts of a segment's work tile.
   struct PartGroup {
     int first, last;
     TESSERA_DEVICE PartGroup(const Segment& segment, int group)
         : first(group * kDecodeGroupParts), last(min(first + kDecodeGroupParts, segment.parts.count) - 1) {}
   };
-  // Invariant: parts that are at least a share each have a team of their own; of smaller ones no team between has none.
+  // Invariant: whether each part has a group of blocks of its own, which is so if a part is at least as long as a
+  // range. If parts are shorter, every group of blocks from the first to the last has one.
   TESSERA_DEVICE bool team_a_part(const Segment& segment) const { return segment.part_tiles >= walk.share_tiles; }
-  // Invariant: whether one team has all parts of a group.
+  // Invariant: whether one group of blocks computes all parts of a group of parts.
   TESSERA_DEVICE bool group_is_whole(const Segment& segment, PartGroup group) const {
     if (team_a_part(segment)) return false;
     const auto team_of = [&](int part) {
@@ -166,7 +174,8 @@ struct ShareSegments {
     };
     return team_of(group.first) == team_of(group.last);
   }
-  // Invariant: the parts, a bit each, that are in memory once all have arrived: of a whole group its last alone, which is their sum.
+  // Invariant: bit n is set if part n is in memory once all blocks have arrived. A group of parts that one group of
+  // blocks computes has only its last bit set: that slot holds the group's sum.
   TESSERA_DEVICE uint32 parts_in_memory(const Segment& segment) const {
     uint32 all = (1u << segment.parts.count) - 1;
     if (team_a_part(segment)) return all;  // a short call waits for this
@@ -176,7 +185,8 @@ struct ShareSegments {
     }
     return all;
   }
-  // Of segment n, by one thread: five divisions that all would wait for where parts are written, counted and merged.
+  // Sets the parts of segment n, by one thread: otherwise all threads would wait for five divisions where parts are
+  // written, counted and merged.
   TESSERA_DEVICE void set_parts(const DecodeSm90Params& p, int n) {
     Segment& segment = ring[n & (kRing - 1)];
     if (segment.whole) return;
@@ -202,7 +212,8 @@ struct ShareSegments {
 static_assert((kDecodeSegmentRing & (kDecodeSegmentRing - 1)) == 0);
 static_assert(sizeof(ShareSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes);
 
-// rest / by, and what remains in rest. A division is 25 instructions, one after another; a sequence alone does without.
+// Returns rest / by and leaves the remainder in rest. A division is a chain of 25 dependent instructions; a single
+// sequence skips it.
 TESSERA_DEVICE int divide_out(int& rest, int by) {
   if (rest < by) return 0;
   const int times = rest / by;
@@ -210,14 +221,15 @@ TESSERA_DEVICE int divide_out(int& rest, int by) {
   return times;
 }
 
-// Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
+// Finds the range of block `block`, by all of its threads; its first segment is then visible to all of them. sScan:
+// [warps].
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread, int* sScan,
                                ShareSegments<kCfg>& sSegments) {
   ShareWalk<kCfg> walk;
   walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
   walk.row_tile = walk.member / p.team_heads, walk.head = walk.member - walk.row_tile * p.team_heads.value;
-  // From tile `rest` of sequence walk.batch on.
+  // Starts the walk at K/V tile `rest` of sequence walk.batch.
   const auto begin = [&](int rest) {
     walk.work_tile = divide_out(rest, walk.share.tiles), walk.tile = rest;
     if constexpr (kCfg.invariant) walk.align_to_part(p);
@@ -228,7 +240,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
     walk.share_tiles = max((total + p.teams.value - 1) / p.teams, p.min_tiles);
     walk.at = walk.team * walk.share_tiles, walk.end = min(walk.at + walk.share_tiles, total);
   };
-  if constexpr (!kCfg.varlen) {  // all sequences are alike
+  if constexpr (!kCfg.varlen) {  // all sequences have the same lengths
     walk.share = sequence_share<kCfg>(p, 0);
     const int each = walk.share.work_tiles(p) * walk.share.tiles;
     set_share(each * p.batch);
@@ -242,7 +254,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
       }
     }
   } else {
-    // Each thread has some neighbouring sequences: their tiles, and by a scan all tiles before them.
+    // Each thread counts the K/V tiles of some neighbouring sequences; a scan gives the number of tiles before them.
     constexpr int kThreads = kCfg.warps * 32;
     const int each = (p.batch + kThreads - 1) / kThreads, first = min(thread * each, p.batch),
               last = min(first + each, p.batch);
@@ -254,7 +266,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
 #pragma unroll 1
     for (int batch = first; batch < last; ++batch) mine += tiles_of(batch);
     if (thread == 0) sSegments.ring[0].rows = 0;
-    int total = mine, before = 0;  // of a sequence alone, which is the first thread's
+    int total = mine, before = 0;  // correct as they are for one sequence, which is the first thread's
     if (p.batch > 1) before = sum_before<kCfg.warps>(thread, mine, sScan, total);
     set_share(total);
     if (walk.at < walk.end && walk.at >= before && walk.at < before + mine) {

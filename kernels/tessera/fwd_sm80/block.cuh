@@ -1,5 +1,5 @@
-// A work tile of the forward kernels by mma.sync: some query rows of one head, or with packed GQA of the heads that
-// share a KV head, and the tiles of keys that they see.
+// A work tile of the forward kernels by mma.sync: some query rows of one head, or with packed GQA of all query heads of
+// a KV head, and the tiles of keys that they see.
 #pragma once
 
 #include "tessera/attention/packed_slots.cuh"
@@ -13,10 +13,11 @@ namespace tessera {
 
 struct WorkTileIndex {
   int batch, head, split;
-  int tile;  // of the sequence; -1: none, there are fewer tiles than blocks
+  int tile;  // index within the sequence; -1: none, because there are fewer tiles than blocks
 };
 
-// Decodes the index: place -> (batch, head, split, tile of block_m rows); of `place`, a head is a (batch, head, split).
+// Decodes a work tile's index: place -> (batch, head, split, tile of block_m rows); place.head counts (batch, head,
+// split).
 template <int kBlockM, bool kSplit, ScoreConfig kScore>
 TESSERA_DEVICE WorkTileIndex query_tile(const FwdParams& p, TileCoord place, const Divisor& heads, int rows_a_query) {
   WorkTileIndex w;
@@ -37,8 +38,9 @@ TESSERA_DEVICE WorkTileIndex query_tile(const FwdParams& p, TileCoord place, con
   return w;
 }
 
-// Rows of no sequence (attention/unowned_rows.cuh), in a grid with a block for each place: by the blocks whose slots
-// come after the last sequence's, of which there is always one. Where keys are split, their merge does it.
+// Clears rows of no sequence (attention/unowned_rows.cuh), in a grid with a block for each padded tile index. The
+// blocks whose indices come after the last sequence's do it; there is always one. If keys are split, the kernel that
+// merges the splits does it instead.
 template <FwdConfig kCfg>
 TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place, int heads) {
   if (kCfg.split || !p.cu_seqlens_q || blockIdx.y != 0) return;
@@ -51,8 +53,8 @@ TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place
                                     static_cast<int64>(heads) * slots * kCfg.warps);
 }
 
-// Row r of a sequence: query r of the block's head, or, with packed GQA, query r / group of head r % group of the
-// group, so that a tile's queries are neighbours and see nearly the same keys.
+// Row r of a sequence: query r of the block's head or, with packed GQA, query r / group of head r % group of the KV
+// head's query heads, so that a tile's queries are neighbours and see nearly the same keys.
 template <FwdConfig kCfg>
 struct QueryRows {
   int rows;  // of the sequence
@@ -69,15 +71,16 @@ struct QueryRows {
 // A block's tile of query rows, and the tiles of keys that they see.
 template <FwdConfig kCfg>
 struct FwdBlock {
-  static constexpr bool kPersistent = persistent(kCfg);  // keeps it in shared memory
-  WorkTileIndex work;                                    // work.tile < 0: none, and nothing else here means anything
+  static constexpr bool kPersistent = persistent(kCfg);  // keeps this struct in shared memory
+  WorkTileIndex work;                                    // work.tile < 0: no work tile, and no other member is valid
   Sequence s;
   QueryRows<kCfg> map;
   int head_kv;
-  int row0, count;         // rows of the sequence
-  TileRange visible;       // keys
-  int first, last;         // [first, last), tiles of block_n keys
-  int dv_begin, dv_count;  // columns of V: columns beyond what registers hold are slices, each of a block of its own
+  int row0, count;    // rows of the sequence
+  TileRange visible;  // keys
+  int first, last;    // [first, last), tiles of block_n keys
+  // Columns of V: if registers cannot hold all columns, each slice of them has a block of its own.
+  int dv_begin, dv_count;
 
   TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
       : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,
@@ -94,12 +97,12 @@ struct FwdBlock {
     const int begin = max(max(visible.some.low, 0), kCfg.split ? work.split * p.split_keys : 0);
     const int end = min(visible.some.high + 1, kCfg.split ? (work.split + 1) * p.split_keys : s.sk);
     first = begin / kCfg.block_n, last = (end + kCfg.block_n - 1) / kCfg.block_n;
-    // A window that ends before this part of the keys or begins after it: the kernels take a tile all the same, which
+    // A window may end before this split's keys or begin after them. The kernels process one tile all the same; this
     // must be one that no row sees.
     if (kCfg.split && last <= first) first = last = (s.sk + kCfg.block_n - 1) / kCfg.block_n;
   }
 
-  // What rows first ... of the block see; a row past the last counts as the last.
+  // The keys that rows first ... of the block see; a row past the last counts as the last.
   TESSERA_DEVICE TileRange seen_by(const FwdParams& p, int first, int rows) const {
     const auto query = [&](int row) { return map.query(row0 + min(row, count - 1)); };
     return ScoreOptions<kCfg.score>::range(p, s, query(first), query(first + rows - 1));
@@ -110,14 +113,14 @@ template <FwdConfig kCfg>
 struct FwdSharedMemory {
   union {
     SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // once the last product with Q is done
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // valid once the last product with Q is done
   };
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kCfg.block_n);
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, kLaneOrder> sK[kCfg.stages];
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, kLaneOrder> sV[kCfg.stages];
 };
 
-// Members follow each other without padding, so that their sizes give their places.
+// Members follow one another without padding, so their sizes give their offsets.
 template <FwdConfig kCfg, class Shared>
 TESSERA_DEVICE constexpr bool has_fwd_layout() {
   constexpr FwdLayout kAt = fwd_layout(kCfg);

@@ -1,12 +1,13 @@
-// Forward as fwd_sm80/kernel.cuh, for problems without options on GPUs that have TMA. A loop of its own because it has no
-// barrier of the whole block: a warp waits for tiles, not for other warps.
+// The forward pass of fwd_sm80/kernel.cuh for problems without options on GPUs that have TMA. It has a loop of its own
+// because it has no barrier of the whole block: a warp waits for tiles, not for other warps.
 //
-// Q and tiles of K and V come by bulk copies, through rings with a full and an empty barrier a stage. A warp waits until a tile
-// has arrived, and releases it when it has read it; into its stage goes the tile `stages` after it, issued by one thread of
-// the warp whose number that is, half a tile later, when mostly all warps have released the stage. So warps drift apart, and
-// the exponentials of one run under the products of another.
+// Q and tiles of K and V are loaded by bulk copies, through rings with a full and an empty barrier for each stage. A
+// warp waits until a tile has arrived, and releases it when it has read it. The next load into that stage, of the tile
+// `stages` later, is issued by one thread, of another warp for each tile, half a tile later: by then most warps have
+// released the stage. The warps therefore drift apart, and the exponentials of one run during the products of another.
 //
-// Grid, block: as fwd_sm80/kernel.cuh's. Shared memory: FwdBulkSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
+// Grid and block: as in fwd_sm80/kernel.cuh. Shared memory: FwdBulkSharedMemory. Details:
+// docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/bulk_copies.cuh"
@@ -22,7 +23,7 @@ struct FwdBulkSharedMemory : FwdSharedMemory<kCfg> {
   Ring<kCfg.stages> k, v;
 };
 
-// Zero for the rows of a tile from `first` on, by all threads.
+// Clears the rows of a tile from `first` on, by all threads.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void clear_rows(Tile& sTile, int first) {
   constexpr int kWords = Tile::kPitchBytes / kLoadBytes;
@@ -34,7 +35,7 @@ TESSERA_DEVICE void clear_rows(Tile& sTile, int first) {
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
-  constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows a warp
+  constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows of a warp
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
   static_assert(has_fwd_layout<kCfg, FwdBulkSharedMemory<kCfg>>(), "shared memory lies where the host has it");
@@ -42,7 +43,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdBulkSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees.
+  // 1. This block's work tile, and the keys that it sees.
   const FwdBlock<kCfg> b(p, single_tile(p));
   if (b.work.tile < 0) {
     clear_unowned_outputs_at<kCfg>(p, single_tile(p), static_cast<int>(gridDim.x) / p.tiles);
@@ -50,8 +51,9 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   }
   const int warp = static_cast<int>(threadIdx.x) / 32, warp_row = warp * (kM * 16);
 
-  // 2. Q and the first tiles of K and V: global -> shared. Of a packed sequence's last tile Q comes by cp.async: the next
-  // sequence's rows would take part in the decision whether the stale max serves.
+  // 2. Q and the first tiles of K and V: global -> shared. For a packed sequence's last tile, Q is loaded by cp.async:
+  // a bulk copy would load the next sequence's rows, and they would influence the decision whether the stale max is
+  // accepted.
   const bool copies_q = !kCfg.pack_gqa && (!p.cu_seqlens_q || b.count == kCfg.block_m);
   const auto copy_k = [&](int tile, int stage) {
     copy_keys(shared.sK[stage], shared.k.full[stage], p, p.k_map, b, tile * kCfg.block_n, 0);
@@ -76,12 +78,13 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   clear(rO);
   OnlineSoftmax<kM> softmax;
   const TileRange mine = b.seen_by(p, warp_row, kM * 16);
-  __syncthreads();  // all warps see the barriers, and a Q that was not copied
+  __syncthreads();  // all warps see the barriers, and also Q if it was not loaded by a bulk copy
 
   // 3. For every tile of keys that a row of the block sees.
-  RingPosition<kCfg.stages> at, free;  // of this tile; of the one before, in the ring's next round
+  RingPosition<kCfg.stages> at, free;  // stage of this tile; stage of the previous tile, in the ring's next round
   for (int tile = b.first; tile < b.last; ++tile) {
-    // The next load, if it is this thread's: into the stage of the tile before, K after its scores, V after its O.
+    // The next load, if this thread issues it: into the stage of the previous tile, K after that tile's scores, V after
+    // its O.
     const int next = tile - 1 + kCfg.stages;
     const bool loads = tile > b.first && next < b.last && tile % kCfg.warps == warp && lane_id() == 0;
     if (loads) {
@@ -90,9 +93,9 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     }
     __syncwarp();
 
-    //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S and O
-    //    rescaled. Against the stale max first, where that may serve: attention/softmax. A tile of which my rows see nothing,
-    //    past the end of a causal mask, is skipped.
+    //    S = Q K^T; in a partial tile, -inf for keys that a row does not see; online softmax: P replaces S, and O is
+    //    rescaled. The stale max is tried first in full tiles: attention/softmax. A tile of which the warp's rows see
+    //    nothing, past the end of a causal mask, is skipped.
     shared.k.wait_full(at);
     const int key0 = tile * kCfg.block_n;
     const bool sees = tile == b.first || key0 <= mine.some.high;
@@ -112,9 +115,10 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     }
     __syncwarp();
     shared.v.wait_full(at);
-    if (key0 + kCfg.block_n > b.s.sk)
-        [[unlikely]] {  // past a sequence's end there may be NaN, which a product with P = 0 keeps
-      __syncthreads();  // the ring orders this after all reads of the stage before, but racecheck only sees a barrier
+    // Past a sequence's end there may be NaN, and NaN times P = 0 is NaN.
+    if (key0 + kCfg.block_n > b.s.sk) [[unlikely]] {
+      // The ring orders this after all reads of the previous tile, but racecheck recognises only a barrier.
+      __syncthreads();
       clear_rows<kCfg>(shared.sV[at.stage()], b.s.sk - key0);
       __syncthreads();
     }
@@ -127,9 +131,9 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if constexpr (kCfg.head_dim != kCfg.head_dim_v) {
-    __syncthreads();  // no warp reads Q, whose place O takes
+    __syncthreads();  // no warp reads Q any more, which O overlays
   } else {
-    __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
+    __syncwarp();  // a row of O overlays the same row of Q, which only this warp has read
   }
   finish_rows(shared.sO, p, b, softmax, rO, warp_row);
 }

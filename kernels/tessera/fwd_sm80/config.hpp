@@ -1,5 +1,5 @@
-// What fwd_sm80's kernels are compiled for (config), what a launch passes (params), and where their shared memory lies:
-// one text for the host and the kernels.
+// The compile-time config, the launch parameters and the shared memory layout of fwd_sm80's kernels, as one text for
+// the host and the kernels.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -9,11 +9,11 @@
 
 namespace tessera {
 
-// Which rows of a block's tile a warp has. All but the first for problems without options.
+// Which rows of a block's tile a warp has. All but kContiguous are for problems without options.
 enum class RowMap : int {
   kContiguous = 0,  // block_m / warps neighbours
   kSpread = 1,      // two tiles of 16 rows, block_m / 2 apart: fwd_sm80/persistent.cuh
-  kPairs = 2,       // two warps share 32 rows, each with half of a tile's keys and of O's columns: fwd_sm80/pairs.cuh
+  kPairs = 2,  // two warps have the same 32 rows, each half of a tile's keys and of O's columns: fwd_sm80/pairs.cuh
 };
 TESSERA_ENUM_NAME(RowMap)
 
@@ -21,34 +21,34 @@ struct FwdConfig {
   Dtype dtype;
   int head_dim;           // padded to a multiple of 16
   int head_dim_v;         // likewise
-  int block_m;            // query rows a tile
-  int block_n;            // keys a tile
-  int warps;              // each has block_m / warps query rows; a pair has those of both warps
-  int stages;             // tiles of keys, and of values, in shared memory
-  int min_blocks_per_sm;  // that registers must allow
+  int block_m;            // query rows of a tile
+  int block_n;            // keys of a tile
+  int warps;              // each has block_m / warps query rows; a pair has the rows of both warps
+  int stages;             // stages of K, and of V, in shared memory
+  int min_blocks_per_sm;  // the register limit must allow this many
   bool aligned;           // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
-  bool paged;             // keys and values by page table
-  bool pack_gqa;          // a tile's rows are of all query heads that share a KV head
-  bool split;             // keys in parts: float32 partial results instead of o
+  bool paged;             // keys and values are addressed by a page table
+  bool pack_gqa;          // a tile has rows of all query heads of a KV head
+  bool split;             // keys are split: partial results in float32 instead of o
   RowMap row_map;
-  bool bulk;  // tiles of keys and values come by bulk copies (TMA), of pairs full ones: Hopper and later
+  bool bulk;  // tiles of K and V (with pairs, full ones) are loaded by bulk copies (TMA): Hopper and later
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
                       aligned, paged, pack_gqa, split, row_map, bulk, score)
 
-// The tile scheduler: persistent blocks, which process one work tile after another, or a block for each.
+// The tile scheduler: persistent blocks, which process one work tile after another, or one block for each work tile.
 TESSERA_HOST_DEVICE constexpr bool persistent(const FwdConfig& c) { return c.row_map != RowMap::kContiguous; }
 
-inline constexpr int kFwdBlockBytes = 104;  // of what a persistent block knows of a work tile, in shared memory
+inline constexpr int kFwdBlockBytes = 104;  // sizeof(FwdBlock), which a persistent block keeps in shared memory
 
-// Offsets in bytes from the start of shared memory. Parts that a kernel lacks have no bytes.
+// Offsets in bytes from the start of shared memory. Members that a kernel does not use have size 0.
 struct FwdLayout {
   int q;         // [block_m][head_dim]; contiguous rows: at the end O
-  int k;         // [stages][block_n][head_dim]; spread rows: a stage is a tile of K, then one of V
+  int k;         // [stages][block_n][head_dim]; spread rows: each stage is a tile of K, then one of V
   int v;         // [stages][block_n][head_dim_v]; pairs: at the end O
   int p;         // pairs: [block_m][block_n], P
-  int barriers;  // bulk copies: of each stage of K and of V a full one, of contiguous rows an empty one beside it
+  int barriers;  // bulk copies: a full barrier for each stage of K and of V, with contiguous rows also an empty one
   int row_stat;  // pairs: [2][block_m] float32
   int work;      // persistent: [2] FwdBlock, this work tile and the next
   int bytes;
@@ -71,20 +71,20 @@ TESSERA_HOST_DEVICE constexpr FwdLayout fwd_layout(const FwdConfig& c) {
 
 struct FwdParams : ProblemParams {
   RowTensor o;
-  StatTensor lse, lse_low;               // natural logarithm
-  Divisor tiles;                         // of a sequence, or slots of a packed batch: attention/packed_slots.cuh
-  int num_splits, split_keys;            // keys a split, a multiple of block_n
-  int o_aligned;                         // every row of o starts at a multiple of 16 bytes
-  float* partial_o;                      // [num_splits, heads_q, rows_total, head_dim_v]
+  StatTensor lse, lse_low;     // natural logarithm
+  Divisor tiles;               // of a sequence; packed: padded tile indices of the batch (attention/packed_slots.cuh)
+  int num_splits, split_keys;  // split_keys: keys of a split, a multiple of block_n
+  int o_aligned;               // every row of o starts at a multiple of 16 bytes
+  float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
   float *partial_lse, *partial_lse_low;  // [num_splits, heads_q, rows_total], natural logarithm
   WorkOrder order;                       // of persistent blocks
   PositionMasks masks;
 };
 
-// Where tiles come by bulk copies: FwdConfig::bulk. Maps of [batch, head, row, two columns], boxes of a tile's rows
-// with their padding.
+// If tiles are loaded by bulk copies: FwdConfig::bulk. The maps are of [batch, head, row, two columns], with boxes of a
+// tile's rows with their padding.
 struct FwdBulkParams : FwdParams {
-  TensorMap q_map, k_map, v_map;  // pairs: no q
+  TensorMap q_map, k_map, v_map;  // pairs: q_map is unused
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// From a warp's sums and accumulators to O and LSE, or to the parts of a split, in global memory.
+// From a warp's sums and accumulators to O and LSE, or to the partial results of a split, in global memory.
 #pragma once
 
 #include "tessera/attention/softmax.cuh"
@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-// A row's sum and maximum, once all keys have passed -> its LSE, and what its accumulators are multiplied by.
+// Turns a row's sum and maximum over all keys into its LSE and the factor of its accumulators.
 template <FwdConfig kCfg>
 struct FwdRow {
-  bool there, seen;  // in the sequence; by a key: a row that sees nothing has 0 and -inf
-  int64 partial;     // in the parts of a split
+  bool there, seen;  // there: the row is in the sequence; seen: it sees a key, otherwise its O is 0 and its LSE -inf
+  int64 partial;     // index in the partial results of a split
   TwoFloats lse;
   float factor;
 
@@ -34,7 +34,7 @@ struct FwdRow {
   }
 };
 
-// By one lane of each row.
+// Called by one lane of each row.
 template <FwdConfig kCfg>
 TESSERA_DEVICE void store_row_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
   if (!row.there || b.dv_begin != 0) return;
@@ -46,12 +46,13 @@ TESSERA_DEVICE void store_row_lse(const FwdParams& p, const FwdBlock<kCfg>& b, i
   }
 }
 
-// Two neighbours of an accumulator: into the tile that goes to o, or, where keys are split, to their place in a part.
+// Writes two neighbours of an accumulator to the tile that is stored to o or, if keys are split, to the partial result.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
                                int local, int col, float low, float high) {
   low *= row.factor, high *= row.factor;
-  if constexpr (kCfg.split || Tile::kElemBytes == 4) {  // a row that sees nothing may have met NaN in V
+  // The accumulators of a row that sees nothing may hold NaN from V.
+  if constexpr (kCfg.split || Tile::kElemBytes == 4) {
     low = row.seen ? low : 0.0f, high = row.seen ? high : 0.0f;
   }
   if constexpr (kCfg.split) {
@@ -66,7 +67,7 @@ TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg
   }
 }
 
-// kRows rows of the tile from `first` on -> o, by one warp.
+// Stores kRows rows of the tile from `first` on to o, by one warp.
 template <int kRows, FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, int first) {
   char* base = static_cast<char*>(p.o.data) + (p.o.batch * b.work.batch + b.dv_begin) * Tile::kElemBytes;
@@ -81,8 +82,8 @@ TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kC
   });
 }
 
-// A warp's rows once all keys have passed, tiles of 16 from row `row` of the block on, kRowStep apart: O / l and LSE,
-// registers -> (shared ->) global. A row that sees nothing: 0 and -inf. No other warp needs their places in sO.
+// Finishes a warp's rows after all keys: tiles of 16 rows from row `row` of the block on, kRowStep apart. O / l and
+// LSE: registers -> (shared ->) global. A row that sees nothing gets 0 and -inf. No other warp uses these rows of sO.
 template <int kRowStep = 16, FwdConfig kCfg, class Tile, int kM, int kD>
 TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, OnlineSoftmax<kM>& softmax,
                                 const float (&rO)[kM][kD][4], int row) {
@@ -100,8 +101,9 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
       }
     }
   if constexpr (!kCfg.split) {
-    __syncwarp();  // a warp stores its own rows
-                   // Unrolled it costs compile time; as a loop it costs registers that a persistent kernel lacks.
+    // A warp stores its own rows Unrolled it costs compile time; as a loop it costs registers that a persistent kernel
+    // lacks.
+    __syncwarp();
 #pragma unroll(FwdBlock <kCfg>::kPersistent ? kM : 1)
     for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, row + m * kRowStep);
   }

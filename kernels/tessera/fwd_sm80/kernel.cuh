@@ -1,13 +1,13 @@
 // Forward: O = softmax(scale Q K^T + ...) V and LSE, FlashAttention-2's algorithm 1, by mma.sync and cp.async: on every
-// GPU from Ampere on, and with every option there is.
+// GPU from Ampere on, and with every option.
 //
-// Grid: one block for each tile of block_m query rows, head and part of the keys. Block: `warps` warps, each with
-// block_m / warps rows, all of whose scores and outputs it holds in registers: no exchange between warps. Shared
-// memory: FwdSharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm80.md.
+// Grid: one block for each tile of block_m query rows, head and split of the keys. Block: `warps` warps, each with
+// block_m / warps rows, all of whose scores and outputs are in its registers: warps exchange nothing. Shared memory:
+// FwdSharedMemory. Details and measurements: docs/reference/kernels/fwd_sm80.md.
 //
-// The family's four kernels differ in three policies, and share the parts that are named after them. The loader brings
-// tiles by cp.async (loads.cuh) or by TMA (bulk_copies.cuh). The row map says which of a tile's rows a warp has
-// (RowMap). The tile scheduler gives a thread block one work tile or one after another (scheduler.cuh).
+// The family's four kernels differ in three policies, and share the code of each. The loader loads tiles by cp.async
+// (loads.cuh) or by TMA (bulk_copies.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile
+// scheduler gives a thread block one work tile or one after another (scheduler.cuh).
 //
 //                        loader            row map      tile scheduler   options
 //   kernel.cuh           cp.async, pages   contiguous   single           all
@@ -15,11 +15,11 @@
 //   persistent.cuh       cp.async, pages   spread       persistent       none
 //   pairs.cuh            either, pages     pairs        persistent       none
 //
-// The loops stay apart, for each is the schedule that its policies make possible: with cp.async all warps meet at a
-// barrier a tile and the loads of one iteration are for a later one; with TMA no warp waits for another; spread rows
-// drop half of a warp's rows for the last tiles; pairs compute P one tile ahead. Even this loop's scores by the
-// function that bulk.cuh and persistent.cuh call (score_tile) are other machine code: one register less, and other
-// schedules of the whole loop.
+// Each kernel has a loop of its own, because its policies allow different schedules: with cp.async all warps meet at a
+// barrier for each tile, and the loads of one iteration are for a later one; with TMA no warp waits for another; with
+// spread rows a warp omits half of its rows in the last tiles; pairs compute P one tile ahead. Even calling score_tile,
+// which bulk.cuh and persistent.cuh use, in this loop compiles to different machine code: one register less, and
+// another schedule of the whole loop.
 #pragma once
 
 #include "tessera/fwd_sm80/epilogue.cuh"
@@ -31,14 +31,14 @@ namespace tessera {
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
-  constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows a warp
+  constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows of a warp
   constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
   static_assert(has_fwd_layout<kCfg, FwdSharedMemory<kCfg>>(), "shared memory lies where the host has it");
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees.
+  // 1. This block's work tile, and the keys that it sees.
   const FwdBlock<kCfg> b(p, single_tile(p));
   if (b.work.tile < 0) {
     clear_unowned_outputs_at<kCfg>(p, single_tile(p), static_cast<int>(gridDim.x) / p.tiles);
@@ -48,7 +48,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
 
   // 2. Q: global -> shared, with the first tiles of K and V.
   load_queries(shared.sQ, p, b);
-  // A group each, empty ones past the last tile: the count stays.
+  // Each load is a group of its own; past the last tile groups are empty, so that their count stays the same.
   const auto load_k = [&](int tile, int stage) {
     if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
     ptx::cp_async_commit_group();
@@ -60,7 +60,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   constexpr int kAhead = kCfg.stages - 1;  // tiles that are loaded before they are needed
   if constexpr (kAhead == 0) load_k(b.first, 0);
 
-  // 3. For every tile of keys that a row of mine sees. The kAhead iterations before the first tile only load.
+  // 3. For every tile of keys that a row of the warp sees. The kAhead iterations before the first tile only load.
   float rO[kM][kD][4];
   clear(rO);
   OnlineSoftmax<kM> softmax;
@@ -68,7 +68,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   int stage = kAhead == 0 ? 0 : 1;  // kAhead iterations before stage 0
 #pragma unroll 1
   for (int tile = b.first - kAhead; tile < b.last; ++tile) {
-    // The first tile waits for K alone before its product; the others, loaded long ago, for V too, which saves a
+    // The first tile waits only for K before its product; the others, loaded long before, wait for V too, which saves a
     // barrier.
     const bool v_later = kCfg.stages == 1 || tile == b.first;
     if (tile >= b.first) {
@@ -77,7 +77,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       } else {
         ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 2>();
       }
-      __syncthreads();  // the tile is there for all warps, and all are done with the one before
+      __syncthreads();  // the tile is visible to all warps, and all have finished reading the previous one
     }
     if constexpr (kAhead > 0) {
       const int free_stage = stage == 0 ? kAhead : stage - 1;
@@ -89,10 +89,11 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
     if (tile < b.first) continue;
 
-    //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
-    //    softmax, P in place of S and O rescaled. Against the stale max first, where that may serve: attention/softmax.
+    //    S = Q K^T; with options the score is changed; in a partial tile, -inf for keys that a row does not see; online
+    //    softmax: P replaces S, and O is rescaled. The stale max is tried first if the config allows it:
+    //    attention/softmax.
     const int key0 = tile * kCfg.block_n;
-    if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: the end of a causal mask
+    if (!v_later && key0 > mine.some.high) continue;  // the warp's rows see none of it: the end of a causal mask
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     bool stale_max = kCfg.score.stale_max() && softmax.ready;
@@ -119,24 +120,24 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       break;
     }
 
-    //    dropout, after the sum: the LSE is that without it
+    //    Dropout comes after the sum: the LSE is that without dropout.
     if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
 
     //    O += P V
     if (v_later) {
       ptx::cp_async_wait_group<2 * kAhead>();
       __syncthreads();
-      if constexpr (kAhead == 0) load_k(tile + 1, 0);  // all warps are done with K
+      if constexpr (kAhead == 0) load_k(tile + 1, 0);  // all warps have finished reading K
     }
     product_pb(rO, rS, shared.sV[stage_here], 0);
   }
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
-    ptx::cp_async_wait_all();  // Q's loads are in no group where no iteration followed
-    __syncthreads();           // no warp reads or fills Q, whose place O takes
+    ptx::cp_async_wait_all();  // without an iteration, Q's loads are in no group
+    __syncthreads();           // no warp reads or loads Q any more, which O overlays
   } else {
-    __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
+    __syncwarp();  // a row of O overlays the same row of Q, which only this warp has read
   }
   finish_rows(shared.sO, p, b, softmax, rO, warp_row);
 }

@@ -1,4 +1,5 @@
-// Q, K and V: global -> shared memory by cp.async, from tensors or by page table. fwd_sm80/bulk_copies.cuh does it by TMA.
+// Q, K and V: global -> shared memory by cp.async, from tensors or by page table. fwd_sm80/bulk_copies.cuh does so by
+// TMA.
 #pragma once
 
 #include "tessera/fwd_sm80/block.cuh"
@@ -21,7 +22,7 @@ TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kC
   });
 }
 
-// Where keys first ... of K or V lie, from column col on; not of pages.
+// The address of keys of K or V from key `first` and column `col` on; not for pages.
 template <FwdConfig kCfg>
 TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
                                     int col) {
@@ -30,7 +31,7 @@ TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor,
   return base + (tensor.batch * b.work.batch + tensor.row * (static_cast<int64>(b.s.k_begin) + first)) * kBytes;
 }
 
-// Keys first ... of K or V, columns col ..., into a tile.
+// Loads keys of K or V, from key `first` and column `col` on, into a tile.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
                               int first, int col, int columns) {

@@ -1,14 +1,15 @@
-// Forward as fwd_sm80/kernel.cuh, for head sizes whose outputs leave a warp room for 16 query rows only: two warps, a
-// pair, share 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a
-// fragment of K or V from shared memory serves 32 rows. P, rounded to the product's type, goes through shared memory.
+// The forward pass of fwd_sm80/kernel.cuh for head sizes whose outputs leave a warp registers for only 16 query rows.
+// Two warps, a pair, have the same 32 rows: each computes S = Q K^T for half of the tile's keys, and O += P V for half
+// of O's columns, so a fragment of K or V from shared memory serves 32 rows. P, rounded to the operand type, goes
+// through shared memory.
 //
-// A loop of its own because it is software-pipelined, with one barrier a tile: S of the next tile is computed before P
-// V of this one, and its exponentials, against the stale max (attention/softmax), stand between the products of P V. No
-// options: they need the registers.
+// It has a loop of its own because it is software-pipelined, with one barrier for each tile: S of the next tile is
+// computed before P V of this one, and its exponentials, against the stale max (attention/softmax), are interleaved
+// with the products of P V. It supports no options, because they need the registers.
 //
-// Grid: persistent blocks (fwd_sm80/scheduler), one a multiprocessor: alone there, no other block would cover a work
-// tile's first loads, so those of the next one are issued under this one's last product. Block: as
-// fwd_sm80/kernel.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
+// Grid: persistent blocks (fwd_sm80/scheduler), one on a multiprocessor. No other block there would hide a work tile's
+// first loads, so those of the next work tile are issued during this one's last product. Block: as in
+// fwd_sm80/kernel.cuh. Shared memory: FwdPairsSharedMemory. Details: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/bulk_copies.cuh"
@@ -22,8 +23,9 @@
 
 namespace tessera {
 
-// Where the compiler finds registers for a work tile's end, which every tile of keys reads (with the other bounds, on
-// sm_90 4 to 7 % faster than from shared memory), and for the addresses of loads beside a product.
+// Whether the compiler finds registers for a work tile's end, which every tile of keys reads (in registers with the
+// other bounds, the kernel is 4 to 7 % faster on sm_90 than with them in shared memory), and for the addresses of loads
+// that are interleaved with a product.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr bool kRegistersLeft = false;
 #else
@@ -37,17 +39,17 @@ struct FwdPairsSharedMemory {
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
   union {
     SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // after the last P V, while the next Q and K arrive
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // after the last P V, while the next Q and K are loaded
   };
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   Barrier k_full[kCfg.stages], v_full[kCfg.stages];  // of bulk copies
-  float row_stat[2][kCfg.block_m];                   // a row's maximum, at the end its sum, over either warp's keys
-  FwdBlock<kCfg> work[2];                            // this work tile and the next
+  float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over the keys of each warp of the pair
+  FwdBlock<kCfg> work[2];           // this work tile and the next
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
-// Keys first ... of K or V, columns col ..., into a tile by a bulk copy if the tile is whole; if not, the caller loads
-// it.
+// Copies keys of K or V, from key `first` and column `col` on, into a tile by a bulk copy if the tile is full; if not,
+// the caller loads it.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p, const TensorMap& map,
                                     const FwdBlock<kCfg>& b, int first, int col) {
@@ -62,8 +64,8 @@ TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdB
   return whole;
 }
 
-// The loads of an iteration: K of the tile after the next, V of the next. All at once they would delay the first
-// fragments of the scores, so where both tiles are full they are issued one at a time between the products of S.
+// The loads of an iteration: K two tiles ahead, and V one tile ahead. Issued all at once they would delay the first
+// fragments of the scores, so if both tiles are full they are issued one at a time between the products of S.
 template <FwdConfig kCfg>
 struct KeyLoads {
   using KTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
@@ -73,12 +75,12 @@ struct KeyLoads {
   StridedLoads<kThreads, KTile> k;
   StridedLoads<kThreads, VTile> v;
   static constexpr int kKCount = decltype(k)::kCount, kVCount = decltype(v)::kCount;
-  static constexpr int kEvery = kFragments / (kKCount + kVCount);  // fragments a load
+  static constexpr int kEvery = kFragments / (kKCount + kVCount);  // fragments between two loads
   static constexpr bool kPossible = kRegistersLeft && kCfg.aligned && !kCfg.paged && !kCfg.bulk &&
                                     decltype(k)::kPossible && decltype(v)::kPossible && kEvery > 0;
-  int end;  // of the tiles at which both are full
+  int end;  // end of the iterations in which both tiles are full
 
-  // Of a work tile: from its first iteration's on.
+  // For a work tile, from its first iteration on.
   TESSERA_DEVICE KeyLoads(const FwdParams& p, const FwdBlock<kCfg>& b)
       : k(key_rows(p, p.k, b, (b.first + 2) * kCfg.block_n, 0), p.k.row * kBytes),
         v(key_rows(p, p.v, b, (b.first + 1) * kCfg.block_n, b.dv_begin), p.v.row * kBytes),
@@ -86,7 +88,7 @@ struct KeyLoads {
                 ? min(b.last, b.s.sk / kCfg.block_n) - 2
                 : 0) {}
 
-  // After the products of the i-th fragment of S.
+  // Issues a load, if one is due after the products of the i-th fragment of S.
   TESSERA_DEVICE void beside(int i, FwdPairsSharedMemory<kCfg>& shared, int stage, const FwdParams& p) {
     if constexpr (kPossible) {
       if (i % kEvery != 0) return;
@@ -100,28 +102,29 @@ struct KeyLoads {
   }
 };
 
-// A warp of a pair: its rows, its part of their work, and what it holds of them in registers.
+// One warp of a pair: its rows, its part of their computation, and its registers.
 template <FwdConfig kCfg>
 struct PairWarp {
   static constexpr int kM = 2, kRows = kM * 16;               // rows of the pair
-  static constexpr int kN = kCfg.block_n / 16;                // tiles of 8 keys, of the warp
-  static constexpr int kD = (kCfg.head_dim_v + 31) / 32 * 2;  // tiles of 8 columns, of the warp
-  static constexpr int kSteps = kCfg.block_n / 16;            // of 16 keys, of P V
+  static constexpr int kN = kCfg.block_n / 16;                // tiles of 8 keys of the warp
+  static constexpr int kD = (kCfg.head_dim_v + 31) / 32 * 2;  // tiles of 8 columns of the warp
+  static constexpr int kSteps = kCfg.block_n / 16;            // steps of 16 keys of P V
   static constexpr int kFragments = kSteps * (kD / 2);        // of V
-  static constexpr int kScores = kM * kN * 4;                 // of a lane
+  static constexpr int kScores = kM * kN * 4;                 // scores of a lane
 
   const FwdParams& p;
   const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
-  const int b_last;         // a copy of what every tile reads
+  const int b_last;         // a copy of b.last, which every tile reads
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
-  int last_key;             // that a row of the pair sees
-  KeyRange all;             // keys that all of them see
-  int my_read, partner_read, together;  // barriers: the warp has read P, for its partner warp; the pair
+  int last_key;             // the last key that a row of the pair sees
+  KeyRange all;             // keys that all rows of the pair see
+  // Named barriers: this warp has read P; the partner warp has read P; both warps meet.
+  int my_read, partner_read, together;
   float rO[kM][kD][4], rS[kM][kN][4];
   OnlineSoftmax<kM> softmax;
-  // Of the last tile: whether its exponentials are against the stale max; whether this warp's sum passed the bound; the
-  // sums before it. A pair's first tile counts as one that has failed.
+  // State of the last tile: whether its exponentials are against the stale max, whether this warp's sum exceeded the
+  // bound, and the sums before the tile. A pair's first tile counts as failed.
   bool stale_max, failed = true;
   float sum_before[kM][2] = {};
 
@@ -140,7 +143,7 @@ struct PairWarp {
 
   // The end of the block's tiles.
   TESSERA_DEVICE int last() const { return kRegistersLeft ? b_last : b.last; }
-  // Some row of the pair sees some key of the tile, as far as keys after the last are concerned.
+  // Whether the tile begins at or before the last key that a row of the pair sees.
   TESSERA_DEVICE bool sees(int tile) const { return tile * kCfg.block_n <= last_key; }
 
   // -inf for the scores of keys that a row does not see.
@@ -156,7 +159,7 @@ struct PairWarp {
     product_abt(rS, shared.sQ, row, shared.sK[stage], key, beside);
   }
 
-  // Scores to P with the maximum over both warps' keys. O is that of all tiles before.
+  // Turns scores into P with the maximum over both warps' keys. O is that of all tiles before.
   TESSERA_DEVICE void update(int tile) {
     mask(tile);
     float best[kM][1][4], alpha[kM][2];
@@ -177,7 +180,7 @@ struct PairWarp {
     stale_max = failed = false;
   }
 
-  // The same against the stale max, some scores at a time: begin, exponentiate all, end.
+  // The same against the stale max, in parts: begin, exponentiate all scores, end.
   TESSERA_DEVICE void begin_stale_max() {
     stale_max = true;
     for_rows([&](int m, int half, int) { sum_before[m][half] = softmax.sum[m][half], softmax.sum[m][half] = 0.0f; });
@@ -203,7 +206,8 @@ struct PairWarp {
 
   TESSERA_DEVICE void store_p() { store_accumulator<2>(shared.sP, rS, row, key, 1.0f); }
 
-  // O += P V, with beside(i) after the products of the i-th fragment of V. After fragment kPRead all of P is read.
+  // O += P V, with beside(i) after the products of the i-th fragment of V. After fragment kPRead all of P has been
+  // read.
   static constexpr int kPRead = (kSteps - 2) * (kD / 2) + 1;
   template <class Beside>
   TESSERA_DEVICE void multiply_values(int stage, Beside&& beside) {
@@ -230,8 +234,8 @@ struct PairWarp {
         });
   }
 
-  // P V of a tile and, where there is one that the pair sees, P of the next, whose K is in the other stage.
-  // `whole`: the loads come beside S.
+  // Computes P V of a tile and, if the pair sees the next tile, P of it; the next tile's K is in the other stage.
+  // `whole`: the loads are interleaved with S.
   TESSERA_DEVICE void step(int tile, int stage, bool next, bool whole, KeyLoads<kCfg>& loads) {
     if (next) {
       scores(stage ^ 1, [&](int i) {
@@ -260,7 +264,8 @@ struct PairWarp {
     store_p();
   }
 
-  // A warp's stale max was too low for the tile: all warps that used one compute it again. Its K is still there.
+  // Recomputes a tile after some warp's stale max was too low: all warps that used a stale max do so. The tile's K is
+  // still in shared memory.
   TESSERA_DEVICE void again(int tile, int stage) {
     if (!stale_max) return;
     for_rows([&](int m, int half, int) { softmax.sum[m][half] = sum_before[m][half]; });
@@ -269,7 +274,7 @@ struct PairWarp {
     store_p();
   }
 
-  // O / l and LSE, after a barrier at which all warps are done with V.
+  // O / l and LSE, after a barrier at which all warps have finished reading V.
   TESSERA_DEVICE void finish() {
     softmax.finish();
     for_rows([&](int m, int half, int local) {
@@ -288,12 +293,12 @@ struct PairWarp {
       }
     });
     if constexpr (!kCfg.split) {
-      ptx::barrier_sync(together, 64);  // a warp stores whole rows, half of the pair's
+      ptx::barrier_sync(together, 64);  // each warp stores complete rows, half of the pair's
       store_output<kRows / 2>(shared.sO, p, b, row + part * (kRows / 2));
     }
   }
 
-  // body(m, half, row of the block) for each of the rows that a lane has numbers of.
+  // Calls body(m, half, row of the block) for each row of which the lane has elements.
   template <class Body>
   TESSERA_DEVICE void for_rows(Body&& body) const {
 #pragma unroll
@@ -326,7 +331,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     }
     load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
-  // What comes before a work tile's first V. Two groups: what the first scores need, and the second tile of keys.
+  // The loads before a work tile's first V, in two groups: what the first scores need, and the second tile of keys.
   const auto load_first = [&](const FwdBlock<kCfg>& b) {
     load_queries(shared.sQ, p, b);
     load_k(b, b.first, 0);
@@ -335,8 +340,8 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     ptx::cp_async_commit_group();
   };
 
-  // A work tile's bounds to shared memory, and its first loads; of the block's first work tile V, too, whose place is
-  // free.
+  // Writes a work tile's bounds to shared memory and issues its first loads; for the block's first work tile also those
+  // of V, whose stages are free then.
   const auto open = [&](TileCoord coord, int place, bool with_v) {
     const FwdBlock<kCfg> b(p, coord);
     if (threadIdx.x == 0) shared.work[place] = b;
@@ -347,12 +352,12 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     }
   };
 
-  // 1. Which tiles are mine, and which keys the first sees.
+  // 1. This block's work tiles, and the keys that the first one sees.
   PersistentScheduler<kCfg> scheduler(p);
   scheduler.clear_unowned(p);
   if (!scheduler.more) return;
   int place = 0;
-  bool v_comes = true;  // V of the work tile's first tile of keys is loaded already
+  bool v_comes = true;  // V of the work tile's first tile of keys is already being loaded
   if (kCfg.bulk && threadIdx.x == 0) {
 #pragma unroll
     for (int stage = 0; stage < kCfg.stages; ++stage) {
@@ -364,8 +369,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   open(scheduler.place, place, v_comes);
   __syncthreads();
 
-  // Until a tile has landed that came by a bulk copy; once each, since a wait ends a phase.
-  uint32 parities = 0;  // a bit a stage, K's before V's
+  // Waits until a tile that is loaded by a bulk copy has arrived. To be called once for each tile, because a wait ends
+  // a phase.
+  uint32 parities = 0;  // one bit for each stage, K's before V's
   const auto wait_full = [&](const Barrier& barrier, int bit) {
     if constexpr (kCfg.bulk) {
       ptx::mbarrier_wait_parity(barrier.address(), parities >> bit & 1);
@@ -374,7 +380,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   };
 
   while (scheduler.more) {
-    // 2. Q: global -> shared, with the first tiles of K: these loads are under way.
+    // 2. Q: global -> shared, with the first tiles of K: these loads have been issued.
     const FwdBlock<kCfg>& b = shared.work[place];
     PairWarp<kCfg> warp(p, b, shared);
     KeyLoads<kCfg> loads(p, b);
@@ -387,8 +393,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
       if (tile < b.last) wait_full(shared.v_full[stage], kCfg.stages + stage);
     };
 
-    // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
-    // Where no row sees any there is one iteration without products.
+    // 3. For every tile of keys that a row of the block sees: its P is computed one iteration earlier; the first tile's
+    // P is computed in its own iteration, because that tile counts as failed. If no row sees any tile, there is one
+    // iteration without products.
     int stage = 0;
     for (int tile = b.first;; ++tile, stage ^= 1) {
       if (tile == b.first && v_comes) {
@@ -403,10 +410,11 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
       } else {
         wait_v(tile, stage), wait_k(tile + 1, stage ^ 1);
       }
-      // After a work tile's last tile of keys, which threads may have written, come the next one's bulk copies.
+      // A work tile's last tile of keys may have been written by threads; the next work tile's bulk copies follow it.
       if (kCfg.bulk && tile + 1 >= warp.last()) ptx::fence_proxy_async();
-      // P, V and the next K are there, of the first tile Q and K; all warps are done with this K, but for what failed,
-      // and with the V before; at the first tile, with the O before, which went out through V's place.
+      // After this barrier P, V and the next K are visible (for the first tile: Q and K). All warps have finished
+      // reading this K, unless the tile failed, and the previous V; at the first tile, also the previous O, which was
+      // stored from V's stages.
       if (__syncthreads_or(warp.failed)) {
         if (tile == b.first && !v_comes) {
           load_v(b, tile, 0);
@@ -425,7 +433,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
           load_v(b, tile + 1, stage ^ 1);
           ptx::cp_async_commit_group();
         }
-      } else {  // no warp needs Q and K: those of the next work tile arrive under the last product and the store of O
+      } else {  // no warp reads Q and K any more: the next work tile's are loaded during the last product and O's store
         scheduler.advance(p);
         if (scheduler.more) open(scheduler.place, place, false);
       }
@@ -436,9 +444,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     v_comes = false;
 
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-    __syncthreads();  // no warp reads V, whose place O takes
+    __syncthreads();  // no warp reads V any more, which O overlays
     warp.finish();
-    if constexpr (kCfg.bulk) ptx::fence_proxy_async();  // copies follow into V's place
+    if constexpr (kCfg.bulk) ptx::fence_proxy_async();  // bulk copies into V's stages follow
   }
 }
 

@@ -1,12 +1,12 @@
-// Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows, half a block
-// apart: where the upper half of the block sees no more keys under a causal mask, every warp then does half of the
-// products. A loop of its own because it runs in two parts, over both of the warp's tiles and then over the lower one
-// alone.
+// The forward pass of fwd_sm80/kernel.cuh for problems without options, in which a warp has two tiles of 16 rows, half
+// a block apart. When under a causal mask the upper half of the block sees no more keys, every warp still computes half
+// of its products. It has a loop of its own because it runs in two parts: over both of the warp's tiles, then over the
+// lower one alone.
 //
-// Grid: persistent blocks (fwd_sm80/scheduler), under a causal mask as many as the GPU holds, otherwise one a work
-// tile. The first loads of a work tile are issued under the last product of the one before: K and V into the other
-// stage, Q into its place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory:
-// FwdPersistentSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
+// Grid: persistent blocks (fwd_sm80/scheduler), under a causal mask as many as the GPU holds, otherwise one for each
+// work tile. The first loads of a work tile are issued during the last product of the previous one: K and V into the
+// other stage, and Q over the previous Q as soon as the last scores are computed. Block: as in fwd_sm80/kernel.cuh.
+// Shared memory: FwdPersistentSharedMemory. Details: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/epilogue.cuh"
@@ -31,7 +31,7 @@ struct FwdPersistentSharedMemory {
   FwdBlock<kCfg> work[2];  // this work tile and the next
 };
 
-// ---- the last of a warp's tiles of 16 rows, alone ----
+// ---- the second of a warp's two tiles of 16 rows, alone ----
 
 template <int kM, int kN>
 TESSERA_DEVICE auto last_rows(float (&acc)[kM][kN][4]) -> float (&)[1][kN][4] {
@@ -60,8 +60,8 @@ TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
-  constexpr int kM = 2;                        // tiles of 16 rows a warp
-  constexpr int kRowStep = kCfg.block_m / kM;  // from one to the next
+  constexpr int kM = 2;                        // tiles of 16 rows of a warp
+  constexpr int kRowStep = kCfg.block_m / kM;  // rows from one tile to the next
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
   static_assert(kCfg.row_map == RowMap::kSpread && kM * kCfg.warps * 16 == kCfg.block_m);
   static_assert(dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
@@ -78,7 +78,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     if (tile < b.last) load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
 
-  // 1. Which tiles are mine, and which keys the first sees.
+  // 1. This block's work tiles, and the keys that the first one sees.
   PersistentScheduler<kCfg> scheduler(p);
   scheduler.clear_unowned(p);
   if (!scheduler.more) return;
@@ -98,23 +98,25 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   while (scheduler.more) {
     const FwdBlock<kCfg>& b = shared.work[place];
     place ^= 1;
-    const int end = max(b.last, b.first + 1);  // where no row sees any key, one tile is processed, all of it masked
+    const int end = max(b.last, b.first + 1);  // if no row sees any key, one tile is processed, all of it masked
 
-    // 3. For every tile of keys that a row of mine sees.
+    // 3. For every tile of keys that a row of the block sees.
     float rO[kM][kD][4];
     clear(rO);
     OnlineSoftmax<kM> softmax;
-    // Rows `row` ... with their outputs and softmax: all of the warp's, or the last 16.
+    // Processes one tile of keys for rows from `row` on, with their outputs and softmax: all of the warp's rows, or its
+    // last 16.
     const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
                                            int row) {
-      // In a block's only work tile V of the first tile is awaited after the scores.
+      // In a block's only work tile, the wait for V of the first tile comes after the scores.
       const bool v_later = tile == b.first && PersistentScheduler<kCfg>::one_each(p);
       if (v_later) {
         ptx::cp_async_wait_group<1>();
       } else {
         ptx::cp_async_wait_group<0>();
       }
-      __syncthreads();  // the tile is there for all warps, and all are done with the one before, or the O before
+      // The tile is visible to all warps, and all have finished reading the previous tile, or the previous O.
+      __syncthreads();
       const bool ends = tile + 1 == end;
       if (!ends) {
         load_k(b, tile + 1, stage ^ 1), load_v(b, tile + 1, stage ^ 1);
@@ -128,17 +130,17 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       }
       ptx::cp_async_commit_group();
 
-      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of
-      //    S and O rescaled. Against the stale max first, where that may serve: attention/softmax.
+      //    S = Q K^T; in a partial tile, -inf for keys that a row does not see; online softmax: P replaces S, and O is
+      //    rescaled. In a full tile the stale max is tried first: attention/softmax.
       const int key0 = tile * kCfg.block_n;
-      // Where only the last 16 rows are processed, at the end of a causal mask, the tile is partial.
+      // If only the last 16 rows are processed, at the end of a causal mask, the tile is partial.
       const bool full = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
       float rS[kTiles][kN][4];
       score_tile<kCfg, kRowStep>(rS, softmax, rO, shared.sQ, shared.stage[stage].sK, p, b, row, key0, full);
       uint32 rP[kTiles][kSteps][4];
       pack_rows<kCfg.dtype>(rP, rS);
       if (v_later) ptx::cp_async_wait_group<1>();
-      if (ends || v_later) __syncthreads();  // no warp needs Q; V is there for all
+      if (ends || v_later) __syncthreads();  // no warp reads Q any more; V is visible to all
       if (ends) {
         if (scheduler.more) load_queries(shared.sQ, p, shared.work[place]);
         ptx::cp_async_commit_group();
@@ -148,7 +150,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       product_pb(rO, rP, shared.stage[stage].sV);
       stage ^= 1;
     };
-    // The upper half of the block's rows does not see the tiles from upper_end on: every warp leaves out half of its
+    // The upper half of the block's rows does not see the tiles from upper_end on: there every warp omits half of its
     // rows.
     const int upper_high = visible_keys<kCfg.score>(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
     const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
@@ -159,7 +161,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     set_last_rows(softmax, lower);
 
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-    __syncthreads();  // no warp reads the last tile, whose place O takes
+    __syncthreads();  // no warp reads the last tile any more, which O overlays
     auto& sO = *reinterpret_cast<typename Shared::Output*>(&shared.stage[stage ^ 1]);
     finish_rows<kRowStep>(sO, p, b, softmax, rO, warp_row);
   }

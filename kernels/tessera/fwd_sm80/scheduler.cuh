@@ -1,4 +1,5 @@
-// The tile schedulers: a thread block for each work tile, or persistent blocks, which process one after another.
+// The tile schedulers: a thread block for each work tile, or persistent blocks, which process one work tile after
+// another.
 #pragma once
 
 #include "tessera/attention/work_order.hpp"
@@ -7,24 +8,24 @@
 namespace tessera {
 
 // A thread block's only work tile. Tiles of one head are neighbours, so that its keys and values are in the L2 cache;
-// of a sequence the last tile comes first, since under a causal mask it sees the most keys.
+// the last tile of a sequence comes first, because under a causal mask it sees the most keys.
 TESSERA_DEVICE TileCoord single_tile(const FwdParams& p) {
   const int index = static_cast<int>(blockIdx.x);
   return {index / p.tiles, index % p.tiles};
 }
 
-// A persistent block's.
+// The work tiles of a persistent block.
 template <FwdConfig kCfg>
 struct PersistentScheduler {
   BlockTiles tiles;
   TileCoord place;
-  bool more;  // there is one, at `place`
+  bool more;  // whether there is a work tile, at `place`
 
   TESSERA_DEVICE explicit PersistentScheduler(const FwdParams& p)
       : tiles(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
     find(p);
   }
-  // Every block has one at most.
+  // Whether every block has at most one work tile.
   TESSERA_DEVICE static bool one_each(const FwdParams& p) {
     return p.order.paired_heads == 0 && static_cast<int>(gridDim.x) >= work_tiles(p.order);
   }
@@ -32,7 +33,7 @@ struct PersistentScheduler {
     step(p);
     find(p);
   }
-  // The block's part of the rows that belong to no sequence, before its first work tile.
+  // Clears the block's part of the rows that belong to no sequence, before its first work tile.
   TESSERA_DEVICE void clear_unowned(const FwdParams& p) const {
     if (kCfg.split || !p.cu_seqlens_q) return;
     if (one_each(p)) {
@@ -47,7 +48,7 @@ struct PersistentScheduler {
   TESSERA_DEVICE void step(const FwdParams& p) {
     tiles.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   }
-  // The first index from here on that has rows: a packed batch has slots without.
+  // Finds the first index from here on that has rows: a packed batch has padded tile indices without rows.
   TESSERA_DEVICE void find(const FwdParams& p) {
     for (; tiles.index < work_tiles(p.order); step(p)) {
       place = tile_coord(p.order, tiles.index);

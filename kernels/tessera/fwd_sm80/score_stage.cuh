@@ -1,5 +1,5 @@
-// From S = Q K^T in a warp's registers to P: options, mask, online softmax, dropout. Tiles of 16 rows, kRowStep apart,
-// from row `row0` of the sequence on.
+// From S = Q K^T in a warp's registers to P: options, mask, online softmax, dropout. The warp's tiles of 16 rows are
+// kRowStep apart, from row `row0` of the sequence on.
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Which (b, h, i, j) the scores of a warp are: its tiles of 16 rows are kRowStep apart, from row `row0` of the sequence
-// on.
+// The coordinates (b, h, i, j) of a warp's scores: its tiles of 16 rows are kRowStep apart, from row `row0` of the
+// sequence on.
 template <FwdConfig kCfg, int kM, int kTiles, int kRowStep = 16>
 struct FwdCoordinates {
   static constexpr int kRows = kM * 2, kAheadRows = kRows, kN = kTiles;
@@ -31,14 +31,14 @@ struct FwdCoordinates {
 template <FwdConfig kCfg, int kM, int kN, int kRowStep = 16>
 using FwdScoreStep = ScoreStep<kCfg.score, FwdCoordinates<kCfg, kM, kN, kRowStep>>;
 
-// -inf for keys that a row does not see by its position.
+// Sets scores to -inf for keys that a row does not see by position.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
 TESSERA_DEVICE void apply_mask(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
                                int key0) {
   FwdScoreStep<kCfg, kM, kN, kRowStep>::hide(rS, {p, b, row0, key0});
 }
 
-// Zero for the weights that dropout drops.
+// Sets the weights that dropout drops to zero.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
 TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
 #pragma unroll
@@ -51,9 +51,9 @@ TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBl
     }
 }
 
-// S = Q K^T of a tile without options -> P in place of S, and O rescaled. Against the stale max first, where that may
-// serve (attention/softmax); else, or if a sum passes the bound, with the rows' maxima. full: every row sees all of the
-// tile's keys.
+// For a tile without options: S = Q K^T, then P replaces S, and O is rescaled. In a full tile the stale max is tried
+// first (attention/softmax); otherwise, or if a sum exceeds the bound, the rows' maxima are computed. full: every row
+// sees all keys of the tile.
 template <FwdConfig kCfg, int kRowStep = 16, class QTile, class KTile, int kM, int kN, int kD>
 TESSERA_DEVICE void score_tile(float (&rS)[kM][kN][4], OnlineSoftmax<kM>& softmax, float (&rO)[kM][kD][4], QTile& sQ,
                                KTile& sK, const FwdParams& p, const FwdBlock<kCfg>& b, int row, int key0, bool full) {

@@ -1,5 +1,5 @@
-// What fwd_sm90 is compiled for (config), what a launch passes (params), and where its shared memory lies: one text for
-// the host, the kernel and the search of tiles.
+// The compile-time config, the launch parameters and the shared memory layout of fwd_sm90, as one text for the host,
+// the kernel and the search for tiles.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -12,21 +12,23 @@
 namespace tessera {
 
 struct FwdSm90Config {
-  Dtype dtype;      // 16 bits
-  int head_dim;     // padded to a multiple of 16
-  int head_dim_v;   // likewise, and a width of ptx::Wgmma
-  int block_n;      // keys of a K/V block
-  int consumers;    // consumer warpgroups, each with kConsumerRows query rows
-  int k_stages;     // K blocks in shared memory
-  int v_stages;     // V blocks
-  int q_stages;     // tiles of kConsumerRows queries: whole_q_stages; with two for each Q is loaded a work tile early
-  int o_chunks;     // chunks of 64 columns of O that each warp stages on their way to global memory
-  int page_rows;    // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
-  bool causal;      // later queries see more keys, so work tiles differ in cost
-  int cluster;      // blocks that multicast K and V to each other, 1 or 2; 2: neighbouring work tiles see the same keys
-  bool varlen;      // cu_seqlens or seqused: a sequence may end anywhere within a tile
-  bool block_mask;  // K/V blocks by lists (block_lists/kernel), not from the first to the last
-  bool live_tiles;  // packed batches: work tiles by live_tiles/kernel, not by the sequences' offsets
+  Dtype dtype;     // 16 bits
+  int head_dim;    // padded to a multiple of 16
+  int head_dim_v;  // likewise, and a width of ptx::Wgmma
+  int block_n;     // keys of a K/V block
+  int consumers;   // consumer warpgroups, each with kConsumerRows query rows
+  int k_stages;    // K blocks in shared memory
+  int v_stages;    // V blocks
+  // Tiles of kConsumerRows queries: whole_q_stages; with two for each consumer, Q is loaded one work tile early.
+  int q_stages;
+  int o_chunks;   // chunks of 64 columns of O that each warp stages at a time before they are stored to global memory
+  int page_rows;  // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
+  bool causal;    // later queries see more keys, so work tiles differ in cost
+  int cluster;    // blocks that multicast K and V to one another, 1 or 2; 2: neighbouring work tiles see the same keys
+  bool varlen;    // cu_seqlens or seqused: a sequence may end anywhere within a tile
+  bool block_mask;  // K/V blocks come from block lists (block_lists/kernel), not all from first to last
+  // Packed batches: work tiles are listed by live_tiles/kernel, not derived from the sequences' offsets.
+  bool live_tiles;
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
@@ -35,12 +37,12 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
-// Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers share the K/V blocks of a
-// work tile, the union of what their rows see; a consumer releases those that only others see as soon as they arrive.
-// At the border of two tiles it releases such blocks of K, after its last block and before its first of the next tile,
-// while its last P V still holds back the release of V. Until then the producers can be ahead by k_stages + v_stages -
-// 1 blocks: with more blocks to skip than that, the consumer waits for K that is not loaded before another consumer
-// gets its own.
+// Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers use the K/V blocks of a
+// work tile, the union of what their rows see; a consumer releases blocks that only others see as soon as they arrive.
+// At the border of two work tiles it releases such blocks of K, after its last block and before its first of the next
+// tile, while its last P V still holds back the release of V. Until then the producers can be ahead by k_stages +
+// v_stages - 1 blocks. If it had to skip more blocks than that, the consumer would wait for K that is not loaded before
+// another consumer receives its own.
 TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int block_n, int k_stages, int v_stages) {
   for (int consumer = 0; consumer < consumers; ++consumer) {
     const int before = consumer * kConsumerRows, after = (consumers - 1 - consumer) * kConsumerRows;
@@ -50,14 +52,16 @@ TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int b
   return true;
 }
 
-// Each stage of Q is one consumer's. Of one that went from consumer to consumer the next might wait for its own phase
-// while the last one's Q has not arrived: two phases ahead of the barrier, whose parity then answers at once.
+// Each stage of Q belongs to one consumer. If a stage passed from consumer to consumer, the next consumer might wait
+// for its own phase while the previous one's Q has not arrived: it would be two phases ahead of the barrier, whose
+// parity would then let it pass at once.
 TESSERA_HOST_DEVICE constexpr bool whole_q_stages(int consumers, int q_stages) {
   return q_stages >= consumers && q_stages % consumers == 0;
 }
 
-// With a block mask a consumer may pass over any number of blocks. So many, together, while the same P V holds back V:
-// up to a work tile's end, and in the next one where its Q does not wait for that of a consumer that still needs V
+// With a block mask a consumer may skip any number of blocks. This is how many it may skip in sequence while the same P
+// V holds back the release of V: up to a work tile's end and, with two stages of Q for each consumer, on into the next
+// work tile, because its Q then does not wait for a consumer that still needs V
 // (tests/protocols/test_fwd_sm90_lists.py).
 TESSERA_HOST_DEVICE constexpr int most_unseen_v(int consumers, int k_stages, int v_stages, int q_stages) {
   return q_stages < 2 * consumers ? v_stages : k_stages + v_stages - 1;
@@ -70,8 +74,8 @@ struct FwdSm90Layout {
   int v;                                  // [v_stages] blocks of block_n x head_dim_v
   int o;                                  // [consumers * 4 warps] tiles of 16 x o_chunks * 64 columns
   int work_tiles;                         // [kWorkTilesAhead] WorkTile
-  int tile_ring, q_ring, k_ring, v_ring;  // a full and an empty barrier a stage
-  int k_entries;                          // [k_stages] of a block mask's lists
+  int tile_ring, q_ring, k_ring, v_ring;  // each stage has a full and an empty barrier
+  int k_entries;                          // [k_stages] entries of a block mask's lists
   int bytes;
 };
 
@@ -97,18 +101,18 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse, lse_low;
   WorkOrder order;
-  // Dynamic scheduler (packed batches and block masks): how many work tiles are claimed; NULL: a static schedule. Work
-  // tiles of at most so many K/V blocks are scheduled last.
+  // Dynamic scheduler (packed batches and block masks): the number of claimed work tiles; NULL: a static schedule. Work
+  // tiles of at most short_tile_blocks K/V blocks are scheduled last.
   int* tile_counter;
   int short_tile_blocks;
-  // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that
-  // each keeps its place.
+  // Parameters instead of constants, which the compiler would write into registers again for each product; two
+  // parameters, so that each stays in its register.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
   PositionMasks masks;
   BlockLists lists;       // with a block mask
   const LiveTiles* live;  // with live tiles
-  // With a block mask and a dynamic scheduler: how many lists are long; where more than most_long_lists are, none goes
-  // first.
+  // With a block mask and a dynamic scheduler: the number of long lists; if it exceeds most_long_lists, no list is
+  // scheduled first.
   const int* long_lists;
   int most_long_lists;
 };

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// A row of the work tile.
+// The address of a row of the work tile in O.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE char* output_at(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row) {
   return static_cast<char*>(p.o.data) + (p.o.batch * tile.batch + p.o.head * tile.head +
@@ -19,7 +19,7 @@ TESSERA_DEVICE void store_row_lse(const FwdSm90Params& p, const WorkTile<kCfg>& 
   store_lse(p, tile.batch, tile.head, static_cast<int64>(tile.s.q_begin) + tile.row0 + row, lse);
 }
 
-// A warp's 16 rows from row0 on, which see no key: O = 0, LSE = -inf.
+// Stores O = 0 and LSE = -inf for a warp's 16 rows from row0 on, which see no key.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row0) {
   const int words = p.head_dim_v / 8;
@@ -33,9 +33,9 @@ TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCf
 template <FwdSm90Config kCfg>
 struct Epilogue {
   static constexpr int kD = kCfg.head_dim_v / 8;
-  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; below 0: the row sees no key
+  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; negative: the row sees no key
 
-  // The rows' sums, once all keys have passed: LSE to global memory, and `factor`.
+  // Finishes the rows' sums after all keys: stores the LSE to global memory and sets `factor`.
   TESSERA_DEVICE void finish_sums(const WorkTile<kCfg>& tile, OnlineSoftmax<1>& softmax,
                                   const ConsumerGroup<kCfg>& group) {
     softmax.finish();
@@ -51,7 +51,7 @@ struct Epilogue {
       }
     }
     if (p.lse.data) {
-      // Of the four lanes that share a row, lane 0 stores the LSE of that row, lane 1 of the row eight below.
+      // Of the four lanes that have a row, lane 0 stores the LSE of that row and lane 1 that of the row eight below.
       const int lane = warp_lane(), half = lane % 4;
       const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
       if (half < 2 && row < tile.count) {
@@ -68,8 +68,9 @@ struct Epilogue {
     }
   }
 
-  // O / l: registers -> shared -> global, o_chunks chunks of columns at a time. TMA stores a warp's 16 rows, or, where
-  // a packed sequence ends among them and the next rows belong to another one, the lanes store those that exist.
+  // O / l: registers -> shared -> global, o_chunks chunks of columns at a time. TMA stores a warp's 16 rows; if a
+  // packed sequence ends among them, the next rows belong to another sequence, and the lanes store only the rows of
+  // this one.
   TESSERA_DEVICE void store(const WorkTile<kCfg>& tile, float (&rO)[1][kD][4], const ConsumerGroup<kCfg>& group) {
     using OutputTile = typename FwdSm90SharedMemory<kCfg>::OutputTile;
     if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {
@@ -87,7 +88,7 @@ struct Epilogue {
     for (int pass = 0; pass < kCfg.head_dim_v; pass += OutputTile::kCols) {
       const int cols = min(kCfg.head_dim_v - pass, OutputTile::kCols);
       ptx::cp_async_bulk_wait_group_read();
-      __syncwarp();  // TMA has read what was staged before
+      __syncwarp();  // TMA has read the previous pass's columns
 #pragma unroll
       for (int col = 0; col < cols; col += 16) {
         uint32 words[4];

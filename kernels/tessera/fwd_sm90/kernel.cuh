@@ -1,18 +1,17 @@
-// Forward on Hopper: O = softmax(scale Q K^T) V and LSE, by FlashAttention-3's plan: TMA, wgmma, and warpgroups with
-// roles.
+// Forward on Hopper: O = softmax(scale Q K^T) V and LSE, as in FlashAttention-3: TMA, wgmma and specialised warpgroups.
 //
 // A persistent block processes work tiles (fwd_sm90/work_tile), each with 64 query rows for each consumer warpgroup.
 // The threads of a producer warpgroup schedule the tiles and load their Q, K and V (fwd_sm90/producers). Two or three
 // consumers overlap their own products: each issues S' = Q K'^T of the next K/V block together with O += P V of this
-// one, and the exponentials of S' run under P V, and under the products of the other consumers, with which it is not
-// synchronised. Four consumers do one step after another: the products of the other three are enough to hide the
+// one, and the exponentials of S' run during P V and during the products of the other consumers, with which it is not
+// synchronised. Four consumers perform these steps in sequence: the products of the other three are enough to hide the
 // softmax.
 //
 // The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), unless
-// ALiBi or a bias may raise the scores from block to block. Where a sum passes a bound, a warp does the block again.
+// ALiBi or a bias may raise the scores from block to block. If a sum exceeds a bound, the warp recomputes the block.
 //
-// Block: (consumers + 1) x 128 threads, one block a multiprocessor; setmaxnreg moves registers from the producers to
-// the consumers. Shared memory: FwdSm90SharedMemory. Page, with what was measured: docs/reference/kernels/fwd_sm90.md.
+// Block: (consumers + 1) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
+// the consumers. Shared memory: FwdSm90SharedMemory. Details and measurements: docs/reference/kernels/fwd_sm90.md.
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
@@ -37,13 +36,14 @@ struct Consumer {
   KvCursor<kCfg> at;
   Scores scores;
   float rO[1][kD][4];
-  int v_tail;  // of the work tile's last block: the first row of V past the sequence's end that is not zero, else 0
+  // Of the work tile's last block: the first row of V past the sequence's end that is not zero; 0 if there is none.
+  int v_tail;
   Epilogue<kCfg> epilogue;
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : at(p, shared, consumer) {
-    // No result depends on these values. But products are issued even where there is nothing to multiply yet, and a
-    // compiler (NVRTC 12.8) that brings any value there between two of them serialises them all.
+    // No result depends on these values. But products are issued even if there is nothing to multiply yet, and if a
+    // compiler (NVRTC 12.8) initialises a register between two of them, it serialises them all.
     clear(scores.rS);
     clear(rO);
     ptx::wgmma_pin(flat(scores.rS));
@@ -63,10 +63,10 @@ struct Consumer {
     } else {
       attend_in_steps();
     }
-    ptx::cp_async_bulk_wait_group_read();  // TMA has read O before the block's shared memory is another block's
+    ptx::cp_async_bulk_wait_group_read();  // TMA has read O before another block uses this shared memory
   }
 
-  // S, softmax, O: one step after another, and one work tile after another.
+  // S, softmax and O in sequence, one work tile after another.
   TESSERA_DEVICE void attend_in_steps() {
     while (uniform(at.next_tile(false))) {
       issue_scores();
@@ -99,10 +99,11 @@ struct Consumer {
   }
 
   // The K/V blocks of all work tiles form one stream. The scores of a block are issued together with O += P V of the
-  // block before it and become the next P meanwhile; so at the end of a work tile the first exponentials of the next
-  // one run.
+  // previous block and turned into the next P meanwhile; at the end of a work tile, the first exponentials of the next
+  // work tile therefore run during its last product.
   TESSERA_DEVICE void attend_overlapping() {
-    int pending = 0;  // 1: P of a work tile's last block waits for its V. Read from one lane, for a uniform register
+    // 1: P of a work tile's last block waits for its V. Read from one lane, so that it is in a uniform register.
+    int pending = 0;
     while (true) {
       const auto finished_at = at.tile_at;
       if (pending) at.tile_at.advance();
@@ -140,7 +141,7 @@ struct Consumer {
       at.release_q();
     }
   }
-  // S' = Q K'^T of a later block, beside O += P V of the one before.
+  // S' = Q K'^T of a later block, together with O += P V of the previous one.
   TESSERA_DEVICE void attend_block() {
     issue_scores();
     issue_output();
@@ -153,8 +154,8 @@ struct Consumer {
     });
   }
 
-  // A work tile's first block, at which is also known what its last one leaves in V. Rows of V past the sequence's end
-  // meet P = 0, but in packed and in paged tensors they may hold NaN.
+  // Processes a work tile's first block, and determines what its last block leaves in V: rows of V past the sequence's
+  // end are multiplied by P = 0, but in packed and paged tensors they may hold NaN.
   TESSERA_DEVICE void first_block() {
     const int sk = uniform(at.tile().s.sk);
     v_tail = 0;
@@ -168,8 +169,8 @@ struct Consumer {
     at.template clear_from<V>(shared_address(at.shared.sV[at.v.stage()].data), v_tail);
   }
 
-  // ---- products. Issued without a branch: where there is nothing to multiply they read what is there and are not
-  // used, since one wgmma inside a branch would make the compiler serialise all ----
+  // ---- products. They are issued without a branch: if there is nothing to multiply, they read what is in shared
+  // memory and their results are unused, because one wgmma inside a branch would make the compiler serialise all ----
 
   template <class Tile, int kStages>
   TESSERA_DEVICE TileDescriptor descriptor(const Tile* tiles, const RingPosition<kStages>& at, uint32 high) const {
@@ -237,9 +238,9 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp. The kernel ahead in the
-  // stream may still run until griddepcontrol_wait; the next one may begin after it, since decode_sm90 beside this one
-  // waits for none before.
+  // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp. The previous kernel in the
+  // stream may run until griddepcontrol_wait. The next kernel is allowed to begin only after it, because a decode_sm90
+  // launch of the same call does not wait for the kernels before it.
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&p.q_map);
     ptx::prefetch_tensormap(&p.k_map);
@@ -278,7 +279,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    if (kCfg.varlen && p.cu_seqlens_q) {  // rows of no sequence, while the first tiles are loaded
+    if (kCfg.varlen && p.cu_seqlens_q) {  // clear rows of no sequence while the first tiles are loaded
       constexpr int kWarps = kCfg.consumers * 4;
       const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32 - 4;
       clear_unowned_outputs<kCfg.dtype>(p, warp, static_cast<int64>(gridDim.x) * kWarps);

@@ -1,4 +1,5 @@
-// Where a consumer warpgroup of fwd_sm90 is: its work tile, the K/V block of that tile, and its places in the rings.
+// The position of a consumer warpgroup of fwd_sm90: its work tile, the K/V block of that tile, and its stages of the
+// rings.
 #pragma once
 
 #include "tessera/fwd_sm90/epilogue.cuh"
@@ -9,21 +10,23 @@ namespace tessera {
 
 inline constexpr int kClearedBarrier = 1;  // a named barrier of each consumer: kClearedBarrier + consumer
 
-// Of a work tile's K/V blocks, those that the rows of one consumer see: block ... last.
+// The K/V blocks of a work tile that the rows of one consumer see: block ... last.
 template <FwdSm90Config kCfg>
 struct TileBounds {
-  int block = 0;              // whose scores are next
-  int last = 0;               // the last that some row sees
-  int end = 1;                // past the last that any consumer's rows see
+  int block = 0;              // the block whose scores are next
+  int last = 0;               // the last block that some row sees
+  int end = 1;                // after the last block that any consumer's rows see
   int full_first, full_last;  // full blocks: every row sees all of their keys; the others are partial
-  int unseen_v = 0;           // V blocks, after the ring's next one, whose K was released unread: so will they be
+  int unseen_v = 0;  // V blocks, after the ring's next one, whose K was released unread: V will be released unread too
 
-  // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none before.
+  // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none
+  // before.
   TESSERA_DEVICE bool cuts_low() const { return !kCfg.causal && block < full_first; }
   TESSERA_DEVICE bool cuts_high() const { return block > full_last; }
 };
 
-// A consumer's place in the stream of K/V blocks. V is one block after K where the softmax of a block runs under products.
+// A consumer's position in the stream of K/V blocks. V is one block after K if the softmax of a block overlaps with
+// products.
 template <FwdSm90Config kCfg>
 struct KvCursor : ConsumerGroup<kCfg> {
   using ConsumerGroup<kCfg>::p, ConsumerGroup<kCfg>::shared, ConsumerGroup<kCfg>::consumer;
@@ -41,18 +44,19 @@ struct KvCursor : ConsumerGroup<kCfg> {
 
   TESSERA_DEVICE bool at_last_block() const { return bounds.block == bounds.last; }
   TESSERA_DEVICE bool before_last_block() const { return bounds.block < bounds.last; }
-  // To the next block, whose K has arrived.
+  // Advances to the next block and waits for its K.
   TESSERA_DEVICE void next_block() {
     ++bounds.block;
     wait_k();
   }
 
-  // ---- with a block mask: the entries of the work tile's list, in the place of first ... last ----
+  // ---- with a block mask: the entries of the work tile's list, instead of first ... last ----
 
-  int listed;  // entries from the ring's next K on
-  // To the next block that my rows see, whose K has arrived; false: the list has none. Those on the way, which other consumers see, are
-  // passed over: K at once, V after the P V that waits for an earlier stage. After so many the next is multiplied in vain, and masked. So
-  // is the last of a list of which my rows see nothing: each work tile has a first block.
+  int listed;  // remaining entries, from the ring's next K on
+  // Advances to the next block that this consumer's rows see and waits for its K; false: the list has none. Blocks
+  // before it, which only other consumers see, are skipped: K at once, V after the P V that waits for an earlier stage.
+  // After kMostUnseenV skipped blocks the next one is multiplied although it is masked completely. So is the last block
+  // of a list if these rows see none of them, because each work tile needs a first block.
   static constexpr int kMostUnseenV = most_unseen_v(kCfg.consumers, kCfg.k_stages, kCfg.v_stages, kCfg.q_stages);
   TESSERA_DEVICE bool next_listed(bool first) {
     for (; listed > 0; --listed) {
@@ -69,24 +73,26 @@ struct KvCursor : ConsumerGroup<kCfg> {
     return false;
   }
   TESSERA_DEVICE int entry() const { return uniform(shared.k_entries.of[k.stage()]); }
-  // Whether the mask hides the block, whose K is not released yet, from my rows, and shows it to others of the work tile.
+  // Whether the mask hides the block, whose K is not released yet, from this consumer's rows. It shows the block to
+  // other consumers.
   TESSERA_DEVICE bool hides_block() const {
     if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
     return false;
   }
 
   TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
-  // The query of a lane's row: of the warp's 16 rows lane / 4, or that + 8.
+  // The query of one of a lane's two rows: row lane / 4 of the warp's 16 rows, or lane / 4 + 8.
   TESSERA_DEVICE int query(const WorkTile<kCfg>& tile, int lane, int half) const {
     return tile.row0 + consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
   }
 
-  // To the next work tile in which my rows see keys, and to their first block, whose K has arrived. Tiles in which they see
-  // none are finished on the way. False: there is no further tile; or, with `pending`, the next tile is one to be passed
-  // over, whose V cannot be released while a P V of the tile before waits for an earlier stage.
+  // Advances to the next work tile in which this consumer's rows see keys, and to their first block, and waits for its
+  // K. Tiles in which they see none are finished on the way. Returns false if there is no further tile or, with
+  // `pending`, if the next tile is one to be skipped: its V cannot be released while a P V of the previous tile waits
+  // for an earlier stage.
   TESSERA_DEVICE bool next_tile(bool pending) {
-    // Blocks after my last one. That K is released here and V only later is what kv_rings_cannot_deadlock allows for.
-    // With a block mask next_listed has passed over them.
+    // Skips the blocks after this consumer's last one. kv_rings_cannot_deadlock allows for K being released here and V
+    // only later. With a block mask next_listed has skipped them.
     if constexpr (!kCfg.block_mask) {
       for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
     }
@@ -160,8 +166,8 @@ struct KvCursor : ConsumerGroup<kCfg> {
     tile_at.advance();
   }
 
-  // Rows `first` ... of a tile in shared memory become 0, before this consumer's products read them. Consumers that share
-  // the tile write the same.
+  // Clears rows from `first` on of a tile in shared memory, before this consumer's products read them. Other consumers
+  // that use the tile write the same zeros.
   template <class Tile>
   TESSERA_DEVICE void clear_from(uint32 base, int first) {
     constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes

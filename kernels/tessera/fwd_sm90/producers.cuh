@@ -1,5 +1,5 @@
-// The producer warpgroup of fwd_sm90: one thread is the tile scheduler, three load Q, K and V by TMA. Each runs ahead
-// of the consumers as far as its ring goes, across the borders of work tiles.
+// The producer warpgroup of fwd_sm90: one thread is the tile scheduler, and three load Q, K and V by TMA. Each runs
+// ahead of the consumers as far as its ring allows, across the borders of work tiles.
 #pragma once
 
 #include "tessera/fwd_sm90/config.hpp"
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// kBlocks > 1: every block of the cluster gets the tile, and this one multicasts its part of the chunks to all.
+// kBlocks > 1: every block of the cluster receives the tile; this block multicasts its part of the chunks to all.
 template <int kBlocks = 1, class Tile>
 TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
 #pragma unroll
@@ -23,14 +23,15 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
   }
 }
 
-// The tile scheduler: this block's work tiles in their order. To decode one takes hundreds of instructions, with
+// The tile scheduler: computes this block's work tiles in order. To decode one takes hundreds of instructions, with
 // divisions and, in packed batches, a binary search; nothing else waits for this thread.
 //
-// Static: block b's tiles are a function of b. Dynamic (packed batches, whose lengths only the GPU knows): blocks claim
-// tiles from p.tile_counter. A first pass over all indices claims the long tiles, a second one the short ones, several
-// at once, so that the grid ends with short tiles (LPT). With a block mask, whose lists the GPU makes, too, in one
-// pass; but where a few lists are long among short ones, each block first processes those of every so many tiles. The
-// next tile is claimed two tiles ahead: the latest point at which its loads are still hidden.
+// Static: the tiles of a block are a function of its index. Dynamic (packed batches, whose lengths only the GPU knows):
+// blocks claim tiles from p.tile_counter. A first pass over all indices claims the long tiles, a second one the short
+// tiles, several at once, so that the grid ends with short tiles (LPT). With a block mask, whose lists are made by the
+// GPU too, there is one pass; but if a few lists are long among short ones, each block first processes the long tiles
+// among every gridDim.x-th tile. The next tile is claimed two tiles ahead: the latest point at which its loads are
+// still hidden.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kWorkTilesAhead> at;
@@ -64,7 +65,7 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     const int tiles = work_tiles(WorkTile<kCfg>::order_of(p));
     const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
     while (true) {
-      auto last_but_one = at;  // whose stage the tile after the next one will have
+      auto last_but_one = at;  // the stage before the one that the tile after the next will use
       last_but_one.advance(2);
       shared.tile_ring.wait_empty(last_but_one);
       const int drawn = atomicAdd(p.tile_counter, 1);
@@ -89,8 +90,8 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
   ptx::mbarrier_arrive(shared.tile_ring.full[at.stage()].address());
 }
 
-// Q, one consumer's rows after another's. After the last work tile the ring's stages are completed empty, so that the
-// consumers, which wait for Q alone, read that there is no further tile.
+// Loads Q, one consumer's rows after another's. After the last work tile the ring's stages are completed empty, because
+// the consumers wait only for Q and must then read that there is no further tile.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kCfg.q_stages> at;
@@ -115,7 +116,7 @@ TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& sh
   }
 }
 
-// K, or V: all blocks that a work tile sees.
+// Loads K, or V: all blocks that a work tile sees.
 template <FwdSm90Config kCfg, bool kIsK, int kStages, class Tile>
 TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
                             Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
@@ -133,9 +134,10 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
       tile_at.advance();
       int entry = last > 0 ? entries[0] : 0;
       for (int n = 0; n < last; ++n) {
-        const int next = n + 1 < last ? entries[n + 1] : 0;  // is there when the stage is
+        const int next = n + 1 < last ? entries[n + 1] : 0;  // loaded by the time the stage is free
         ring.wait_empty(at);
-        if constexpr (kIsK) shared.k_entries.of[at.stage()] = entry;  // before the arrival, by which consumers see it
+        // Before the arrival that makes it visible to consumers.
+        if constexpr (kIsK) shared.k_entries.of[at.stage()] = entry;
         ring.expect(at, Tile::kBytes);
         copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(), list_block(entry) * kCfg.block_n, head,
                   batch);
@@ -156,12 +158,12 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
 }
 
 // The same by page table, by a warp. A K/V block is block_n / page_rows boxes, each of page_rows rows of one page, and
-// each lane loads one. It looks up its page of the next block before it waits for that block's stage, so that the two
-// latencies overlap. The full barrier counts the bytes of all boxes, so no lane can be a round ahead of another.
+// each lane loads one box. It looks up its page of the next block before it waits for that block's stage, so that the
+// two latencies overlap. The full barrier counts the bytes of all boxes, so no lane can be a round ahead of another.
 //
-// A box that starts at the sequence's end or after it is loaded from past the end of a page, where TMA fills in zeros:
-// the page table is not read there. Within the box that holds the sequence's end lies what the page holds; as with any
-// seqused_k, which every paged call has, consumers mask it in K and clear it in V. A page index out of range is
+// A box that starts at or after the sequence's end is loaded from past the end of a page, where TMA fills in zeros: the
+// page table is not read for it. The box that contains the sequence's end also loads the page's rows after it; as with
+// any seqused_k, which every paged call has, consumers mask them in K and clear them in V. A page index out of range is
 // clamped.
 template <FwdSm90Config kCfg, int kStages, class Tile>
 TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
@@ -185,7 +187,7 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     __syncwarp(kLanes);  // every lane has read the work tile
     if (lane == 0) shared.tile_ring.release_alone(tile_at);
     tile_at.advance();
-    int page, row;  // of my box in the next block
+    int page, row;  // of this lane's box in the next block
     const auto look_up = [&](int block) {
       const uint32 key = block * kCfg.block_n + my_row, size = p.page_size;
       page = 0, row = p.page_size;

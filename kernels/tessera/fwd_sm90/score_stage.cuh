@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// By how much the max of a work tile's first block is raised where a row may see few of that block's keys: these say
-// little about later ones, and a max that is too low costs a block twice. A power of two: the largest weight stays
+// By how much the max of a work tile's first block is raised if a row may see only few of that block's keys: these say
+// little about later keys, and a max that is too low makes a block cost twice. A power of two: the largest weight stays
 // exact.
 inline constexpr float kFewKeysLead_log2 = 4.0f;
 
@@ -19,12 +19,12 @@ struct ScoreStage {
   using Cursor = KvCursor<kCfg>;
   using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
-  static constexpr bool kOverlaps = kCfg.consumers < 4;  // the softmax runs under this consumer's own products, too
-  // Registers of a consumer's thread for S, P and O where they fit beside each other. P replaces S where they
-  // do not, among the 112 registers of four consumers.
+  static constexpr bool kOverlaps = kCfg.consumers < 4;  // the softmax also overlaps with this consumer's own products
+  // Whether P replaces S: if S, P and O do not fit beside one another into the registers of a consumer's thread, as
+  // with the 112 registers of four consumers.
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
-  // A block's entries are loaded before its products are issued where registers hold them beside S, P and O; else for
-  // one row at a time, when they are needed.
+  // A block's bias and mask fragment is loaded before its products are issued if registers can hold it beside S, P and
+  // O; otherwise it is loaded for one row at a time, when it is needed.
   static constexpr int kEntryRegisters = kN * ScoreOptions<kCfg.score>::kEntryBytes;
   static constexpr bool kEntriesAhead =
       kEntryRegisters <= 48 &&
@@ -32,7 +32,7 @@ struct ScoreStage {
                                                                           : kCfg.consumers == 3 ? 128
                                                                                                 : 96);
 
-  // Which (b, h, i, j) the scores of a block are.
+  // The coordinates (b, h, i, j) of the scores of a block.
   struct Coordinates {
     static constexpr int kRows = 2, kAheadRows = kEntriesAhead ? 2 : 1, kN = ScoreStage::kN;
     static constexpr bool kLaneOrder = false;
@@ -58,11 +58,11 @@ struct ScoreStage {
   float rS[1][kN][4];
   uint32 rP[kSteps][4];  // A fragments of P V
   OnlineSoftmax<1> softmax;
-  Step step;  // has the entries of the block whose scores are next
+  Step step;  // holds the bias and mask fragment of the block whose scores are next
 
   // ---- S with every option ----
 
-  // Entries of a block that ends within the sequence are loaded by pairs of keys, visible or not.
+  // In a block that ends within the sequence, bias and mask are loaded by pairs of keys, visible or not.
   TESSERA_DEVICE bool loads_pairs(const Cursor& at) const {
     return at.p.bias_mask_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
   }
@@ -93,7 +93,7 @@ struct ScoreStage {
     apply_mask(at);
   }
 
-  // -inf for keys that a row does not see by position, in partial blocks.
+  // Sets scores to -inf for keys that a row does not see by position, in partial blocks.
   TESSERA_DEVICE void apply_mask(const Cursor& at) {
     const WorkTile<kCfg>& tile = at.tile();
     const bool low = at.bounds.cuts_low();
@@ -115,7 +115,7 @@ struct ScoreStage {
 
   // ---- S to exponentials, in place ----
 
-  // A work tile's first block: the rows' maxima are computed.
+  // Processes a work tile's first block: the rows' maxima are computed.
   TESSERA_DEVICE void first_block(Cursor& at) {
     apply_options_and_mask(at);
     at.release_k();
@@ -128,11 +128,11 @@ struct ScoreStage {
     softmax.exponentiate(rS, unit);
   }
 
-  // A later block, against the stale max: no maximum is computed and nothing is rescaled. Half of the exponentials run
-  // under O += P V of the block before, which mostly is done by then; after wait_output() the other half is mixed with
-  // the rounding to P, whose registers are free now. A warp without a max, or whose sums pass the bound, computes the
-  // block's scores again with mma.sync and computes the maxima: the warpgroup's wgmma are the same for all its warps
-  // either way.
+  // Processes a later block against the stale max: no maximum is computed and nothing is rescaled. Half of the
+  // exponentials run during O += P V of the previous block, which is mostly done by then; after wait_output() the other
+  // half is interleaved with the rounding to P, whose registers are then free. A warp without a max, or whose sums
+  // exceed the bound, recomputes the block's scores with mma.sync and computes the maxima: in either case all warps of
+  // the warpgroup issue the same wgmma.
   template <class WaitOutput>
   TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
     constexpr int kEarly = kSteps / 2 * 2;
@@ -160,7 +160,7 @@ struct ScoreStage {
       fits = softmax.accept(total);
     }
     if (!fits) [[unlikely]] {
-      // No product is under way here, and P's registers are free.
+      // No product is in progress here, and P's registers are free.
       if (stale_max) {
         warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(at.shared.sQ[at.q.stage()].data), warp_row(),
                                            shared_address(at.shared.sK[at.k.stage()].data));
@@ -175,7 +175,7 @@ struct ScoreStage {
     at.release_k();
   }
 
-  // P as A fragments. The sums are computed before: the LSE is that without dropout.
+  // Packs P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack(const Cursor& at) {
     if constexpr (kCfg.score.dropout) {
       const WorkTile<kCfg>& tile = at.tile();

@@ -1,4 +1,4 @@
-// With a block mask, the entries of the lists whose K is in each stage.
+// With a block mask: the list entry of the K block in each stage.
 template <int kStages>
 struct ListEntries {
   int of[kStages];
@@ -6,7 +6,7 @@ struct ListEntries {
 template <>
 struct ListEntries<0> {};
 
-// A block's shared memory in fwd_sm90, as types; fwd_sm90_layout (config.hpp) says where each member lies.
+// A block's shared memory in fwd_sm90, as types; fwd_sm90_layout (config.hpp) gives the offset of each member.
 #pragma once
 
 #include "tessera/fwd_sm90/work_tile.cuh"
@@ -21,7 +21,7 @@ struct FwdSm90SharedMemory {
   SwizzledTile<kConsumerRows, kCfg.head_dim> sQ[kCfg.q_stages];  // consumer after consumer, work tile after work tile
   SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
-  OutputTile sO[kCfg.consumers * 4];  // a warp's rows of O on their way to global memory
+  OutputTile sO[kCfg.consumers * 4];  // a warp's rows of O, before they are stored to global memory
   WorkTile<kCfg> work_tiles[kWorkTilesAhead];
   Ring<kWorkTilesAhead> tile_ring;
   Ring<kCfg.q_stages> q_ring;
@@ -35,14 +35,15 @@ template <FwdSm90Config kCfg>
 struct ConsumerGroup {
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
-  const int consumer;              // its number: of a work tile it has rows consumer * kConsumerRows ...
-  const uint32 shared_descriptor;  // of the block's shared memory; a tile's is one addition and its index away
+  const int consumer;  // index; of a work tile it has rows consumer * kConsumerRows ...
+  // Of the block's shared memory; a tile's descriptor is one addition and its index away.
+  const uint32 shared_descriptor;
 
   TESSERA_DEVICE ConsumerGroup(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : p(p), shared(shared), consumer(consumer), shared_descriptor(descriptor_address(shared_address(&shared))) {}
 };
 
-// Members follow each other without padding, so that their sizes give their places.
+// Members follow one another without padding, so their sizes give their offsets.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE constexpr bool has_fwd_sm90_layout() {
   using Shared = FwdSm90SharedMemory<kCfg>;

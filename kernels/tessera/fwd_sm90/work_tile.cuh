@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-// The sequence that owns a slot where work tiles are listed (live_tiles/kernel).
+// The sequence that owns a padded tile index, if work tiles are listed (live_tiles/kernel).
 TESSERA_DEVICE int find_live_sequence(const LiveTiles& tiles, int batch, int slot) {
   const int* first = tiles.first();
   return last_sequence_from(batch, slot, [first](int b) { return first[b]; });
 }
 
-// Of a warpgroup's 64 rows the first of this warp, and the lane. Both are recomputed where they are used: kept in
-// registers over the loops they would cost what the accumulators need.
+// The first of this warp's rows among the warpgroup's 64, and the lane. Both are recomputed where they are used: kept
+// in registers over the loops, they would cost registers that the accumulators need.
 TESSERA_DEVICE int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
 TESSERA_DEVICE int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
@@ -26,8 +26,8 @@ struct WorkTile {
   int batch, head, row0, count;  // query rows row0 ... of the sequence; count 0: none; kEnd: there is no further tile
   Sequence s;
   TileRange visible;
-  int first, last;  // K/V blocks first ... last - 1: what any of the rows sees; with a block mask places in its list
-  // Of each consumer's rows: the first and the last block that some row sees, and that every row sees in full.
+  int first, last;  // K/V blocks first ... last - 1 that any of the rows sees; with a block mask indices in its list
+  // Of each consumer's rows: the first and the last block that some row sees, and those that every row sees in full.
   int first_of[4], last_of[4], full_first_of[4], full_last_of[4];
 
   TESSERA_DEVICE static const WorkOrder& order_of(const FwdSm90Params& p) {
@@ -35,8 +35,8 @@ struct WorkTile {
     return p.order;
   }
 
-  // From the tile's index in the grid's order. Without a causal mask tiles cost the same, and those of a head, which
-  // share its keys, are neighbours; attention/work_order has the order under a causal mask.
+  // Decodes the tile from its index in the grid's order. Without a causal mask all tiles cost the same, and those of a
+  // head, which read the same keys, are neighbours; attention/work_order has the order under a causal mask.
   TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
     const WorkOrder& order = order_of(p);
     TileCoord place{index / order.tiles, index % order.tiles};
@@ -52,11 +52,12 @@ struct WorkTile {
       batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
       tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
     }
-    if constexpr (kCfg.varlen) reload_memory();  // the producer has few registers; what was found is in shared memory
+    // The producer has few registers; the results so far are in shared memory.
+    if constexpr (kCfg.varlen) reload_memory();
     s = load_sequence<kCfg.varlen, (kCfg.page_rows > 0), kCfg.score>(p, batch);
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
-    if constexpr (kCfg.varlen) count = max(count, 0);  // a slot before the first sequence's
+    if constexpr (kCfg.varlen) count = max(count, 0);  // a padded tile index before the first sequence's
     visible = ScoreOptions<kCfg.score>::range(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
@@ -85,7 +86,7 @@ struct WorkTile {
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
     return is_long_list(*p.lists.count(p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot)), p.lists.most);
   }
-  // Which list is the tile's.
+  // The index of the tile's list.
   TESSERA_DEVICE int list(const FwdSm90Params& p) const { return p.lists.at(batch, head, row0 / kBlockM); }
 
   // The batch index in the tensor maps: a packed tensor is one sequence to them.

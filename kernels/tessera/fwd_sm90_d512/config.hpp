@@ -1,5 +1,5 @@
-// The forward kernel for Hopper at head sizes above 256, fwd_sm90_d512: what is fixed when it is compiled and how its
-// shared memory is laid out. Its params are fwd_sm90's. Plain structs and constexpr functions, the same text for host
+// The compile-time config and the shared memory layout of fwd_sm90_d512, the forward kernel for Hopper at head sizes
+// above 256. Its launch parameters are those of fwd_sm90. Plain structs and constexpr functions, the same text for host
 // and device.
 #pragma once
 
@@ -8,8 +8,8 @@
 namespace tessera {
 
 struct FwdSm90D512Config {
-  static constexpr int kBlockM =
-      128;  // queries that a cluster of two blocks owns, 64 for each of a block's two consumers
+  // Queries of a cluster of two blocks, 64 for each of a block's two consumers.
+  static constexpr int kBlockM = 128;
 
   Dtype dtype;   // 16 bits
   int half_dim;  // columns of Q, K, V and O that a block has: 192 or 256
@@ -23,7 +23,7 @@ TESSERA_CONFIG_FIELDS(FwdSm90D512Config, dtype, half_dim, block_n, k_stages, v_s
 
 inline constexpr int kFwdD512ClusterBlocks = 2, kFwdD512Consumers = 2;
 inline constexpr int kFwdD512Threads = (kFwdD512Consumers + 1) * 128;
-inline constexpr int kFwdD512TileBytes = 96;  // FwdD512Tile
+inline constexpr int kFwdD512TileBytes = 96;  // at least sizeof(FwdD512Tile)
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024: the same in both blocks.
 struct FwdSm90D512Layout {
@@ -32,7 +32,7 @@ struct FwdSm90D512Layout {
   int v;         // [v_stages] likewise
   int partial;   // [consumers][block_n / 8][128 threads][4] float32: the other block's part of S
   int tile;      // FwdD512Tile
-  int barriers;  // FwdD512Shared has their order
+  int barriers;  // ordered as in FwdD512Shared
   int bytes;
 };
 

@@ -1,7 +1,8 @@
-// fwd_sm90_d512's consumer warpgroups: each has 64 query rows of a cluster's tile, and the block's half of O's columns.
+// The consumer warpgroups of fwd_sm90_d512: each has 64 query rows of a cluster's tile, and the block's half of O's
+// columns.
 //
-//   S = Q K^T over the block's half of the head's columns; the other block's half comes to the same thread of its
-//   consumer, and goes there. a + b = b + a: both blocks have the same bits of S from here on, and the same maxima.
+//   S = Q K^T over the block's half of the head's columns. Each thread sends its part to the same thread of the other
+//   block, and receives that block's. a + b = b + a: both blocks then have the same bits of S, and the same maxima.
 //   O += P V, P from registers, the block's half of V's columns.
 #pragma once
 
@@ -21,7 +22,8 @@ struct FwdD512Consumer {
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.half_dim, true>;
 
-  // Which (b, h, i, j) the scores of a block are. Its entries are loaded for one row at a time, when they are needed.
+  // The coordinates (b, h, i, j) of the scores of a block. Bias and mask are loaded for one row at a time, when they
+  // are needed.
   struct Coordinates {
     static constexpr int kRows = 2, kAheadRows = 1, kN = FwdD512Consumer::kN;
     static constexpr bool kLaneOrder = false, kFused = true;
@@ -43,21 +45,21 @@ struct FwdD512Consumer {
   const Shared& shared;
   const FwdD512Tile& tile;
   const int consumer;
-  int parity = 0;  // of the block whose scores are made P, in the barriers that have a phase a block
-  int block = 0;   // whose scores are made P; K is up to two blocks ahead, V one behind
+  int parity = 0;  // of the block whose scores become P, for barriers with a phase for each block
+  int block = 0;   // the block whose scores become P; K is up to two blocks ahead, V one block behind
   OnlineSoftmax<1> softmax;
   float rNext[1][kN][4];  // this block's part of the next scores
   float rS[1][kN][4];
   float rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments of P V
-  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; below 0: the row sees no key
+  float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; negative: the row sees no key
 
   TESSERA_DEVICE FwdD512Consumer(const FwdSm90Params& p, const Shared& shared, const FwdD512Tile& tile, int consumer)
       : p(p), shared(shared), tile(tile), consumer(consumer) {
     clear(rO);
   }
 
-  // Recomputed where they are used: kept in registers they would cost what the accumulators need.
+  // Recomputed where they are used: kept in registers, they would cost registers that the accumulators need.
   TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
   TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
   TESSERA_DEVICE static uint32 rank() { return not_hoisted(ptx::cluster_ctarank()); }  // in the cluster
@@ -95,8 +97,8 @@ struct FwdD512Consumer {
     store();
   }
 
-  // A block's scores become P under the next block's S = Q K^T and O += P V of the block before: the tensor cores have
-  // work while the other block's part is on its way, which was sent as soon as it was computed.
+  // Turns a block's scores into P during the next block's S = Q K^T and the previous block's O += P V: the tensor cores
+  // are busy while the other thread block's part of the scores, sent as soon as it was computed, is in transit.
   template <bool kFirst, bool kLast>
   TESSERA_DEVICE void attend() {
     if constexpr (!kLast) issue_scores(block + 1);
@@ -147,7 +149,7 @@ struct FwdD512Consumer {
 
   // ---- rings ----
 
-  // The place of a block, made from its number: registers that are not kept.
+  // The ring position of a block, computed from its number: this keeps no registers.
   template <int kStages>
   TESSERA_DEVICE RingPosition<kStages> place(int of) const {
     const int n = of - uniform(tile.first);
@@ -162,7 +164,7 @@ struct FwdD512Consumer {
   TESSERA_DEVICE void release_k(int of) const {
     Shared::arrive_warp(shared.barrier(Shared::kKEmpty) + place<kCfg.k_stages>(of).offset);
   }
-  // Rows of V past the sequence's end meet P = 0, but in packed tensors they may hold NaN.
+  // Rows of V past the sequence's end are multiplied by P = 0, but in packed tensors they may hold NaN.
   TESSERA_DEVICE void wait_v(int of) const {
     const auto at = place<kCfg.v_stages>(of);
     ptx::mbarrier_wait_parity(shared.barrier(Shared::kVFull) + at.offset, at.parity);
@@ -171,7 +173,7 @@ struct FwdD512Consumer {
       if (rows < kCfg.block_n) clear_v(shared.v(at), rows);
     }
   }
-  // Both consumers write the same.
+  // Both consumers write the same zeros.
   TESSERA_DEVICE void clear_v(uint32 v, int first) const {
     constexpr int kRowWords = Keys::kChunks * 8;  // of 16 bytes
     for (int word = first * kRowWords + static_cast<int>(threadIdx.x % 128); word < Keys::kRows * kRowWords;
@@ -195,7 +197,7 @@ struct FwdD512Consumer {
 
   // ---- S ----
 
-  // This block's part of the next scores goes to the other block, once it has read the part before.
+  // Sends this block's part of the next scores to the other block, once that block has read the previous part.
   TESSERA_DEVICE void send_scores(int of, int phase) {
     ptx::wgmma_pin(flat(rNext));
     release_k(of);
@@ -226,7 +228,8 @@ struct FwdD512Consumer {
       x[0] += __uint_as_float(words.x), x[1] += __uint_as_float(words.y);
       x[2] += __uint_as_float(words.z), x[3] += __uint_as_float(words.w);
     }
-    ptx::wgmma_pin(flat(rS));  // read, not only asked for: what comes next to this place is another block's to decide
+    // The values must be read here, not only requested: after the arrival below the other block may overwrite them.
+    ptx::wgmma_pin(flat(rS));
     __syncwarp();
     if (lane() == 0) {
       ptx::mbarrier_arrive_expect_tx(full, Shared::kPartialWarpBytes);
@@ -262,7 +265,7 @@ struct FwdD512Consumer {
       }
     }
     if (block >= tile.full_first_of[consumer] && block <= tile.full_last_of[consumer])
-      return;  // from memory: few registers
+      return;  // read from memory, to save registers
     const int key = key0 + lane() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -271,7 +274,7 @@ struct FwdD512Consumer {
     }
   }
 
-  // P as A fragments. The sums are computed before: the LSE is that without dropout.
+  // Packs P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack() {
     if constexpr (kCfg.score.dropout) {
 #pragma unroll
@@ -286,7 +289,7 @@ struct FwdD512Consumer {
 
   // ---- results ----
 
-  // The rows' sums, once all keys have passed: LSE to global memory, by one block of the cluster, and `factor`.
+  // Finishes the rows' sums after all keys: one block of the cluster stores the LSE to global memory; sets `factor`.
   TESSERA_DEVICE void finish_sums() {
     softmax.finish();
     const bool seen[2] = {softmax.sum[0][0] != 0.0f, softmax.sum[0][1] != 0.0f};  // NaN counts as seen
@@ -300,7 +303,7 @@ struct FwdD512Consumer {
       }
     }
     if (p.lse.data && rank() == 0) {
-      // Of the four lanes that share a row, lane 0 stores the LSE of that row, lane 1 of the row eight below.
+      // Of the four lanes that have a row, lane 0 stores the LSE of that row and lane 1 that of the row eight below.
       const int half = lane() % 4, row = consumer * kConsumerRows + warp() * 16 + half * 8 + lane() / 4;
       if (half < 2 && row < tile.count) {
         const RowTotal mine = half ? total[1] : total[0];
@@ -316,8 +319,8 @@ struct FwdD512Consumer {
     }
   }
 
-  // O / l: registers -> Q's place -> global. TMA stores a warp's 16 rows, or, where a packed sequence ends among them
-  // and the next rows belong to another one, the lanes store those that exist.
+  // O / l: registers -> shared, over Q -> global. TMA stores a warp's 16 rows; if a packed sequence ends among them,
+  // the next rows belong to another sequence, and the lanes store only the rows of this one.
   TESSERA_DEVICE void store() {
     const int row0 = consumer * kConsumerRows + warp() * 16, count = min(tile.count - row0, 16);
     const int col0 = static_cast<int>(rank()) * kCfg.half_dim;
@@ -354,7 +357,7 @@ struct FwdD512Consumer {
                                            tile.template q_batch<kCfg>(p));
       }
       ptx::cp_async_bulk_commit_group();
-      ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+      ptx::cp_async_bulk_wait_group_read();  // before another block uses this shared memory
     }
   }
 };

@@ -1,15 +1,15 @@
-// Forward on Hopper at head sizes above 256: a cluster of two blocks owns 128 queries and splits the head's columns, since 64
-// rows of O at 512 columns are all the registers that a warpgroup has, twice.
+// Forward on Hopper at head sizes above 256: a cluster of two blocks owns 128 queries and divides the head's columns,
+// because 64 rows of O at 512 columns need twice the registers of a warpgroup.
 //
 //   block 0: columns 0 ... half_dim - 1 of Q, K, V          block 1: the others
 //   S0 = Q K^T over its columns        S0 -> <- S1          S1 = Q K^T over its columns
 //   S = S0 + S1, P = softmax(S)                             S = S0 + S1, P = softmax(S), the same bits
 //   O += P V, its columns                                   O += P V, its columns
 //
-// So each block is a kernel for head size half_dim, whose scores are completed through distributed shared memory. Grid: two
-// blocks for each work tile of 128 queries, in clusters. Roles, in each block: a producer warpgroup, two threads of which
-// load Q and K, and V; two consumers of 64 queries each (consumer.cuh). 384 threads, one block a multiprocessor. Shared
-// memory: FwdSm90D512Layout.
+// Each block is thus a kernel for head size half_dim whose scores are completed through distributed shared memory.
+// Grid: two blocks for each work tile of 128 queries, in clusters. Roles in each block: a producer warpgroup, one
+// thread of which loads Q and K, and another V; two consumers of 64 queries each (consumer.cuh). 384 threads, one block
+// on a multiprocessor. Shared memory: FwdSm90D512Layout.
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
@@ -71,7 +71,7 @@ TESSERA_DEVICE void fwd_sm90_d512(const FwdSm90Params& p) {
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(Shared::kAt.bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];
-  const Shared shared(shared_memory);  // by whole warps: its descriptor is uniform
+  const Shared shared(shared_memory);  // called by whole warps: its descriptor is uniform
   auto& tile = *reinterpret_cast<FwdD512Tile*>(shared_memory + Shared::kAt.tile);
 
   if (threadIdx.x == 0) {
@@ -93,7 +93,7 @@ TESSERA_DEVICE void fwd_sm90_d512(const FwdSm90Params& p) {
     }
   } else {
     ptx::setmaxnreg_inc<240>();
-    if (kCfg.varlen && p.cu_seqlens_q) {  // rows of no sequence, while the first tiles are loaded
+    if (kCfg.varlen && p.cu_seqlens_q) {  // clear rows of no sequence while the first tiles are loaded
       const int64 warp = static_cast<int64>(blockIdx.x) * Shared::kWarps + static_cast<int>(threadIdx.x) / 32 - 4;
       clear_unowned_outputs<kCfg.dtype>(p, warp, static_cast<int64>(gridDim.x) * Shared::kWarps);
     }
@@ -103,7 +103,7 @@ TESSERA_DEVICE void fwd_sm90_d512(const FwdSm90Params& p) {
     }
   }
   __syncwarp();
-  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_arrive();  // the other block may still send data to this block or arrive at its barriers
   ptx::barrier_cluster_wait();
 }
 

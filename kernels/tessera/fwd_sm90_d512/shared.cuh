@@ -1,4 +1,5 @@
-// fwd_sm90_d512's shared memory: a cluster's work tile, where a block's tiles and barriers are, and the other block's.
+// The shared memory of fwd_sm90_d512: the cluster's work tile, and the offsets of tiles and barriers in this block and
+// in the other.
 #pragma once
 
 #include "tessera/attention/packed_slots.cuh"
@@ -19,7 +20,7 @@ namespace tessera {
 struct FwdD512Tile {
   int batch, head, row0, count;  // count 0: none
   Sequence s;
-  int first, last;  // blocks first ... last - 1: what any of the rows sees
+  int first, last;  // K/V blocks first ... last - 1 that any of the rows sees
   // Of each consumer's rows: the blocks that some row sees, first_of ... last_of - 1, and those that every row sees in
   // full.
   int first_of[kFwdD512Consumers], last_of[kFwdD512Consumers];
@@ -38,8 +39,8 @@ struct FwdD512Tile {
       tile -= slot_begin<kRows>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, t.batch);
     }
     t.s = load_sequence<kCfg.varlen>(p, t.batch);
-    t.row0 =
-        ((t.s.sq + kRows - 1) / kRows - 1 - tile) * kRows;  // the last queries, which see the most keys, come first
+    // The last queries, which see the most keys, come first.
+    t.row0 = ((t.s.sq + kRows - 1) / kRows - 1 - tile) * kRows;
     t.count = t.row0 < 0 ? 0 : clamp(t.s.sq - t.row0, 0, kRows);
     const auto range = [&](int row, int rows, int& first, int& last) {
       const TileRange seen = ScoreOptions<kCfg.score>::range(p, t.s, row, row + rows - 1);
@@ -80,7 +81,7 @@ struct FwdD512Shared {
   static constexpr int kWarps = 4 * kFwdD512Consumers, kPartialWarpBytes = 16 * kCfg.block_n * 4;
 
   uint32 base;
-  uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
+  uint32 descriptor;  // `base` in matrix descriptor format: a tile's descriptor needs one addition
 
   TESSERA_DEVICE explicit FwdD512Shared(const void* memory)
       : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
@@ -108,20 +109,21 @@ struct FwdD512Shared {
   static constexpr int kQFull = 0;  // [consumer]
   static constexpr int kKFull = kQFull + kFwdD512Consumers, kKEmpty = kKFull + kCfg.k_stages;
   static constexpr int kVFull = kKEmpty + kCfg.k_stages, kVEmpty = kVFull + kCfg.v_stages;
-  static constexpr int kPartialFull = kVEmpty + kCfg.v_stages;  // [consumer warp]: the other block's part is here
-  static constexpr int kPartialFree = kPartialFull + kWarps;    // [consumer warp]: the other block has read this one's
+  static constexpr int kPartialFull = kVEmpty + kCfg.v_stages;  // [consumer warp]: the other block's part has arrived
+  // [consumer warp]: the other block has read this block's part.
+  static constexpr int kPartialFree = kPartialFull + kWarps;
   static_assert(kPartialFree + kWarps == fwd_sm90_d512_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
 
-  // A warp is done with what a barrier guards.
+  // A warp arrives at a barrier: it has finished reading what the barrier guards.
   TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // By one thread, before anything else. What the other block sends is announced here for the first block of keys, and
-  // from then on by the waiter of each for the next.
+  // By one thread, before the barriers are used. The bytes that the other block sends are announced here for the first
+  // block of keys, and from then on by the waiter of each for the next.
   TESSERA_DEVICE void init() const {
     for (int i = 0; i < kFwdD512Consumers; ++i) ptx::mbarrier_init(barrier(kQFull + i), 1);
     for (int i = 0; i < kCfg.k_stages; ++i) {

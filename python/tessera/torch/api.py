@@ -235,7 +235,8 @@ def attention(
     bound = score_programs.bind(score_mod, mask_mod, captured) if programmed else None
     seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", None)
     given = of_call.given("attention", options) if options else {}
-    of_call.refuse_gradients(given)
+    if given:
+        of_call.refuse_gradients(given)
     bias, sink = given.pop("bias", None), given.pop("sink", None)
     compiling = torch.compiler.is_compiling()
     if compiling or torch._C._is_any_autocast_enabled():
@@ -248,7 +249,8 @@ def attention(
         given["mask"] = _scores("mask", given["mask"], seqlen_k)
     if sink is not None:
         sink = _sink(sink)
-    _add_dropout(given, q, seed, offset)
+    if given or seed is not None or offset is not None:
+        _add_dropout(given, q, seed, offset)
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
     if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(given):
         raise Error(
@@ -263,7 +265,11 @@ def attention(
         operator = ops.Transformable.apply if functorch else ops.attention_forward
         found = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
         return found[0] if results == 1 else tuple(found[:results])
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)):
+    differentiable = (
+        q.requires_grad or k.requires_grad or v.requires_grad
+        or (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad)
+    )  # fmt: skip
+    if differentiable and torch.is_grad_enabled():
         return ops.apply_eager(q, k, v, bias, sink, given, results)
     if bias is not None:
         given["bias"] = bias

@@ -24,7 +24,7 @@ _KEY = 0x74657373657261  # gives other bits than PyTorch's kernels for the same 
 
 def traced() -> bool:
     """True if a tracer or a mode must see the call."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _on_host(device: torch.device) -> bool:

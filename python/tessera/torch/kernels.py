@@ -143,7 +143,7 @@ def rows(tensor: Tensor) -> Tensor:
     """With a contiguous last dimension, as kernels require. contiguous() would keep the strides of an empty tensor."""
     if tensor.stride(-1) != 1:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
-    return plain(tensor)
+    return plain(tensor) if _MARKS_MATTER or tensor.is_neg() else tensor
 
 
 def _empty_twin(tensor: Tensor) -> Tensor:
@@ -221,6 +221,8 @@ _WITHOUT_GRADIENT = ("page_table", "page_indices", "tree_mask", "prefix_groups")
 
 def keeps_low(options: Options) -> bool:
     """True if a forward pass keeps the rounding error of its LSE for the backward pass."""
+    if not options:
+        return True
     standard = "standard" in str(options.get("kernel", ""))  # it stores its scores, and does not need the low float
     return not standard and not any(name in options for name in _WITHOUT_GRADIENT)
 
@@ -235,7 +237,8 @@ def forward(
     if by_heads:
         batch, heads, seqlen_q, _ = q.shape
         o = q.new_empty((batch, seqlen_q, heads, v.shape[-1]))
-        lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+        if lse is None:
+            lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
         _core.forward_by_heads(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
         return o, lse
     o_shape, lse_shape = output_shapes(q, v)
@@ -243,7 +246,11 @@ def forward(
         o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
     if want_lse and lse is None:
         lse = q.new_empty(lse_shape, dtype=torch.float32)
-    planned(_core.forward, "forward", (rows(q), rows(k), rows(v), o, lse), _keywords(q, options))
+    tensors, keywords = (rows(q), rows(k), rows(v), o, lse), _keywords(q, options)
+    if q.is_cuda:
+        planned(_core.forward, "forward", tensors, keywords)
+    else:
+        _core.forward(*tensors, **keywords)
     return o, lse
 
 

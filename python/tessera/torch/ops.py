@@ -334,15 +334,18 @@ class Eager(torch.autograd.Function):
         if sink is not None:
             given["sink"] = sink
         ctx.by_heads = by_heads
+        lse = None
         if kernels.keeps_low(given):
             shape = q.shape[:3] if by_heads else kernels.output_shapes(q, v)[1]
-            given["lse_low"] = q.new_empty(shape, dtype=torch.float32)
-        o, lse = kernels.forward(q, k, v, given, by_heads=by_heads)
+            given["lse_low"] = low = q.new_empty(shape, dtype=torch.float32)
+            lse = torch.empty_like(low)
+        o, lse = kernels.forward(q, k, v, given, lse=lse, by_heads=by_heads)
         ctx.set_materialize_grads(False)
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        tensors, settings = {}, {}
+        for name, value in given.items():
+            (tensors if isinstance(value, Tensor) else settings)[name] = value
         ctx.save_for_backward(q, k, v, o, lse, *tensors.values())
-        ctx.tensors = tuple(tensors)
-        ctx.settings = {name: value for name, value in given.items() if name not in tensors} if tensors else given
+        ctx.tensors, ctx.settings = tuple(tensors), settings
         if results == 1:
             return o
         if results == 2:

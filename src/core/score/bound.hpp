@@ -1,4 +1,4 @@
-// A score program with what its names stand for in a call: what back ends get, and all that they get.
+// A score program bound to the tensors and scalars of a call. Back ends read nothing else of it.
 #pragma once
 
 #include <array>
@@ -14,13 +14,13 @@
 namespace tessera::core::score {
 
 struct BoundTensor {
-  const void* data = nullptr;  // of a call; NULL of a plan
+  const void* data = nullptr;  // of a call; NULL for a plan
   int32_t dtype = 0;           // tessera_dtype
   int32_t rank = 0;
   std::array<int64_t, kMaxRank> shape{};
   std::array<int64_t, kMaxRank> stride_bytes{};
 
-  // Whether an index is inside: an element outside is never read, and counts as 0.
+  // Whether an index is inside. Elements outside are never read, and count as 0.
   bool holds(const int64_t* index) const {
     for (int axis = 0; axis < rank; ++axis) {
       if (index[axis] < 0 || index[axis] >= shape[axis]) return false;
@@ -39,22 +39,22 @@ struct BoundTensor {
   }
 };
 
-// Where the gradient of a tensor goes: as large as its tensor.
+// The tensor that receives the gradient of a program's tensor, of the same shape.
 struct BoundGradient {
   bool wanted = false;
-  void* data = nullptr;  // of a call; NULL of a plan
+  void* data = nullptr;  // of a call; NULL for a plan
   int32_t dtype = 0;     // float32 or the tensor's
   std::array<int64_t, kMaxRank> stride_bytes{};
 };
 
 struct Bound {
   std::shared_ptr<const Checked> checked;
-  // By their places in the tables of checked->program, which are those of the gradient's program, too. A tensor that is
-  // declared and not used, whose gradient is wanted, comes after those that are used: its gradient is 0.
+  // Indexed as the tables of checked->program and of the gradient's program. Tensors that are declared but not used,
+  // and whose gradient is requested, follow the used ones; their gradient is 0.
   int num_tensors = 0;
   std::array<BoundTensor, kMaxTensors> tensors;
   std::array<BoundGradient, kMaxTensors> gradients;
-  std::array<double, kMaxScalars> scalars{};  // 0 of a plan
+  std::array<double, kMaxScalars> scalars{};  // 0 for a plan
 
   const Program& program() const { return checked->program; }
   const Gradient& gradient() const { return checked->gradient; }
@@ -66,10 +66,10 @@ struct Bound {
   }
 };
 
-// An element as the oracle reads it: exact; of int64 the low 32 bits. The index is inside.
+// An element as the oracle reads it: exact, for int64 the low 32 bits. The index must be inside.
 double load_element(const BoundTensor& tensor, const int64_t* index);
 
-// `visit(index, n)` of every element, n in the order of the axes.
+// Calls `visit(index, n)` for every element, with n counted in the order of the axes.
 template <class Visit>
 void for_each_element(const BoundTensor& tensor, const Visit& visit) {
   std::array<int64_t, kMaxRank> index{};
@@ -81,15 +81,15 @@ void for_each_element(const BoundTensor& tensor, const Visit& visit) {
   }
 }
 
-// What the oracle's evaluation reads; `bound` must outlive it.
+// The bindings for the oracle's evaluation; `bound` must outlive them.
 Bindings bindings_of(const Bound& bound);
 
 inline bool has_program(const tessera_plan& plan) { return plan.program.text_bytes > 0; }
 
-// Of a plan that has a program: without `buffers`, layouts alone.
+// For a plan that has a program; without `buffers`, only layouts.
 Bound bind(const tessera_plan& plan, const tessera_buffers* buffers = nullptr);
 
-// A tensor that a program names, or its gradient, as one of a call.
+// A tensor that a program names, or its gradient, as a buffer of a call.
 struct CapturedBuffer {
   std::string name;
   const tessera_layout* layout;
@@ -98,7 +98,7 @@ struct CapturedBuffer {
 };
 std::vector<CapturedBuffer> captured_buffers(const tessera_plan& plan, const tessera_buffers& buffers);
 
-// INVALID_ARGUMENT: a scalar is no value of its type.
+// INVALID_ARGUMENT if a scalar is not a value of its type.
 tessera_status check_scalars(const tessera_plan& plan, const tessera_buffers& buffers);
 
 }  // namespace tessera::core::score

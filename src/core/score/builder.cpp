@@ -81,7 +81,7 @@ int Builder::add(Op op, int a, int b, int c) {
   }
   if (all_constant) return constant(row.result, row.evaluate(x));
 
-  // Only what is exact for every operand, NaN and -0 among them.
+  // Only simplifications that are exact for every operand, including NaN and -0.
   switch (op) {
     case Op::kMul:
     case Op::kMulInt:
@@ -134,8 +134,8 @@ int Builder::add(Op op, int a, int b, int c) {
 Program reachable(const Program& program, const std::vector<int*>& roots) {
   Program result;
   std::vector<int> place(program.values.size(), -1);
-  // Operands come before what uses them, so a walk with a stack of its own meets each once; nesting is no matter.
-  std::vector<std::pair<int, int>> stack;  // a value, and the operands of it that were visited
+  // Operands precede their users, so a walk with an explicit stack visits each once, at any nesting depth.
+  std::vector<std::pair<int, int>> stack;  // a value, and the number of its operands that were visited
   for (int* const root : roots) {
     if (*root < 0) continue;
     stack.emplace_back(*root, 0);

@@ -1,4 +1,4 @@
-// Makes programs: every operation is added once, constants are folded, and what nothing uses is left out.
+// Builds programs: equal operations are added once, constants are folded, and unused values are removed.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@ namespace tessera::core::score {
 class Builder {
  public:
   Builder() = default;
-  explicit Builder(const Program& program);  // its operations keep their places
+  explicit Builder(const Program& program);  // its operations keep their indices
 
   int add(Op op, int a = -1, int b = -1, int c = -1);
   int constant(Type type, double x);
@@ -33,7 +33,7 @@ class Builder {
   std::map<Key, int> places_;
 };
 
-// The operations that `roots` need, in the order of their first use, and the names that these use; roots are renumbered
+// The operations that `roots` need, in the order of their first use, and the names in them. The roots are renumbered
 // (-1 stays).
 Program reachable(const Program& program, const std::vector<int*>& roots);
 

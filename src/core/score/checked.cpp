@@ -15,14 +15,14 @@
 namespace tessera::core::score {
 namespace {
 
-// FNV-1a, as published: equal on all machines.
+// FNV-1a, which is equal on all machines.
 uint64_t hash_of(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return hash == 0 ? 1 : hash;
 }
 
-// Renumbers the names of `program` to their places in `names`, which has all of them.
+// Renumbers the names of `program` to their indices in `names`, which contains all of them.
 void number_by(const std::vector<Name>& names, Op op, std::vector<Name>& own, Program& program) {
   std::vector<int16_t> place;
   for (const Name& name : own) {
@@ -46,7 +46,7 @@ Gradient gradient_by_names_of(const Program& program) {
   return result;
 }
 
-// The programs of late, so that neither a plan's call nor an equal text pays for parsing again.
+// A cache of recent programs, so that neither a planned call nor an equal text is parsed again.
 class Recent {
  public:
   std::shared_ptr<const Checked> find(std::string_view text) {
@@ -65,15 +65,15 @@ class Recent {
  private:
   static constexpr size_t kMost = 64;
   std::mutex mutex_;
-  std::list<std::shared_ptr<const Checked>> all_;  // the last used first
+  std::list<std::shared_ptr<const Checked>> all_;  // the most recently used first
 };
 
 Recent& recent() {
-  static Recent programs;
+  static Recent& programs = *new Recent;  // never destroyed, as threads may outlive main()
   return programs;
 }
 
-// The next line of `text`, which it leaves.
+// Removes the next line from `text` and returns it.
 std::string_view next_line(std::string_view& text) {
   const size_t end = std::min(text.find('\n'), text.size());
   const std::string_view line = text.substr(0, end);
@@ -121,7 +121,7 @@ tessera_status read(std::string_view text, std::shared_ptr<const Checked>& resul
     return ok();
   }
   std::string_view rest = text;
-  next_line(rest);  // the version: check() compares it with the others
+  next_line(rest);  // the version, which check() compares together with the rest
   const std::string_view score = next_line(rest), mask = next_line(rest);
   std::vector<Name> names;
   while (!rest.empty()) {

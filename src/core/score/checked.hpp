@@ -1,4 +1,4 @@
-// A program that was parsed, with what follows from it: made once for a text, and the same object for all who have that text.
+// A parsed program and what is derived from it, created once for each text and shared by all its users.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace tessera::core::score {
 
 struct Checked {
   Program program;
-  Gradient gradient;  // its program's tensors and scalars are those of `program`, in the same places
-  std::string text;   // key(program), of which read() makes the same program again
+  Gradient gradient;  // its program's tensors and scalars have the same indices as those of `program`
+  std::string text;   // key(program), from which read() creates the same program again
   uint64_t hash;      // of `text`, never 0
 };
 
-// INVALID_ARGUMENT: a limit, or what no key() has. `result` is then untouched.
+// INVALID_ARGUMENT if a limit is exceeded (check), or if `text` is not a key() (read). `result` is then unchanged.
 tessera_status check(const Program& program, std::shared_ptr<const Checked>& result);
 tessera_status read(std::string_view text, std::shared_ptr<const Checked>& result);
 
-// "d_s = ...\nd_bias[h, i - j + 512] += ...\n": the derivative, a line for each result.
+// "d_s = ...\nd_bias[h, i - j + 512] += ...\n": the derivative, one line for each result.
 std::string gradient_text(const Checked& checked);
 
 }  // namespace tessera::core::score

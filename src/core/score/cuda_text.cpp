@@ -22,7 +22,7 @@ constexpr InputSet kOfRow = input_bit(Op::kI) | input_bit(Op::kQPos), kOfColumn 
 
 std::string number(int x) { return std::to_string(x); }
 
-// A literal of the value as float32, exact and without a locale; in parentheses where it has a sign.
+// A literal of the value as float32, exact and independent of the locale; in parentheses if it has a sign.
 std::string float_literal(double constant) {
   const float x = static_cast<float>(constant);
   if (std::isnan(x)) return "not_a_number()";
@@ -43,14 +43,14 @@ std::string literal(const Value& value) {
   return value.constant < 0 ? "(" + text + ")" : text;
 }
 
-// A condition and whether a side is taken where it is true.
+// A condition, and whether the guarded side is evaluated if it is true.
 struct Condition {
   int place;
   bool when;
   auto operator<=>(const Condition&) const = default;
 };
 
-// The condition under which operand `n` of a value is taken, if it is not taken always.
+// The condition under which operand `n` of a value is evaluated; nullopt: always.
 std::optional<Condition> condition_of(const Value& value, int n) {
   switch (value.op) {
     case Op::kWhere:
@@ -103,13 +103,15 @@ class Values {
   // Statements that make `results`, in a function that has the pair's row and column.
   std::string pair_text(const std::vector<int>& results) const { return statements(results, kPair); }
 
-  // What a value is called in the function of the pair.
+  // The name of a value in the function of the pair.
   std::string result(int place) const { return operand(place, kPair); }
 
-  // What depends on s is not known to a check: neither such an index nor what is taken by such a condition counts.
+  // A check does not know values that depend on s: an index that depends on s is not checked, nor is a load whose
+  // evaluation depends on such a condition.
   std::string check_text(int score, int mask) const {
-    std::vector<std::string> when(program_.values.size());  // a value is taken: a disjunction; "": never, so far
-    std::vector<int> used;                                  // what the check is made of
+    // when a value is evaluated, as a disjunction; "": never so far
+    std::vector<std::string> when(program_.values.size());
+    std::vector<int> used;  // the values that the check consists of
     const auto take = [&when](int place, const std::string& condition) {
       std::string& known = when[index(place)];
       if (known == "true" || condition == "true") {
@@ -192,7 +194,7 @@ class Values {
     }
   }
 
-  // Of each value the conditions that all of its uses share; none of a value that nothing uses.
+  // For each value, the conditions that all of its uses have in common; none for an unused value.
   void find_conditions() {
     const auto take = [this](int place, const std::set<Condition>& conditions) {
       std::optional<std::set<Condition>>& known = taken_[index(place)];
@@ -218,7 +220,7 @@ class Values {
     return belongs_to(place, kRow) ? kRow : belongs_to(place, kColumn) ? kColumn : kPair;
   }
 
-  // The last values of a row, or of a column, that the values of pairs use.
+  // The last values of a row, or of a column, that are used by values of pairs.
   void find_hoisted() {
     std::fill(hoisted_.begin(), hoisted_.end(), kPair);
     const auto use = [this](int place) {
@@ -231,7 +233,7 @@ class Values {
     }
   }
 
-  // The conditions of a load that are known before it, in this part.
+  // The conditions of a load that are known before it in this part.
   std::vector<Condition> known_conditions(int load, Part part) const {
     std::vector<Condition> known;
     for (const Condition& condition : *taken_[index(load)]) {
@@ -243,7 +245,7 @@ class Values {
   // Whether a value is read from the row or the column.
   bool is_read(int place, Part part) const { return part == kPair && hoisted_[index(place)] != kPair; }
 
-  // All values that `results` are made of, in a part. hoists: those of rows and columns are there already.
+  // All values that `results` depend on, in a part. hoists: values of rows and columns are already computed.
   std::vector<bool> needed_by(const std::vector<int>& results, Part part, bool hoists) const {
     std::vector<bool> needed(program_.values.size());
     for (const int place : results) needed[index(place)] = true;
@@ -280,7 +282,7 @@ class Values {
            expression(place, part, hoists) + ";\n";
   }
 
-  // A value that is not computed, or the name of its variable.
+  // The text of a value that is not computed, or the name of its variable.
   std::string name_or_input(int place) const {
     const Value& value = at(place);
     switch (value.op) {
@@ -340,8 +342,9 @@ class Values {
   std::span<const int32_t> dtypes_;
   std::vector<int> roots_;
   std::vector<InputSet> inputs_;
-  std::vector<std::optional<std::set<Condition>>> taken_;  // what all uses of a value have in common; empty: not used
-  std::vector<Part> hoisted_;  // kRow, kColumn: a member of that struct, which values of pairs use
+  // the conditions that all uses of a value have in common; empty: not used
+  std::vector<std::optional<std::set<Condition>>> taken_;
+  std::vector<Part> hoisted_;  // kRow, kColumn: a member of that struct, used by values of pairs
 };
 
 std::vector<int> roots_of(const Program& program) {
@@ -380,7 +383,7 @@ std::string facts_text(const Facts& facts) {
   return text;
 }
 
-// Of load n, for kernels that sum by pattern.
+// The pattern of each load n, for kernels that sum by pattern.
 std::string patterns_text(const Gradient& gradient) {
   std::string text = "  static constexpr GradientPattern pattern([[maybe_unused]] int load) {\n    return ";
   for (size_t n = 0; n < gradient.loads.size(); ++n) {
@@ -439,7 +442,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, c
 }
 
 uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes) {
-  uint64_t hash = checked.hash;  // FNV-1a, a number at a time
+  uint64_t hash = checked.hash;  // FNV-1a, one number at a time
   const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3u; };
   mix(kCudaTextVersion);
   for (const int32_t dtype : dtypes) mix(static_cast<uint32_t>(dtype));

@@ -38,8 +38,8 @@ class Reverse {
 
   int add(Op op, int a, int b = -1, int c = -1) { return build_.add(op, a, b, c); }
   int times(int a, int b) { return add(Op::kMul, a, b); }
-  // Below a where, what arrives is 0 on the side that was not taken, whose slope may be NaN or infinite: 0 stays 0
-  // there.
+  // On the side of a where that was not selected, the adjoint is 0, but the slope may be NaN or infinite; the product
+  // must stay 0.
   int slope(int adjoint) {
     return now_selected_ ? add(Op::kWhere, add(Op::kEqual, g_, number(0)), number(0), adjoint) : adjoint;
   }
@@ -51,10 +51,10 @@ class Reverse {
     int& sum = adjoints_[static_cast<size_t>(place)];
     sum = sum == kZero ? adjoint : add(Op::kAdd, sum, adjoint);
   }
-  // condition ? g : 0: selected, never multiplied by 0.
+  // condition ? g : 0, as a selection, never a multiplication by 0.
   int only(int condition, int g) { return add(Op::kWhere, condition, g, number(0)); }
 
-  // What the operands of `y` = value receive, of what `y` has received.
+  // Adds to the adjoints of the operands of `y` = value, given the adjoint g of `y`.
   void derive(const Value& value, int y, int g) {
     const int a = value.operands[0], b = value.operands[1], c = value.operands[2];
     switch (value.op) {
@@ -116,7 +116,7 @@ class Reverse {
         now_selected_ = true;
         give(b, only(a, g)), give(c, add(Op::kWhere, a, number(0), g));
         break;
-      default:  // what is no float, and floor and sign, whose derivative is 0
+      default:  // non-floats, and floor and sign, whose derivative is 0
         break;
     }
   }
@@ -139,7 +139,7 @@ class Reverse {
     return result;
   }
 
-  // A tensor whose value no gradient needs is written all the same.
+  // The gradient of a tensor is written even if no gradient needs the tensor's value.
   static int tensor_named(Program& program, const Program& original, const std::string& text) {
     for (size_t n = 0; n < program.tensors.size(); ++n) {
       if (program.tensors[n].text == text) return static_cast<int>(n);
@@ -151,9 +151,9 @@ class Reverse {
   }
 
   Builder build_;
-  std::vector<int> adjoints_;   // of each value of the program; kZero: it has received nothing
+  std::vector<int> adjoints_;   // of each value of the program; kZero: nothing was added
   std::vector<bool> selected_;  // whether a where may have made it 0
-  int g_ = kZero;               // the adjoint that is passed on
+  int g_ = kZero;               // the adjoint of the current value
   bool now_selected_ = false;
 };
 
@@ -161,7 +161,7 @@ class Reverse {
 
 Gradient gradient(const Program& program) {
   if (program.score >= 0) return Reverse(program).run(program.score);
-  Gradient same;  // the score stays as it is
+  Gradient same;  // the score is unchanged
   Builder build;
   same.d_s = build.add(Op::kG);
   same.program = build.program();

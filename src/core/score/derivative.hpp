@@ -15,13 +15,14 @@ struct LoadGradient {
 };
 
 struct Gradient {
-  Program program;  // what the gradient needs of the score, and the gradient itself; kG is the gradient that comes in
-  int d_s = -1;     // kG times d(new score) / d(s); -1: the new score does not depend on s
+  // the values of the score that the gradient needs, and the gradient; kG is the gradient of the new score
+  Program program;
+  int d_s = -1;                     // kG times d(new score) / d(s); -1: the new score does not depend on s
   std::vector<LoadGradient> loads;  // in the order of the program's operations; two loads of one tensor are two entries
 };
 
-// Where a derivative does not exist it is PyTorch's: of abs at 0 it is 0, of min and max at a tie half to each side, of
-// floor 0; where selects, so what is not taken gets 0, whatever its derivative is.
+// If a derivative does not exist, the result is PyTorch's: 0 for abs at 0, half to each side for min and max at a tie,
+// 0 for floor. where selects: the side that is not selected gets 0, whatever its derivative is.
 Gradient gradient(const Program& program);
 
 }  // namespace tessera::core::score

@@ -61,7 +61,7 @@ double Evaluator::value(int place) {
       const int taken = x[0] != 0 ? 1 : 2;
       x[taken] = value(v.operands[taken]);
     } else if ((v.op == Op::kAnd && x[0] == 0) || (v.op == Op::kOr && x[0] != 0)) {
-      x[1] = x[0];  // the other side changes nothing
+      x[1] = x[0];  // the other side has no effect
     } else {
       for (int n = 1; n < operation(v.op).operands; ++n) x[n] = value(v.operands[n]);
     }
@@ -74,8 +74,8 @@ double Evaluator::value(int place) {
 
 namespace {
 
-// a - b where both are i, q_pos or j plus a constant: its pairs are all combinations, so the difference is bounded
-// exactly; but q_pos - i is one number of a sequence, and x - x is 0.
+// a - b if both are i, q_pos or j plus a constant. All combinations of a block's places occur in pairs, so the
+// difference is bounded exactly. But q_pos - i is one number for a sequence, and x - x is 0.
 bool difference_of_places(const Program& program, int a, int b, const Bounds& bounds, Interval& result) {
   const Op first = program.values[static_cast<size_t>(a)].op, second = program.values[static_cast<size_t>(b)].op;
   if (a == b) {
@@ -93,7 +93,7 @@ bool difference_of_places(const Program& program, int a, int b, const Bounds& bo
 
 namespace {
 
-// Of the values up to `root`.
+// Bounds of the values up to `root`.
 std::vector<Interval> bounds_up_to(const Program& program, int root, const Bounds& bounds) {
   const Interval inputs[] = {bounds.s, bounds.b,     bounds.h,     bounds.h_kv,  bounds.i,
                              bounds.j, bounds.q_pos, bounds.len_q, bounds.len_k, bounds.g};

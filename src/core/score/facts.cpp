@@ -9,8 +9,8 @@
 namespace tessera::core::score {
 namespace {
 
-// Whether the new score may be -inf or NaN where the score so far is finite. Bounds of floats are as wide as float32 at
-// most: a score that is near its end overflows in sums, which is no reason to expect hidden keys.
+// Whether the new score may be -inf or NaN for a finite score. Bounds of floats are at most as wide as float32: a score
+// near its limit overflows in sums, which is no reason to expect hidden keys.
 bool may_hide(const Program& program) {
   if (program.score < 0) return false;
   constexpr double kLargest = 1e30;
@@ -44,12 +44,12 @@ bool reads_tensor(const Program& program) {
   return false;
 }
 
-// What an integer is, of the pairs of one (b, h) in one sequence.
+// The form of an integer over the pairs of one (b, h) of a sequence.
 struct Form {
   enum Kind { kUniform, kAffine, kDiagonal, kOther } kind = kOther;
-  int64_t i = 0, j = 0;  // kAffine: its factors of i and j, beside what is uniform
+  int64_t i = 0, j = 0;  // kAffine: its coefficients of i and j, besides a uniform part
 
-  // The same for all pairs of the same i - j.
+  // The same for all pairs with the same i - j.
   bool is_of_diagonal() const { return kind == kUniform || kind == kDiagonal || (kind == kAffine && i == -j); }
 };
 
@@ -74,7 +74,7 @@ Form form_of(const Value& value, const Form* operands) {
     affine = affine && (operands[n].kind == Form::kUniform || operands[n].kind == Form::kAffine);
   }
   if (uniform) return {Form::kUniform};
-  // Factors are bounded, so that no wrap makes two of them equal.
+  // Coefficients are bounded, so that wrapping makes no two of them equal.
   constexpr int64_t kMostFactor = 1 << 20;
   if (affine && (value.op == Op::kAddInt || value.op == Op::kSubInt || value.op == Op::kNegInt)) {
     const int64_t sign = value.op == Op::kAddInt ? 1 : -1;

@@ -13,12 +13,12 @@ struct tessera_program {
   std::atomic<int64_t> references{1};
   std::shared_ptr<const tessera::core::score::Checked> checked;
   std::vector<tessera::core::score::Name> tensors,
-      scalars;  // as declared: captured[n] and scalars[n] are number n of them
+      scalars;  // as declared; their indices are those of captured[n] and scalars[n]
 };
 
 namespace tessera::core::score {
 
-// A program of a handle's names, or what is left of it, into the area of a plan.
+// Writes a program over a handle's names, or what remains of it, into the area of a plan.
 void keep(const Checked& checked, const tessera_program& handle, tessera_plan_program& kept);
 
 }  // namespace tessera::core::score

@@ -17,7 +17,7 @@ namespace {
 
 bool chooses(Op op) { return op == Op::kWhere || op == Op::kWhereInt || op == Op::kWhereBool; }
 
-// Of each value whether it depends on s, on b, or on h.
+// For each value, whether it depends on s, on b, or on h.
 struct Depends {
   std::vector<bool> s, b, h;
 
@@ -35,8 +35,8 @@ struct Depends {
   }
 };
 
-// Visits the loads below `root` that are evaluated: `truth(place)` says whether a condition holds (1), does not (0), or either
-// may be (-1); `both`: whether both sides of such a condition are visited, or neither.
+// Visits the loads below `root` that are evaluated. `truth(place)` says whether a condition holds (1), does not (0), or
+// may be either (-1); `both`: whether both sides of a condition that may be either are visited, or neither.
 template <class Truth, class Visit>
 void visit_loads(const Program& program, const Depends& depends, int root, bool both, const Truth& truth,
                  const Visit& visit) {
@@ -75,7 +75,7 @@ int truth_of(const Interval& x) { return x.is(1) ? 1 : x.is(0) ? 0 : -1; }
 
 Interval range(int64_t low, int64_t high) { return {static_cast<double>(low), static_cast<double>(high)}; }
 
-// A load as its author would know it: "bias[h, i - j + 8]".
+// A load in the notation of its author: "bias[h, i - j + 8]".
 std::string text_of(const Program& program, int load) { return to_text(program, load); }
 
 // ---- without data ---------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ namespace {
 
 // ---- with data ------------------------------------------------------------------------------------------------------
 
-// The bounds of a tensor's elements, of integers and truth values: floats may be anything.
+// Bounds of the elements of integer and boolean tensors; floats may be anything.
 class Elements {
  public:
   explicit Elements(const Bound& bound) : bound_(bound) {}
@@ -184,7 +184,7 @@ class Elements {
 };
 
 struct Block {
-  int64_t i0, i1, j0, j1;  // the last ones are not of it
+  int64_t i0, i1, j0, j1;  // the ends are exclusive
 };
 
 class Checker {
@@ -212,7 +212,7 @@ class Checker {
   }
 
  private:
-  static constexpr int64_t kPairs = 16;  // of a block's side that is looked at pair by pair
+  static constexpr int64_t kPairs = 16;  // side of a block whose pairs are checked one by one
 
   static bool any(const std::vector<bool>& of) { return std::ranges::find(of, true) != of.end(); }
 
@@ -227,7 +227,7 @@ class Checker {
     return ok();
   }
 
-  // Of a pair of the block, at most and at least: j - (i + diagonal).
+  // Whether position hides all pairs of the block; least and most are of j - (i + diagonal).
   bool is_hidden(const Block& block) const {
     const int64_t d = diagonal(plan_.problem, view_.sq, view_.sk);
     const int64_t least = block.j0 - (block.i1 - 1 + d), most = block.j1 - 1 - (block.i0 + d);
@@ -247,7 +247,7 @@ class Checker {
     bounds.scalar = [this](int scalar) {
       const Interval exact = Interval::exactly(bound_.scalars[static_cast<size_t>(scalar)]);
       const bool is_float = program_.scalars[static_cast<size_t>(scalar)].type == Type::kFloat;
-      return is_float ? Interval::everything() : exact;  // in a kernel it is rounded
+      return is_float ? Interval::everything() : exact;  // kernels round it
     };
     const std::vector<Interval> all = bounds_of_values(program_, bounds);
     bool inside = true;

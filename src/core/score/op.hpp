@@ -1,32 +1,32 @@
-// The types and operations of score programs, by number, and the limits of a program: what back ends need that know
-// nothing of text.
+// The types and operations of score programs, by number, and the limits of a program, for back ends that do not know
+// the text form.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::core::score {
 
-// float32 in a kernel and float64 in the oracle; int32, whose overflow wraps; a truth value.
+// float: float32 in a kernel, float64 in the oracle; int: int32, whose overflow wraps; bool.
 enum class Type : uint8_t { kFloat, kInt, kBool };
 inline constexpr const char* kTypeNames[] = {"float", "int", "bool"};
 
 enum class Op : uint8_t {
-  // What a pair brings.
-  kS,     // float: the score so far: scaled, after the built-in options
+  // Inputs of a pair.
+  kS,     // float: the score so far, scaled and after the built-in options
   kB,     // int: the sequence
   kH,     // int: the query head
   kHkv,   // int: its KV head
-  kI,     // int: the query's number in its sequence, from 0
-  kJ,     // int: the key's
+  kI,     // int: index of the query in its sequence, from 0
+  kJ,     // int: index of the key in its sequence, from 0
   kQPos,  // int: i + len_k - len_q, the position that causal and windows use
   kLenQ,  // int: queries of the sequence
   kLenK,  // int: keys
-  kG,     // float: the gradient of the new score; in derivatives alone
-  // What a program names.
+  kG,     // float: the gradient of the new score; only in derivatives
+  // The operands that a program names.
   kConstant,
   kScalar,  // a named number
-  kLoad,    // an element of a named tensor: as many operands as it has axes
-  // Arithmetic of floats.
+  kLoad,    // an element of a named tensor; one operand for each of its axes
+  // Floating-point arithmetic.
   kAdd,
   kSub,
   kMul,
@@ -47,7 +47,7 @@ enum class Op : uint8_t {
   kSigmoid,
   kSin,
   kCos,
-  // Of integers: 32 bits; quotients and remainders round down, and a divisor of 0 gives 0.
+  // Integer arithmetic with 32 bits; quotients and remainders round down, and a divisor of 0 gives 0.
   kAddInt,
   kSubInt,
   kMulInt,
@@ -63,7 +63,7 @@ enum class Op : uint8_t {
   kNotInt,
   kShiftLeft,
   kShiftRight,
-  // Comparisons; the others are these with their sides exchanged.
+  // Comparisons; the others are these with exchanged sides.
   kLess,
   kLessEqual,
   kEqual,

@@ -18,7 +18,7 @@ int64_t integer(double x) { return static_cast<int64_t>(x); }
 
 // ---- meaning --------------------------------------------------------------------------------------------------------
 
-// A NaN in either operand is the result, as in PyTorch.
+// If either operand is NaN, so is the result, as in PyTorch.
 double min_(const double* x) { return std::isnan(x[0]) || std::isnan(x[1]) ? kNaN : std::min(x[0], x[1]); }
 double max_(const double* x) { return std::isnan(x[0]) || std::isnan(x[1]) ? kNaN : std::max(x[0], x[1]); }
 
@@ -38,7 +38,7 @@ double mod(const double* x) {
 uint32_t bits(double x) { return static_cast<uint32_t>(integer(x)); }
 double from_bits(uint32_t x) { return static_cast<int32_t>(x); }
 
-// Toward zero; beyond 32 bits the nearest integer there is, of a NaN 0: what CUDA's conversion does.
+// Rounds toward zero; beyond 32 bits the result is the nearest integer, for NaN it is 0, as in CUDA's conversion.
 double to_int(const double* x) {
   if (std::isnan(x[0])) return 0;
   return std::clamp(std::trunc(x[0]), kIntMin, kIntMax);
@@ -52,8 +52,8 @@ constexpr Interval kAnyTruth{0, 1};
 
 bool finite(const Interval& x) { return std::isfinite(x.low) && std::isfinite(x.high); }
 
-// Kernels compute in float32 what is bounded here in float64: bounds of floats are widened by more than they round, so
-// that "none" and "all" hold for both.
+// Kernels compute in float32 what is bounded here in float64. Bounds of floats are widened by more than the rounding
+// error, so that "none" and "all" hold for both.
 Interval rounded(double low, double high, bool nan) {
   const auto out = [](double x, double sign) {
     return std::isfinite(x) ? x + sign * (std::fabs(x) * 0x1p-20 + std::numeric_limits<float>::min()) : x;
@@ -64,7 +64,7 @@ Interval rounded(double low, double high, bool nan) {
   return {low < -kLargest ? -kInf : low, high > kLargest ? kInf : high, nan};
 }
 
-// Of a function that never falls; `from` and `to` are the ends of what it is defined for.
+// For a function that never decreases; `from` and `to` are the ends of its domain.
 template <double (*f)(double)>
 Interval rising(const Interval* x) {
   return rounded(f(x->low), f(x->high), x->nan);
@@ -139,7 +139,7 @@ Interval shift_right(const Interval* x) {
   const double n = std::ldexp(1, static_cast<int>(x[1].low));
   return {std::floor(x[0].low / n), std::floor(x[0].high / n)};
 }
-// Of non-negative integers: what both hold at most.
+// For non-negative integers: at most the smaller of the two.
 Interval and_int(const Interval* x) {
   if (x[0].low >= 0 || x[1].low >= 0) {
     const double most = x[0].low < 0 ? x[1].high : x[1].low < 0 ? x[0].high : std::min(x[0].high, x[1].high);
@@ -189,7 +189,7 @@ Interval sqrt_bound(const Interval* x) {
 Interval rsqrt_bound(const Interval* x) {
   if (x->high < 0) return Interval::exactly(kNaN);
   const bool nan = x->nan || x->low < 0;
-  const double low = x->low <= 0 ? -kInf : 1 / std::sqrt(x->high);  // of -0 it is -inf
+  const double low = x->low <= 0 ? -kInf : 1 / std::sqrt(x->high);  // for -0 it is -inf
   return rounded(low, x->low > 0 ? 1 / std::sqrt(x->low) : kInf, nan);
 }
 Interval wave(const Interval* x) { return {-1, 1, x->nan || !finite(*x)}; }
@@ -255,7 +255,7 @@ constexpr Operation kOperations[] = {
     {Op::kOrInt,         "|",        I, 2, {I, I},    kBitOr,      true,  TESSERA_MEANS(from_bits(bits(x[0]) | bits(x[1]))), nullptr,     "%0 | %1"},
     {Op::kXorInt,        "^",        I, 2, {I, I},    kBitXor,     true,  TESSERA_MEANS(from_bits(bits(x[0]) ^ bits(x[1]))), nullptr,     "%0 ^ %1"},
     {Op::kNotInt,        "~",        I, 1, {I},       kUnary,      false, TESSERA_MEANS(from_bits(~bits(x[0]))),      [](const Interval* x) { return Interval{-1 - x->high, -1 - x->low}; }, "~%0"},
-    // By 32 and more, or by a negative number: as many bits as there are.
+    // Shifts by 32 or more, or by a negative number, shift by all bits.
     {Op::kShiftLeft,     "<<",       I, 2, {I, I},    kShift,      false, TESSERA_MEANS(x[1] < 0 || x[1] > 31 ? 0.0 : from_bits(bits(x[0]) << bits(x[1]))), nullptr, "shift_left(%0, %1)"},
     {Op::kShiftRight,    ">>",       I, 2, {I, I},    kShift,      false, TESSERA_MEANS(static_cast<double>(integer(x[0]) >> (x[1] < 0 || x[1] > 31 ? 31 : integer(x[1])))), shift_right, "shift_right(%0, %1)"},
 
@@ -297,7 +297,7 @@ bool is_input(Op op) { return op <= Op::kG; }
 
 }  // namespace
 
-// The ends of an interval are numbers: of a NaN alone they are 0.
+// The ends of an interval are numbers: for NaN alone they are 0.
 Interval Interval::exactly(double x) { return std::isnan(x) ? Interval{0, 0, true} : Interval{x, x}; }
 Interval Interval::everything() { return {-kInf, kInf, true}; }
 

@@ -6,7 +6,7 @@
 
 namespace tessera::core::score {
 
-// Every value that an operand may have: low <= x <= high, or NaN where `nan`. A truth value is 0 or 1.
+// The values that an operand may have: low <= x <= high, or NaN if `nan`. A boolean is 0 or 1.
 struct Interval {
   double low, high;
   bool nan = false;
@@ -18,21 +18,22 @@ struct Interval {
 
 struct Operation {
   Op op;
-  const char* text;  // its operator or function in text; nullptr: it has none, as inputs and conversions by need
+  const char* text;  // its operator or function in text; nullptr for inputs and implicit conversions
   Type result;
   int operands;
   Type operand[3];
-  int precedence;  // of an operator; kFunction: it is none
+  int precedence;  // of an operator; kFunction: not an operator
   bool commutes;
   double (*evaluate)(const double* x);   // nullptr: inputs, constants, loads
-  Interval (*bound)(const Interval* x);  // nullptr: anything of its type
-  const char* cuda;                      // %0, %1, %2: its operands, names of variables
+  Interval (*bound)(const Interval* x);  // nullptr: any value of its type
+  const char* cuda;                      // %0, %1, %2: the variables of its operands
 };
 
-// Precedence, from loosest to tightest; & | ^ bind tighter than comparisons, as in Python, so that `a & 1 == 0` asks what it seems to.
+// Precedence, from loosest to tightest. & | ^ bind tighter than comparisons, as in Python, so that `a & 1 == 0`
+// compares the result of &.
 enum Precedence { kFunction, kOrElse, kAndAlso, kComparison, kBitOr, kBitXor, kBitAnd, kShift, kSum, kProduct, kUnary };
 
-const Operation& operation(Op op);  // one row for each
+const Operation& operation(Op op);  // one row for each operation
 
 // The row of an operator or function for operands of these types, without conversions; nullptr: none.
 const Operation* find_operation(const char* text, int text_length, const Type* types, int count);
@@ -40,6 +41,6 @@ const Operation* find_operation(const char* text, int text_length, const Type* t
 // Whether any operation has this name.
 bool is_function(const char* text, int text_length);
 
-int32_t wrap(double integer);  // of an exact sum or product: its low 32 bits
+int32_t wrap(double integer);  // the low 32 bits of an exact sum or product
 
 }  // namespace tessera::core::score

@@ -16,7 +16,7 @@
 namespace tessera::core::score {
 namespace {
 
-// Before folding and before what nothing uses is left out: what a text of the longest length can hold.
+// The limit before folding and before unused values are removed: what a text of the longest length can contain.
 constexpr int kMaxUnfolded = 8192;
 
 constexpr Op kInputs[] = {Op::kS, Op::kB, Op::kH, Op::kHkv, Op::kI, Op::kJ, Op::kQPos, Op::kLenQ, Op::kLenK};
@@ -30,7 +30,7 @@ struct Token {
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Whether a name is one that the language has.
+// Whether the language itself uses a name.
 bool is_reserved(std::string_view name) {
   if (name == "true" || name == "false" || name == "inf" || name == "nan") return true;
   const bool input =
@@ -38,7 +38,7 @@ bool is_reserved(std::string_view name) {
   return input || is_function(name.data(), static_cast<int>(name.size()));
 }
 
-// What is wrong, thrown from within an expression and caught by parse().
+// An error, thrown from within an expression and caught by parse().
 struct Wrong {
   size_t column;
   std::string what;
@@ -51,7 +51,7 @@ class Lexer {
 
   void next() {
     while (at_ < text_.size() && (std::strchr(" \t\r\n", text_[at_]) || text_[at_] == '#')) {
-      if (text_[at_] == '\0') break;  // strchr finds the closing zero
+      if (text_[at_] == '\0') break;  // strchr finds the terminating zero
       if (text_[at_] == '#') at_ = std::min(text_.find('\n', at_), text_.size() - 1);
       ++at_;
     }
@@ -119,7 +119,7 @@ class Parser {
     size_t column;
   };
 
-  // Counts how deep an expression stands in others.
+  // Counts the nesting depth of expressions.
   class Nested {
    public:
     explicit Nested(Parser& parser) : parser_(parser) {
@@ -155,7 +155,7 @@ class Parser {
     return {builder_.add(op, a, b, c), column};
   }
 
-  // As a value of a type: an integer becomes a float, nothing else changes.
+  // Converts to a type: an integer becomes a float, nothing else is converted.
   int converted(const Operand& x, Type type, const char* rule) {
     if (builder_.type(x.place) == type) return x.place;
     if (type == Type::kFloat && builder_.type(x.place) == Type::kInt)
@@ -164,7 +164,8 @@ class Parser {
                 std::string("is ") + type_name(x) + ", accepted " + kTypeNames[static_cast<int>(type)] + ": " + rule};
   }
 
-  // "x = expression" (a name for what follows; its own value counts where it is the last), or an expression.
+  // "x = expression", which declares a name for the statements after it (as the last statement, its value counts), or
+  // an expression.
   Operand statement() {
     const Token first = token();
     if (first.kind == Token::kName) {
@@ -328,7 +329,7 @@ class Parser {
     return {builder_.load(tensor, indices), name.column};
   }
 
-  // An operator or a function of operands as they are, or with integers made floats.
+  // An operator or a function of operands with their own types, or with integers converted to floats.
   Operand call(std::string_view text, size_t column, const Operand* operands, int count) {
     Type types[3] = {};
     int places[3] = {-1, -1, -1};
@@ -345,7 +346,7 @@ class Parser {
     if (all_bool) text = text == "&" ? "&&" : text == "|" ? "||" : text == "~" ? "!" : text;
     const int length = static_cast<int>(text.size());
     const Operation* row = find_operation(text.data(), length, types, count);
-    for (int n = 0; !row && n < count; ++n) {  // a condition stays what it is
+    for (int n = 0; !row && n < count; ++n) {  // a condition is not converted
       if (types[n] == Type::kInt) types[n] = Type::kFloat;
       if (n + 1 == count) row = find_operation(text.data(), length, types, count);
     }

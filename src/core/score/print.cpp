@@ -10,7 +10,7 @@
 namespace tessera::core::score {
 namespace {
 
-// The shortest text that reads back as the same number, whatever the locale.
+// The shortest text that reads back as the same number, independent of the locale.
 std::string number_text(Type type, double x) {
   if (type == Type::kBool) return x != 0 ? "true" : "false";
   if (std::isnan(x)) return "nan";
@@ -32,7 +32,7 @@ class Printer {
     const int last = *std::ranges::max_element(roots);
     count(roots, last);
     Texts result;
-    std::vector<int> depth(program_.values.size());  // of the expression that a value is written as
+    std::vector<int> depth(program_.values.size());  // nesting depth of the text of each value
     for (int place = 0; place <= last; ++place) {
       const Value& value = at(place);
       const size_t n = static_cast<size_t>(place);
@@ -53,12 +53,12 @@ class Printer {
   }
 
  private:
-  // An operation is at most two of the parser's levels deep, "-(...)".
+  // One operation takes at most two of the parser's levels, "-(...)".
   static constexpr int kMostDepth = kMaxNesting / 2 - 4;
 
   const Value& at(int place) const { return program_.values[static_cast<size_t>(place)]; }
 
-  // How often each value is used: once for each root that it is, and for each operation that has it as an operand.
+  // Counts the uses of each value: one for each root and for each operand that it is.
   void count(const std::vector<int>& roots, int last) {
     for (const int root : roots) ++uses_[static_cast<size_t>(root)];
     for (int place = last; place >= 0; --place) {
@@ -82,7 +82,7 @@ class Printer {
     return all;
   }
 
-  // Within an operator that binds as tightly as `around`, to which what is looser needs parentheses.
+  // The text inside an operator of precedence `around`; looser operators are put in parentheses.
   std::string expression(int place, int around) {
     const Value& value = at(place);
     if (!local_[static_cast<size_t>(place)].empty()) return local_[static_cast<size_t>(place)];
@@ -105,7 +105,7 @@ class Printer {
     if (row.operands == 1) {
       text = row.text + expression(value.operands[0], kUnary + 1);
     } else {
-      // Operators group from the left, and comparisons not at all.
+      // Operators associate to the left; comparisons do not associate.
       const int left = row.precedence == kComparison ? kComparison + 1 : row.precedence;
       text = expression(value.operands[0], left) + " " + row.text + " " +
              expression(value.operands[1], row.precedence + 1);
@@ -115,7 +115,7 @@ class Printer {
 
   const Program& program_;
   std::vector<int> uses_;
-  std::vector<std::string> local_;  // the statement that has a value's name
+  std::vector<std::string> local_;  // the statement that declares a value's name
   int locals_ = 0;
 };
 

@@ -50,11 +50,11 @@ class Recogniser {
     // The range is of one position: q_pos if any term has it, else i.
     const bool q_pos = std::ranges::any_of(terms, [this](int term) {
       const std::optional<PositionRange> range = range_of(term);
-      return range && range->from_q_pos;
+      return range && range->from_q_pos && can_say(*range);
     });
     for (const int term : terms) {
       const std::optional<PositionRange> range = range_of(term);
-      if (range && range->from_q_pos == q_pos) {
+      if (range && range->from_q_pos == q_pos && can_say(*range)) {
         result.range = {q_pos, std::max(result.range.low, range->low), std::min(result.range.high, range->high)};
       } else {
         others.push_back(term);
@@ -77,6 +77,7 @@ class Recogniser {
  private:
   const Value& at(int place) const { return program_.values[static_cast<size_t>(place)]; }
   int size() const { return static_cast<int>(program_.values.size()); }
+  bool can_say(const PositionRange& range) const { return !around_.can_say || around_.can_say(range); }
   bool is_constant(int place, double x) const { return at(place).op == Op::kConstant && at(place).constant == x; }
 
   // ---- the mask ----
@@ -230,8 +231,8 @@ class Recogniser {
         if (at(factor).op != Op::kConstant || at(tanh).op != Op::kTanh) return false;
         const Value& quotient = at(at(tanh).operands[0]);
         c = at(factor).constant;
-        // The options hold the cap as float32.
-        return c > 0 && std::isfinite(c) && static_cast<float>(c) == c && quotient.op == Op::kDiv &&
+        // The option's bounds; kernels hold it as float32.
+        return c >= 1e-18 && c <= 1e18 && static_cast<float>(c) == c && quotient.op == Op::kDiv &&
                at(quotient.operands[0]).op == Op::kS && is_constant(quotient.operands[1], c);
       };
       if (either_order(at(place).operands[0], at(place).operands[1], is) && only_through(place, -1)) {
@@ -250,7 +251,7 @@ class Recogniser {
     if (count != 1 && count != 2) return false;
     if (at(value.operands[count - 1]).op != Op::kH) return false;
     if (count == 2 && at(value.operands[0]).op != Op::kB) return false;
-    if (around_.gradients_of_tensors >> value.name & 1) return false;
+    if (around_.no_slopes >> value.name & 1) return false;
     slopes = {value.name, count == 2};
     return true;
   }

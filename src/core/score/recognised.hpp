@@ -4,24 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 
 #include "core/score/checked.hpp"
 
 namespace tessera::core::score {
-
-// What is known of a problem when its program is recognised.
-struct Surroundings {
-  int64_t longest = INT32_MAX;  // len_q and len_k are at most this: what might wrap is not recognised
-  bool equal_lengths = false;   // len_q = len_k in each sequence: i is q_pos
-  bool causal = false;          // no key after q_pos is visible by the problem's own options
-  // Options that the problem has itself. They come before the program, so that only what follows in the order softcap,
-  // bias, ALiBi may still be taken over from the program.
-  bool softcap = false, bias = false, alibi = false;
-  // Whether the gradient of a tensor of the program is wanted, which ALiBi's slopes do not have; by its place.
-  uint32_t gradients_of_tensors = 0;
-};
 
 // low <= j - position <= high.
 struct PositionRange {
@@ -34,8 +23,21 @@ struct PositionRange {
   bool any() const { return low != kNoLow || high != kNoHigh; }
 };
 
-// ALiBi's slopes: tensors[tensor][h] or, per_batch, tensors[tensor][b, h] of the program that was recognised. They
-// serve where the tensor is float32 and has an element for each (b and) h.
+// What is known of a problem when its program is recognised.
+struct Surroundings {
+  int64_t longest = INT32_MAX;  // len_q and len_k are at most this: what might wrap is not recognised
+  bool equal_lengths = false;   // len_q = len_k in each sequence: i is q_pos
+  bool causal = false;          // no key after q_pos is visible by the problem's own options
+  // Options that the problem has itself. They come before the program, so that only what follows in the order softcap,
+  // bias, ALiBi may still be taken over from the program.
+  bool softcap = false, bias = false, alibi = false;
+  // Bit n: tensors[n] of the program cannot be ALiBi's slopes, since its gradient is wanted or by its type or shape.
+  uint32_t no_slopes = 0;
+  // Whether the problem's options can say a range beside what they say already; empty: any.
+  std::function<bool(const PositionRange&)> can_say;
+};
+
+// ALiBi's slopes: tensors[tensor][h] or, per_batch, tensors[tensor][b, h] of the program that was recognised.
 struct RecognisedSlopes {
   int tensor = -1;  // -1: no ALiBi
   bool per_batch = false;

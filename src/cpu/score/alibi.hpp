@@ -1,6 +1,6 @@
-// ALiBi (Press, Smith and Lewis, 2022): score -= slope[batch, head] |query + Sk - Sq - key|. It is the same for every
-// product, so the gradient passes it as it is. AMX's stages have it in the exponential's units: StageOptions in
-// amx_scores.hpp.
+// ALiBi (Press, Smith and Lewis, 2022): score -= slope[batch, head] |query + Sk - Sq - key|. The term does not depend
+// on the product, so the gradient passes through unchanged. AMX's stages compute it in the exponential's units:
+// StageOptions in amx_scores.hpp.
 #pragma once
 
 #include "cpu/score/entry.hpp"
@@ -17,7 +17,7 @@ struct Alibi {
     return *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * batch +
                                            p.alibi_head * head);
   }
-  // Those of vector c.
+  // The slopes of vector c's lanes.
   template <class At>
   TESSERA_INLINE static VecF slopes(const Params& p, const At& at, int c) {
     return at.of_heads(c, [&](int64_t head) TESSERA_LAMBDA_INLINE { return slope(p, at.batch(), head); });

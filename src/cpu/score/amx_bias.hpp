@@ -1,5 +1,5 @@
-// Bias in AMX's stages of 32 keys: its rows are gathered by transpositions of words and added to the scores, or go into
-// S as one more step of the products.
+// Bias in AMX's stages of 32 keys: its rows are gathered by transpositions of words and added to the scores, or are
+// added to S as one more step of the products.
 #pragma once
 
 #include "cpu/amx_pack.hpp"
@@ -8,9 +8,9 @@
 namespace tessera::cpu {
 namespace {
 
-// A stage's rows of the bias. Those two stages on are asked for one by one, since all at once they would fill the first
-// cache's miss buffers. The hardware does not foresee so many rows, and of a power of two of bytes they share a few
-// sets.
+// A stage's rows of the bias. The rows of the stage after next are prefetched one by one, since all at once would fill
+// the L1 cache's miss buffers. The hardware does not predict so many rows, and rows that are a power of two of bytes
+// apart map to a few cache sets.
 struct BiasRows {
   const char* rows[kBlockM];
   int64_t ahead_bytes;
@@ -21,7 +21,7 @@ struct BiasRows {
     const __m512i first =
         _mm512_set1_epi64(reinterpret_cast<int64_t>(bias.data) + bias.batch * tile.batch + bias.col * key);
     const __m512i head_bytes = _mm512_set1_epi64(bias.head), row_bytes = _mm512_set1_epi64(bias.row);
-    constexpr int64_t kPointers = 8;  // a vector
+    constexpr int64_t kPointers = 8;  // pointers in a vector
     for (int64_t lane = 0; lane < kBlockM; lane += kPointers) {
       const auto wide = [lane](const int32_t* numbers) TESSERA_LAMBDA_INLINE {
         return _mm512_cvtepi32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + lane)));
@@ -52,8 +52,8 @@ struct BiasRows {
 };
 static_assert(kBlockM == 2 * kUnits);
 
-// out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key. False: there is a
-// -inf among them, or there may be.
+// out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key. false: some entry is
+// -inf, or may be.
 TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& p, const Tile& tile, int64_t key,
                                 int64_t keys) {
   const bool bf16 = p.bias_dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
@@ -62,8 +62,8 @@ TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& 
     gather_scores(out, p.bias, p.bias_dtype, QueryLanes{tile, key}, key, keys);
     return false;
   }
-  // A transposition of 32-bit words: of pairs of bfloat16, which a shift and a mask split, or of float32. As unsigned
-  // numbers -inf and the NaNs with a sign are the largest.
+  // Transposes 32-bit words: pairs of bfloat16, which are split by a shift and a mask, or float32. As unsigned numbers,
+  // -inf and the NaNs with a sign are the largest.
   __m512i largest = _mm512_setzero_si512();
   for (int64_t r = 0; r < kBlockM; r += kTileSide) {
     VecU words[kTileSide];
@@ -86,15 +86,15 @@ TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& 
       }
     }
   }
-  constexpr uint16_t kMinusInfinity = 0xff80;  // of float32 the upper half
+  constexpr uint16_t kMinusInfinity = 0xff80;  // the upper half of float32's -inf
   const __m512i upper = bf16 ? largest : _mm512_srli_epi32(largest, 16);
   return _mm512_cmpge_epu16_mask(upper, _mm512_set1_epi16(static_cast<int16_t>(kMinusInfinity))) == 0;
 }
 
-// A bias as one more step of the products of S, for the forward pass: S^T += (I / scale) B, where B is the bias of a
-// stage in pairs of keys, 32-bit words transposed and nothing else. The softmax's scale then multiplies both, and a
-// stage has no option. For a bias in bfloat16 that is the only option, where every row of the tile sees every key of
-// the stage, and no entry lies far below; else the bias is added to the scores.
+// Adds a bias as one more step of the products of S in the forward pass: S^T += (I / scale) B, where B is the bias of a
+// stage in pairs of keys, so that its 32-bit words need only a transposition. The softmax's scale then multiplies both,
+// and the stage has no option. This is used for a bias in bfloat16 that is the only option, if every row of the tile
+// sees every key of the stage and no entry is far below; otherwise the bias is added to the scores.
 class BiasStep {
   TESSERA_INLINE static uint16_t rounded_to_bf16(float x) {
     uint32_t bits;
@@ -103,7 +103,7 @@ class BiasStep {
   }
 
  public:
-  // 1 / scale in bfloat16, as a sum of so many terms; 0: it has none, or the bias goes the other way.
+  // 1 / scale as a sum of this many bfloat16 terms; 0: there is no such sum, or the bias is added to the scores.
   TESSERA_INLINE static int64_t terms_of(const Params& p, uint16_t (&terms)[kAmxBiasTerms]) {
     if (!Bias::asked(p) || !asks_for_nothing_but<Bias>(p) || p.bias_dtype != TESSERA_BFLOAT16 || p.bias.col != 2 ||
         p.scale == 0) {
@@ -131,7 +131,7 @@ class BiasStep {
   }
   TESSERA_INLINE bool serves() const { return terms_ > 0; }
 
-  // The bias of a stage of 32 keys; false: it is to be added to the scores.
+  // Loads the bias of a stage of 32 keys; false: it must be added to the scores.
   TESSERA_OWN_FUNCTION bool take(const Tile& tile, int64_t key) {
     if (tile_ == &tile && key == key_ + kStageKeys) {
       rows_.next_stage();
@@ -139,7 +139,7 @@ class BiasStep {
       rows_.locate(p_, tile, key);
     }
     tile_ = &tile, key_ = key;
-    __m512i largest = _mm512_setzero_si512();  // as unsigned numbers: the furthest below
+    __m512i largest = _mm512_setzero_si512();  // as unsigned numbers: the most negative
     for (int64_t r = 0; r < kBlockM; r += kTileSide) {
       VecU words[kTileSide];
       transpose_rows(words, SixteenRows(rows_.rows + r, tile.count - r, 0, kStageKeys));
@@ -152,7 +152,7 @@ class BiasStep {
     constexpr int16_t kFarBelow = static_cast<int16_t>(0xc280);  // -64
     return _mm512_cmpgt_epu16_mask(largest, _mm512_set1_epi16(kFarBelow)) == 0;
   }
-  // Asks for two rows of a later stage.
+  // Prefetches two rows of a later stage.
   TESSERA_INLINE void prefetch(int64_t unit) const { rows_.prefetch(unit); }
 
   TESSERA_INLINE int64_t terms() const { return terms_; }

@@ -1,4 +1,4 @@
-// Dropout in AMX's stages of 32 keys: which entries are kept, as bits beside the softmax.
+// Dropout in AMX's stages of 32 keys: bits of the kept entries, generated beside the softmax.
 #pragma once
 
 #include "cpu/amx_pack.hpp"
@@ -7,8 +7,8 @@
 namespace tessera::cpu {
 namespace {
 
-// Which of 32 keys dropout keeps, by lanes of both vectors: key n is bit kept_bit(n), so that both halves of a word
-// stay where they are.
+// The bit of key n in a lane's word of 32 kept keys is kept_bit(n), an order in which both halves of a word stay in
+// place.
 constexpr uint32_t kept_bit(uint32_t n) { return n % 2 * 16 + n % 8 / 2 * 4 + n / 8; }
 TESSERA_INLINE void keys_kept(VecU (&kept)[2], const Params& p, const QueryLanes& at) {
   const __m512i threshold = _mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold));
@@ -28,11 +28,12 @@ TESSERA_INLINE void keys_kept(VecU (&kept)[2], const Params& p, const QueryLanes
   }
 }
 
-// Which pairs of keys n, n + 16 of a stage dropout keeps, a bit a half of a pair, drawn as they are wanted: four units
-// and one vector at a time, so that the draws stand between products as the rest of the softmax does.
+// The pairs of keys n, n + 16 of a stage that dropout keeps, one bit for each half of a pair. Bits are generated when
+// they are needed, for four units and one vector at a time, so that this work runs between products like the rest of
+// the softmax.
 class KeptPairs {
  public:
-  // The order of units in which four that are drawn together follow each other.
+  // The order of units, in which four that are generated together are consecutive.
   TESSERA_INLINE static int64_t unit(int64_t index) { return index / 4 * 2 + index % 2 + index % 4 / 2 * 8; }
 
   TESSERA_INLINE KeptPairs(const Params& p, const QueryLanes& at)

@@ -1,4 +1,4 @@
-// Softcap in AMX's stages: tanh beside tile products, where a division would take their ports.
+// Softcap in AMX's stages: tanh without a division, which would occupy the ports of the tile products.
 #pragma once
 
 #include "cpu/amx_pack.hpp"
@@ -7,7 +7,7 @@
 namespace tessera::cpu {
 namespace {
 
-// tanh as in simd.hpp, with a reciprocal and a Newton step in place of the division, which alone would take 16 cycles.
+// tanh as in simd.hpp, with a reciprocal and a Newton step instead of the division, which alone would take 16 cycles.
 TESSERA_INLINE VecF tanh_by_reciprocal(VecF x) {
   x = min(splat(9.0f), max(splat(-9.0f), x));
   const TanhRatio ratio(x);
@@ -16,10 +16,10 @@ TESSERA_INLINE VecF tanh_by_reciprocal(VecF x) {
   return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator * reciprocal);
 }
 
-// tanh(x) = x T(x^2) for |x| <= 0.4, minimax (9.8e-8 relative): no division, no bounds. x = cap s, and the cap is in
-// the coefficients.
+// tanh(x) = x T(x^2) for |x| <= 0.4, minimax (9.8e-8 relative), without division or bounds. x = cap s, and the cap is
+// folded into the coefficients.
 constexpr float kSmallTanh = 0.4f;
-constexpr float kLeastCap = 1e-5f;  // whose seventh power is a normal number
+constexpr float kLeastCap = 1e-5f;  // its seventh power is a normal number
 class TanhOfSmall {
   static constexpr int kTerms = 4;
 
@@ -43,7 +43,7 @@ class TanhOfSmall {
   VecF c_[kTerms];
 };
 
-// Whether no number of a stage's S is above `bound` in magnitude, or NaN.
+// Whether every number of a stage's S is at most `bound` in magnitude, and none is NaN.
 TESSERA_INLINE bool all_within(const float* s, float bound) {
   __mmask16 within = 0xffff;
   const __m512 limit = _mm512_set1_ps(bound);

@@ -1,5 +1,5 @@
-// Bias: score += bias[batch, head, query, key]; -inf hides the key. d_bias = dS, summed over what the bias is broadcast
-// along. AMX's stages gather it by words of their own, or add it within a product: amx_bias.hpp.
+// Bias: score += bias[batch, head, query, key]; -inf hides the key. d_bias = dS, summed over the broadcast dimensions.
+// AMX's stages gather it in their own way, or add it within a product: amx_bias.hpp.
 #pragma once
 
 #include "cpu/score/softcap.hpp"
@@ -32,7 +32,7 @@ struct Bias {
   static constexpr const char* kName = "bias";
   static bool asked(const tessera_problem& problem) { return problem.bias.rank != 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.bias.data != nullptr; }
-  // What of `load` stays in scratch, tiles.
+  // The number of tiles of scratch that `load` fills.
   static constexpr int64_t kLoadedTiles = 1;
 
   template <class At>

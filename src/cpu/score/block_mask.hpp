@@ -1,5 +1,5 @@
-// Block mask: a key is visible where block_mask[batch, head, query / mask_block_q, key / mask_block_k] is not 0. Blocks
-// that are the same for all of a tile's rows are runs of keys: hidden ones are skipped, visible ones need no mask.
+// Block mask: a key is visible if block_mask[batch, head, query / mask_block_q, key / mask_block_k] is not 0. Blocks
+// that are the same for all of a tile's rows form runs of keys: hidden runs are skipped, visible ones need no mask.
 #pragma once
 
 #include "cpu/score/entry.hpp"
@@ -12,7 +12,7 @@ struct BlockMask {
   static bool asked(const tessera_problem& problem) { return problem.block_mask.rank != 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.block_mask.data != nullptr; }
 
-  // Lanes whose entry for key `key` is set, all ones or 0, into visible[kBlockM].
+  // Writes the lanes whose entry for key `key` is set to visible[kBlockM], as all ones or 0.
   template <class At>
   static void gather(int32_t* visible, const Params& p, const At& at, int64_t key) {
     for (int64_t lane = 0; lane < kBlockM; ++lane) {
@@ -45,8 +45,8 @@ struct BlockMask {
              p.block_mask.col * (at.key / p.mask_block_k)) != 0;
   }
 
-  // The first run of rows begin ... end - 1 of the scores. All of them are one where the blocks are no multiple of 32
-  // keys (a group of dropout's), and where the tile has rows of several heads.
+  // The first run of rows begin ... end - 1 of the scores. They form a single run if the block size is not a multiple
+  // of 32 keys (a group of dropout's), or if the tile has rows of several heads.
   template <class At>
   static KeyRun range(const Params& p, const At& at, int64_t begin, int64_t end) {
     constexpr int64_t kAlign = 32;
@@ -69,7 +69,7 @@ struct BlockMask {
   }
 
 #if defined(TESSERA_COMPILE_AMX_BF16)
-  // AMX's stages: bit n of a lane is cleared where the lane does not see key + n, n < keys <= 32.
+  // AMX's stages: clears bit n of a lane if the lane does not see key + n, n < keys <= 32.
   template <class At>
   TESSERA_INLINE static void hide(uint32_t* lanes, const Params& p, const At& at, int64_t key, int64_t keys) {
     alignas(64) int32_t visible[kBlockM];

@@ -1,5 +1,5 @@
-// A score program as the kernels run it: lowered once a call (lower.hpp), run by vectors of lanes (interpreter.hpp).
-// Plain data: shared by units that are compiled for different instruction sets.
+// A score program in the form that the kernels run: lowered once for each call (lower.hpp), executed by vectors of
+// lanes (interpreter.hpp). Plain data, shared by units that are compiled for different instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,20 @@
 
 namespace tessera::cpu {
 
-// What a value depends on. A pair's depends on both.
+// What a value depends on; a pair is a query and a key.
 enum CodeLevel : uint8_t { kOfCall = 0, kOfQuery = 1, kOfKey = 2, kOfPair = 3, kCodeLevels = 4 };
 
-// A register: one vector of the call, one a vector of queries, one a row of keys, or one a vector of scores.
+// A register: one vector for the call, one for each vector of queries, one for each row of keys, or one for each vector
+// of scores.
 struct CodePlace {
-  int16_t index = -1;  // among those of its level; -1: none
+  int16_t index = -1;  // among the registers of its level; -1: none
   uint8_t level = kOfCall;
 };
 
 struct CodeTensor {
   const char* data;
   int32_t dtype, rank;
-  // Strides in bytes. What no index of 32 bits reaches does not count.
+  // Strides in bytes. Elements that no 32-bit index reaches are not counted in `shape`.
   int64_t stride[core::score::kMaxRank];
   int32_t shape[core::score::kMaxRank];
   bool near;  // all offsets fit 32 bits
@@ -35,16 +36,16 @@ struct CodeStep {
   uint32_t bits = 0;  // kConstant, kScalar: the register's words
 };
 
-// One load whose element receives `adjoint`.
+// One load, whose element receives the gradient `adjoint`.
 struct CodeGradient {
   int16_t tensor;
   CodePlace indices[core::score::kMaxRank];
   CodePlace adjoint;
-  uint8_t level;  // of the indices together
+  uint8_t level;  // the level of all indices together
 };
 
 struct ScoreCode {
-  // In the order of levels; those of level n end at ends[n].
+  // In the order of levels; the steps of level n end at ends[n].
   const CodeStep* steps;
   int32_t ends[kCodeLevels];
   int32_t registers[kCodeLevels];
@@ -55,9 +56,9 @@ struct ScoreCode {
   int32_t num_gradients;
 };
 
-constexpr int kCodeRows = 8;  // of scores at a time
+constexpr int kCodeRows = 8;  // rows of scores at a time
 
-// Floats of the registers of a code, `vecs` vectors a row.
+// Floats of a code's registers, with `vecs` vectors in a row.
 static constexpr int64_t code_floats(const ScoreCode& code, int64_t vecs, int64_t lanes) {
   const int64_t vectors = code.registers[kOfCall] + code.registers[kOfQuery] * vecs +
                           code.registers[kOfKey] * kCodeRows + code.registers[kOfPair] * kCodeRows * vecs;

@@ -1,5 +1,5 @@
-// Which entries of the scores a kernel's vectors are: what ScoreStep is parameterised by. Scores lie in rows of
-// vectors: row n and vector c at offset(n, c), rows kStep apart.
+// The coordinates of the score entries in a kernel's vectors, by which ScoreStep is parameterised. Scores are stored in
+// rows of vectors: row n and vector c at offset(n, c), rows kStep apart.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -7,7 +7,8 @@
 namespace tessera::cpu {
 namespace {
 
-// Lanes are the queries of a tile, rows are keys from first_key on: the tiled kernels, forward and backward, and AMX's.
+// Lanes are the queries of a tile, rows are keys from first_key on: for the tiled kernels, forward and backward, and
+// AMX's.
 struct QueryLanes {
   static constexpr int kVecs = kBlockM / kLanes;
   static constexpr int64_t kStep = 1;
@@ -16,7 +17,7 @@ struct QueryLanes {
   int64_t first_key;
 
   TESSERA_INLINE int vecs() const { return tile.vecs; }
-  TESSERA_INLINE int64_t count() const { return tile.count; }  // of lanes that are queries
+  TESSERA_INLINE int64_t count() const { return tile.count; }  // lanes that are queries
   TESSERA_INLINE static int64_t offset(int64_t n, int c) { return n * kBlockM + c * kLanes; }
 
   TESSERA_INLINE const Sequence& sequence() const { return *tile.sequence; }
@@ -36,7 +37,7 @@ struct QueryLanes {
   TESSERA_INLINE VecI distance(int64_t n, int c) const {
     return queries(c) + static_cast<int32_t>(sequence().sk - sequence().sq - key(n));
   }
-  // Whether every row sees rows begin ... end - 1 by position, and which see row n.
+  // Whether every query sees rows begin ... end - 1 by position, and which queries see row n.
   TESSERA_INLINE bool all_seen(int64_t begin, int64_t end) const {
     return key(begin) >= tile.all_low && key(end) - 1 <= tile.all_high;
   }
@@ -44,7 +45,7 @@ struct QueryLanes {
     const int32_t at = static_cast<int32_t>(key(n));
     return (load_as<VecI>(tile.low + c * kLanes) <= at) & (load_as<VecI>(tile.high + c * kLanes) >= at);
   }
-  // number(head) of every lane's head.
+  // number(head) for every lane's head.
   template <class Number>
   TESSERA_INLINE VecF of_heads(int c, const Number& number) const {
     if (tile.consecutive) return splat(number(tile.head[0]));

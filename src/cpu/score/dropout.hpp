@@ -1,5 +1,5 @@
-// Dropout: which entries a call keeps, by Philox4x32-10 in lanes; core/philox.hpp has the definition. It changes
-// weights, not scores. AMX's stages: amx_dropout.hpp.
+// Dropout: the entries that a call keeps, by Philox4x32-10 in lanes, as defined in core/philox.hpp. It changes weights,
+// not scores. AMX's stages: amx_dropout.hpp.
 #pragma once
 
 #include "cpu/score/entry.hpp"
@@ -7,16 +7,16 @@
 namespace tessera::cpu {
 namespace {
 
-// What decides the entries of a vector's lanes, in groups of eight keys. Of a call's four counters, only the first
-// differs between groups, and it is the same in all lanes; so the first two of ten rounds are, but for a few scalars,
-// done once for all keys.
+// The random words for the entries of a vector's lanes, in groups of eight keys. Of a call's four counters only the
+// first differs between groups, and it is the same in all lanes. So the first two of ten rounds are computed once for
+// all keys, except for a few scalars.
 class DropoutWords {
   static constexpr uint32_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u, kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
   static constexpr int kRounds = 10, kSharedRounds = 2;
 
 #if defined(TESSERA_AVX512)
-  // Even and odd lanes apart, each in the lower half of 64 bits: a product is the low word where it lies and the high
-  // word above it, and what stands in an operand's upper half is of no account.
+  // Even and odd lanes are separate, each in the lower half of 64 bits: a product has its low word in place and its
+  // high word above it, and the content of an operand's upper half does not matter.
   static constexpr int kParts = 2;
   typedef __m512i Words;
   TESSERA_INLINE static Words splat_words(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
@@ -66,7 +66,7 @@ class DropoutWords {
 #endif
 
  public:
-  // Of vector c of the tile.
+  // The words of vector c of the tile.
   template <class At>
   TESSERA_INLINE DropoutWords(const Params& p, const At& at, int c)
       : key0_(p.dropout_key[0]), key1_(p.dropout_key[1]), offset_(p.dropout_offset) {
@@ -81,8 +81,8 @@ class DropoutWords {
     }
   }
 
-  // Word w holds what decides keys group + 2 quad + 8 w, in its low half, and the one after, in its high half. `group`:
-  // a multiple of 32.
+  // Word w holds, in its low half, the bits for key group + 2 quad + 8 w and, in its high half, those for the next key.
+  // `group` is a multiple of 32.
   TESSERA_INLINE void operator()(VecU (&words)[4], int64_t group, int32_t quad) const {
     Words x[4][kParts];
     begin(x, group, quad);
@@ -91,7 +91,7 @@ class DropoutWords {
 #pragma GCC unroll 4
     for (int w = 0; w < 4; ++w) words[w] = joined(x[w]);
   }
-  // The same of two vectors, round by round: one waits where the other works.
+  // The same for two vectors, round by round: one computes while the other waits.
   TESSERA_INLINE static void of_both(const DropoutWords (&draw)[2], VecU (&words)[2][4], int64_t group, int32_t quad) {
     Words x[2][4][kParts];
     draw[0].begin(x[0], group, quad), draw[1].begin(x[1], group, quad);
@@ -139,8 +139,8 @@ struct Dropout {
   static bool asked(const tessera_problem& problem) { return problem.dropout_p > 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.dropout_threshold != 0; }
 
-  // out[n][kBlockM] = `kept` where the entry of row n is kept and 0 where it is dropped, for n = begin ... end - 1. Row
-  // 0 is a key that is a multiple of 32.
+  // out[n][kBlockM] = `kept` if the entry of row n is kept, and 0 if it is dropped, for n = begin ... end - 1. Row 0 is
+  // a key that is a multiple of 32.
   template <class At>
   static void factors(const Params& p, const At& at, float* out, int64_t begin, int64_t end, float kept) {
     const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));

@@ -1,4 +1,4 @@
-// What all options of a score share: which entry of the scores is meant, and tensors over scores.
+// The common types of all score options: the coordinates of an entry, and tensors over scores.
 #pragma once
 
 #include "cpu/params.hpp"
@@ -19,7 +19,7 @@ TESSERA_INLINE char* score_row(const ScoreTensor& tensor, int64_t batch, int64_t
   return tensor.data + tensor.batch * batch + tensor.head * head + tensor.row * row;
 }
 
-// Which entries the lanes of a kernel's vectors are (coordinates.hpp). With KeyLanes the keys of a vector are
+// The coordinates of the lanes of a kernel's vectors (coordinates.hpp). With KeyLanes the keys of a vector are
 // neighbours.
 struct QueryLanes;
 struct RowLanes;
@@ -29,14 +29,14 @@ constexpr bool kLanesAreKeys = false;
 template <>
 constexpr bool kLanesAreKeys<KeyLanes> = true;
 
-// Keys that the rows of a tile see alike, as far as an option goes: none of the rows sees them, all do, or some.
+// Keys that an option treats alike for all rows of a tile: none of the rows sees them, all do, or some.
 struct KeyRun {
   int64_t end;
-  bool visible;  // to some row
+  bool visible;  // visible to at least one row
   bool options;  // a score is more than scale * (q . k) under a positional mask
 };
 
-// Scratch of an option's load: tiles as large as the scores', handed out in order.
+// Scratch for an option's load: tiles as large as the scores', allocated in order.
 struct ScoreTiles {
   float* next;
   int64_t tile_floats;

@@ -1,6 +1,6 @@
-// The functions of score programs by vectors of lanes: float32 to within 4 units in the last place of what
-// operations.cpp defines, over all float32 numbers, denormals among them. Coefficients of small tanh: Moshier's Cephes
-// library.
+// The functions of score programs on vectors of lanes: float32 within 4 units in the last place of the definitions in
+// operations.cpp, over all float32 numbers including denormals. The coefficients of small tanh are from Moshier's
+// Cephes library.
 #pragma once
 
 #include "cpu/simd.hpp"
@@ -12,7 +12,7 @@ namespace score_functions {
 TESSERA_INLINE VecF bits_as_float(VecU bits) { return (VecF)bits; }
 TESSERA_INLINE VecF nan() { return splat(__builtin_nanf("")); }
 
-// p 2^n for integral n in [-300, 300]: by two powers, so that a denormal result is rounded once.
+// p 2^n for integral n in [-300, 300], by two powers, so that a denormal result is rounded once.
 TESSERA_INLINE VecF times_power_of_two(VecF p, VecI n) {
   const VecI half = n >> 1;
   const VecF first = bits_as_float((VecU)(half + 127) << 23), second = bits_as_float((VecU)(n - half + 127) << 23);
@@ -36,7 +36,7 @@ TESSERA_INLINE VecF exp_of_small(VecF r) {
 }
 
 TESSERA_INLINE VecF exp(VecF x) {
-  // ln(2) in two parts, of which the first has 16 bits: its product with n is exact.
+  // ln(2) in two parts; the first has 16 bits, so that its product with n is exact.
   constexpr float kLog2e = 1.44269504f, kLn2High = 0.693145752f, kLn2Low = 1.42860677e-06f;
   const VecF bounded = min(splat(128.0f), max(splat(-128.0f), x));
   const VecI n = nearest(bounded * kLog2e);
@@ -66,7 +66,7 @@ TESSERA_INLINE VecF log(VecF x) {
   p = fma(p, z, splat(2.0f / 5));
   p = fma(p, z, splat(2.0f / 3));
   const VecF exponent = to_float(e - (denormal & 24));
-  // 2 t exactly as it is, what follows it smaller than its last place.
+  // 2 t is added exactly; the terms after it are smaller than its last place.
   const VecF small = fma(exponent, splat(kLn2Low), t * (z * p));
   const VecF of_finite = fma(exponent, splat(kLn2High), fma(splat(2.0f), t, small));
   const VecF of_zero = select(x == 0.0f, splat(-__builtin_inff()), nan());
@@ -100,7 +100,7 @@ TESSERA_INLINE VecF floor(VecF x) {
   for (int i = 0; i < kLanes; ++i) x[i] = __builtin_floorf(x[i]);
   return x;
 }
-// Rare: the C library's, lane by lane.
+// Rarely used: calls the C library lane by lane.
 TESSERA_INLINE VecF sin(VecF x) {
   for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sinf(x[i]);
   return x;
@@ -110,23 +110,23 @@ TESSERA_INLINE VecF cos(VecF x) {
   return x;
 }
 
-// A NaN in either operand is the result.
+// If either operand is NaN, so is the result.
 TESSERA_INLINE VecF min_nan(VecF a, VecF b) { return select(a != a, a, select(b != b, b, a < b ? a : b)); }
 TESSERA_INLINE VecF max_nan(VecF a, VecF b) { return select(a != a, a, select(b != b, b, a > b ? a : b)); }
 TESSERA_INLINE VecF sign(VecF x) {
-  return select(x == x, to_float((x < 0.0f) - (x > 0.0f)), x);  // a comparison that holds is -1
+  return select(x == x, to_float((x < 0.0f) - (x > 0.0f)), x);  // a true comparison is -1
 }
 
 TESSERA_INLINE VecI where_int(VecI mask, VecI yes, VecI no) { return mask ? yes : no; }
 
-// Toward zero; beyond 32 bits the nearest integer there is, of a NaN 0.
+// Rounds toward zero. Beyond 32 bits the result is the nearest integer; for NaN it is 0.
 TESSERA_INLINE VecI to_int(VecF x) {
   const VecI above = x >= 2147483648.0f, below = x < -2147483648.0f, other = x != x;
   const VecI inside = __builtin_convertvector(select(above | below | other, VecF{}, x), VecI);
   return where_int(above, splat(INT32_MAX), where_int(below, splat(INT32_MIN), inside));
 }
 
-// Rounded down; of a divisor of 0 both are 0. In double the quotient of 32-bit integers is exact enough to be cut off.
+// Rounded down; for a divisor of 0 both are 0. The quotient of 32-bit integers in double is exact enough to truncate.
 struct Quotient {
   VecI quotient, remainder;
 };

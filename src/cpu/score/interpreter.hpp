@@ -1,6 +1,6 @@
-// Runs a lowered score program (code.hpp) over rows of vectors of scores. A step is one loop over what its level has:
-// of a call one vector, of queries one a vector of the row, of keys one a row, of pairs all. So its dispatch is shared
-// by up to kCodeRows rows.
+// Runs a lowered score program (code.hpp) over rows of vectors of scores. A step is one loop over the values of its
+// level: one vector for the call, one for each vector of queries in a row, one for each row of keys, or all for pairs.
+// One dispatch therefore serves up to kCodeRows rows.
 #pragma once
 
 #include "cpu/score/code.hpp"
@@ -10,19 +10,19 @@
 namespace tessera::cpu {
 namespace {
 
-// A register's vectors: of row r and vector c at data + r row + c vec floats.
+// A register's vectors: row r and vector c are at data + r row + c vec floats.
 struct CodeView {
   float* data;
   int64_t row, vec;
   TESSERA_INLINE float* at(int64_t r, int64_t c) const { return data + r * row + c * vec; }
 };
 
-// kKeysInLanes: the lanes of a vector are keys of one query; else they are queries, and a key's values the same in all
-// lanes.
+// kKeysInLanes: the lanes of a vector are keys of one query. Otherwise they are queries, and a key's values are the
+// same in all lanes.
 template <int kVecs, bool kKeysInLanes>
 class Interpreter {
  public:
-  // `registers`: code_floats of it.
+  // `registers`: code_floats floats.
   TESSERA_INLINE Interpreter(const ScoreCode& code, float* registers) : code_(code) {
     for (int level = 0; level < kCodeLevels; ++level) {
       levels_[level] = registers;
@@ -35,14 +35,14 @@ class Interpreter {
     return {levels_[place.level] + place.index * kSizes[place.level] * kLanes, kRow[place.level], kVec[place.level]};
   }
 
-  // What the call and the row of queries have in common, of `vecs` vectors. input(op, c): the words of an input of a
-  // call or query.
+  // The steps of the call and of the row of `vecs` vectors of queries. input(op, c): the words of an input of the call
+  // or of a query.
   template <class Input>
   void begin(int vecs, const Input& input) {
     vecs_ = vecs;
     run(0, code_.ends[kOfQuery], 1, [&](core::score::Op op, int64_t, int c) { return input(op, c); });
   }
-  // Rows 0 ... rows - 1, at most kCodeRows. input(op, r, c): the words of an input of a key or pair.
+  // Rows 0 ... rows - 1, at most kCodeRows. input(op, r, c): the words of an input of a key or a pair.
   template <class Input>
   void run_rows(int rows, const Input& input) {
     run(code_.ends[kOfQuery], code_.ends[kOfPair], rows, input);
@@ -68,7 +68,7 @@ class Interpreter {
     }
   }
 
-  // One operation over its vectors. An operation takes and answers words, whatever their type.
+  // One operation over its vectors. Operands and results are words, whatever their type.
   template <class Body>
   TESSERA_INLINE void loop(const CodeStep& step, int r_end, int c_end, const Body& body) const {
     const CodeView to = view(step.result), a = view(step.operands[0]), b = view(step.operands[1]),
@@ -214,7 +214,7 @@ class Interpreter {
       case Op::kBoolToInt:
         return of_int(TESSERA_A(a & 1));
       default:
-        return;  // inputs and loads: run
+        return;  // inputs and loads are handled in `run`
     }
 #undef TESSERA_A
 #undef TESSERA_AB
@@ -250,7 +250,7 @@ class Interpreter {
     }
   }
 
-  // Elements of a tensor; of an index outside it 0, and nothing is read.
+  // Elements of a tensor. An index outside the tensor gives 0, and nothing is read.
   TESSERA_OWN_FUNCTION void load_elements(const CodeStep& step, int r_end, int c_end) const {
     const CodeTensor& tensor = code_.tensors[step.tensor];
     const CodeView to = view(step.result);
@@ -259,7 +259,7 @@ class Interpreter {
     if constexpr (!kKeysInLanes) {
       if (load_along_keys(tensor, to, index, r_end, c_end)) return;
     }
-    // Where lanes agree on the element, it is read once.
+    // If all lanes read the same element, it is read once.
     const bool one = (step.result.level & (kKeysInLanes ? kOfKey : kOfQuery)) == 0;
     for (int r = 0; r < r_end; ++r) {
       for (int c = 0; c < c_end; ++c) {
@@ -298,8 +298,8 @@ class Interpreter {
     }
   }
 
-  // Lanes are queries, and a lane's elements of all rows are neighbours, as of [i, j]: transposed. False: they are not,
-  // or may be outside.
+  // For lanes = queries: loads a lane's elements of all rows by a transposition if they are adjacent, as for [i, j].
+  // false: they are not, or may be outside the tensor.
   TESSERA_OWN_FUNCTION bool load_along_keys(const CodeTensor& tensor, const CodeView& to,
                                             const CodeView (&index)[core::score::kMaxRank], int r_end,
                                             int c_end) const {
@@ -337,7 +337,7 @@ class Interpreter {
     const bool all = !any(~inside);
     const bool of_floats =
         tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_FLOAT16 || tensor.dtype == TESSERA_BFLOAT16;
-    if (all && of_floats) {  // neighbours, as of i - j
+    if (all && of_floats) {  // adjacent elements, as for i - j
       VecU words{};
       bool neighbours = false;
       with_float_elem(tensor.dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {

@@ -24,7 +24,7 @@ uint8_t level_of_input(Op op) {
     case Op::kQPos:
       return kOfQuery;
     default:
-      return kOfCall;  // b, the lengths: of a tile
+      return kOfCall;  // b and the lengths are constant in a tile
   }
 }
 
@@ -35,7 +35,7 @@ uint32_t word_of(double x, Type type) {
     case Type::kInt:
       return static_cast<uint32_t>(static_cast<int64_t>(x));
     default:
-      return x != 0 ? ~uint32_t{0} : 0;  // as a comparison leaves it
+      return x != 0 ? ~uint32_t{0} : 0;  // the representation of a comparison's result
   }
 }
 
@@ -90,7 +90,7 @@ void LoweredScore::lower(const Program& program, std::span<const double> scalars
     }
   }
 
-  // Levels, then the order of levels: a value's operands are of its level or below, and so before it.
+  // First the levels, then the order by level: a value's operands have its level or a lower one, and so come before it.
   places_.assign(static_cast<size_t>(count), {});
   std::vector<int> order;
   for (int at = 0; at < count; ++at) {
@@ -105,7 +105,7 @@ void LoweredScore::lower(const Program& program, std::span<const double> scalars
   const auto level_of = [&](int at) { return places_[static_cast<size_t>(at)].level; };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return level_of(a) < level_of(b); });
 
-  // A value of pairs is needed up to its last use, and leaves its register to another; the others stay for many pairs.
+  // The register of a pair's value is reused after its last use; the others are kept for many pairs.
   std::vector<int> last_use(static_cast<size_t>(count), -1);
   for (const int at : order) {
     for (int n = 0; n < core::score::operand_count(value(at)); ++n) {
@@ -130,7 +130,7 @@ void LoweredScore::lower(const Program& program, std::span<const double> scalars
       int& last = last_use[static_cast<size_t>(operand)];
       if (level_of(operand) == kOfPair && last == at) {
         unused.push_back(step.operands[n].index);
-        last = -1;  // once, should it be both operands
+        last = -1;  // only once if it is both operands
       }
     }
     if (place.level == kOfPair && !unused.empty()) {

@@ -1,4 +1,4 @@
-// From a score program with what its names stand for to the list of steps that the kernels run.
+// Lowers a score program and its bound names to the list of steps that the kernels run.
 #pragma once
 
 #include <span>
@@ -9,14 +9,15 @@
 
 namespace tessera::cpu {
 
-// Owns what a ScoreCode points to. What is the same for all pairs of a call, a query or a key is computed once for it.
+// Owns the data of a ScoreCode. A value that is the same for all pairs of a call, a query or a key is computed once for
+// it.
 class LoweredScore {
  public:
   LoweredScore() = default;
-  // `tensors`, `scalars`: of the program's names, in its order.
+  // `tensors`, `scalars`: bound to the program's names, in its order.
   LoweredScore(const core::score::Program& program, std::span<const CodeTensor> tensors,
                std::span<const double> scalars);
-  // Of the gradient; with `loads` of the tensors of which it is set, too.
+  // The gradient; `loads` selects the tensors whose loads it includes.
   LoweredScore(const core::score::Gradient& gradient, std::span<const CodeTensor> tensors,
                std::span<const double> scalars, std::span<const bool> loads);
 
@@ -28,7 +29,7 @@ class LoweredScore {
   std::vector<CodeStep> steps_;
   std::vector<CodeTensor> tensors_;
   std::vector<CodeGradient> gradients_;
-  std::vector<CodePlace> places_;  // of the program's values; of what no result needs: none
+  std::vector<CodePlace> places_;  // of the program's values; none for a value that no result needs
   CodePlace score_, mask_, d_s_;
   int32_t ends_[kCodeLevels] = {}, registers_[kCodeLevels] = {};
 };

@@ -1,4 +1,4 @@
-// Mask: a key is visible where mask[batch, head, query, key] is not 0.
+// Mask: a key is visible if mask[batch, head, query, key] is not 0.
 #pragma once
 
 #include "cpu/score/bias.hpp"
@@ -35,7 +35,7 @@ struct Mask {
   }
 
 #if defined(TESSERA_COMPILE_AMX_BF16)
-  // AMX's stages: bit n of a lane is cleared where the lane does not see key + n, n < keys <= 32.
+  // AMX's stages: clears bit n of a lane if the lane does not see key + n, n < keys <= 32.
   template <class At>
   TESSERA_INLINE static void hide(uint32_t* lanes, const Params& p, const At& at, int64_t key, int64_t keys) {
     for (int64_t lane = 0; lane < at.count(); ++lane) {

@@ -1,21 +1,21 @@
-// The options of a score, in the order in which they are applied: scale, softcap, bias, ALiBi, a program, then all
-// masks. An option is what its file declares:
+// The options of a score, in the order in which they are applied: scale, softcap, bias, ALiBi, a program, all masks.
+// The members that an option's file declares define what it is:
 //
-//   kName, asked(problem), asked(params)     all
-//   In<At>::scaled(product)                  it replaces the product by the scale
-//   In<At>::add(scaled, n, c)                it is added, fused with the last multiplication
-//   In<At>::apply(score, n, c)               it makes a new score
-//   rewrite(params, at, scores, ...)         it makes new scores of whole rows, and -inf of what it hides
-//   In<At>::visible(n, c)                    it hides keys
-//   In<At>::load, begin_row; kLoadedTiles    what it reads ahead, of all rows of the scores and of one
+//   kName, asked(problem), asked(params)     declared by all options
+//   In<At>::scaled(product)                  replaces the product times the scale
+//   In<At>::add(scaled, n, c)                adds to the score, fused with the last multiplication
+//   In<At>::apply(score, n, c)               computes a new score
+//   rewrite(params, at, scores, ...)         computes new scores of whole rows, -inf for hidden entries
+//   In<At>::visible(n, c)                    hides keys
+//   In<At>::load, begin_row; kLoadedTiles    reads ahead, for all rows of the scores or for one
 //   sees(params, entry)                      whether it leaves an entry visible
 //   slope, gradient                          its gradient depends on the product
 //   collects(params), collect                it has a gradient of its own
-//   last_full_key(sequence)                  up to which key it hides nothing
-//   range(params, at, begin, end)            which keys a tile's rows see alike
-//   hide(lanes, params, at, key, keys)       AMX's stages: what it hides, in bits
+//   last_full_key(sequence)                  the key up to which it hides nothing
+//   range(params, at, begin, end)            the keys that it treats alike for all rows of a tile
+//   hide(lanes, params, at, key, keys)       AMX's stages: clears the bits of hidden keys
 //
-// What kernels and plans decide by is folded from that.
+// The facts by which kernels and plans decide are folded from these declarations.
 #pragma once
 
 #include "cpu/score/alibi.hpp"
@@ -32,7 +32,7 @@ namespace {
 
 template <class... Option>
 struct OptionList {
-  // Whether fact.operator()<Option>() holds for an option that a problem or a call asks for.
+  // Whether fact.operator()<Option>() holds for an option that a problem or a call uses.
   template <class Call, class Fact>
   TESSERA_INLINE static bool any(const Call& call, const Fact& fact) {
     return ((fact.template operator()<Option>() && Option::asked(call)) || ...);
@@ -58,70 +58,70 @@ static_assert(kScoreTiles >= 1, "dropout's factors take their place when the sco
 
 // ---- what an option is ----
 
-// With lanes of this kind it can be applied.
+// True if the option can be applied with lanes of this kind.
 template <class Option, class At>
 concept HasLanes = requires {
   typename Option::template In<At>;
 };
-// It hides keys from some queries.
+// True if it hides keys from some queries.
 template <class Option>
 concept Hides = requires(const Params& p, const ScoreEntry& at) {
   Option::sees(p, at);
 };
-// It hides nothing up to a key: tiles before it are as if it were not there.
+// True if it hides nothing up to some key: tiles before that key do not need it.
 template <class Option>
 concept HidesAfter = requires(const Sequence& sequence) {
   Option::last_full_key(sequence);
 };
-// Tiles see runs of keys without it.
+// True if tiles have runs of keys that do not need it.
 template <class Option>
 concept HasRanges = requires(const Params& p, const QueryLanes& at) {
   Option::range(p, at, int64_t{}, int64_t{});
 };
-// It has a gradient that depends on the product.
+// True if its gradient depends on the product.
 template <class Option>
 concept NeedsProduct = requires(VecF x) {
   Option::slope(x);
 };
-// It rewrites whole rows, and whether a key is hidden may depend on its score: kernels mark hidden entries in their
-// weights.
+// True if it rewrites whole rows. Whether a key is hidden may then depend on its score, so kernels mark hidden entries
+// in their weights.
 template <class Option>
 concept Rewrites = requires(const Params& p, const QueryLanes& at, float* rows) {
   Option::rewrite(p, at, rows, int64_t{}, int64_t{}, rows);
 };
-// A gradient of its own is collected.
+// True if it collects a gradient of its own.
 template <class Option>
 concept Collects = requires(const Params& p) {
   Option::collects(p);
 };
 
-// ---- what is asked for ----
+// ---- what a call uses ----
 
 TESSERA_INLINE bool asks_for_options(const tessera_problem& problem) {
   return ScoreOptions::any(problem, []<class Option>() { return true; });
 }
-// Options that every tile meets: not those that the range of its keys tells it of.
+// Options that every tile needs, i.e. those that the tile's key ranges do not exclude.
 TESSERA_INLINE bool has_options_everywhere(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return !HidesAfter<Option> && !HasRanges<Option>; });
 }
-// Options that a tile before all keys that a mask by position cuts may meet.
+// Options that a tile before all keys that a positional mask cuts may need.
 TESSERA_INLINE bool has_score_options(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return !HidesAfter<Option>; });
 }
 TESSERA_INLINE bool hides_by_position(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return HidesAfter<Option>; });
 }
-// A key that is visible by its position may be hidden.
+// True if a key that is visible by position may be hidden.
 TESSERA_INLINE bool may_mask_entries(const Params& p) {
   return ScoreOptions::any(p,
                            []<class Option>() { return (Hides<Option> && !HidesAfter<Option>) || Rewrites<Option>; });
 }
-// Some key may be hidden from some query of the call, by that or by position.
+// True if some key may be hidden from some query of the call, by that or by position.
 TESSERA_INLINE bool may_hide_keys(const Params& p) {
   return p.causal || p.window_left >= 0 || p.window_right >= 0 ||
          ScoreOptions::any(p, []<class Option>() { return Hides<Option> || Rewrites<Option>; });
 }
-// Hidden entries are told by their weights.
+// True if hidden entries are marked in the weights.
 TESSERA_INLINE bool marks_hidden(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return Rewrites<Option>; });
 }
@@ -132,7 +132,7 @@ template <class Only>
 TESSERA_INLINE bool asks_for_nothing_but(const Params& p) {
   return !ScoreOptions::any(p, []<class Option>() { return !__is_same(Option, Only); });
 }
-// Whether a gradient is collected by an option.
+// Whether an option collects a gradient.
 TESSERA_INLINE bool collects_gradients(const Params& p) {
   return ScoreOptions::any(p, [&]<class Option>() {
     if constexpr (Collects<Option>) {
@@ -143,7 +143,7 @@ TESSERA_INLINE bool collects_gradients(const Params& p) {
   });
 }
 
-// Whether the options leave an entry visible that its position does.
+// Whether the options leave an entry visible that is visible by position.
 template <class... Option>
 TESSERA_INLINE bool sees_entry(OptionList<Option...>, const Params& p, const ScoreEntry& at) {
   const auto sees = [&]<class One>() TESSERA_LAMBDA_INLINE {

@@ -1,7 +1,7 @@
-// Score programs: what a user writes for the score, by the interpreter. It comes after ALiBi and before the masks, over
-// rows of scores in memory; its mask is one more mask. Its gradient takes dScore to that of the score before it, and
-// what its tensors receive is added up for each chain of work items in float64: chains are merged in their order, so
-// bits do not depend on threads.
+// Score programs: the user's score function, executed by the interpreter. It is applied after ALiBi and before the
+// masks, to rows of scores in memory; its mask is one more mask. Its gradient converts dScore to the gradient of the
+// score before it. The gradients of its tensors are summed in float64 for each chain of work items, and chains are
+// merged in order, so that bits do not depend on threads.
 #pragma once
 
 #include "cpu/score/entry.hpp"
@@ -15,15 +15,15 @@ struct ScoreProgram {
   static bool asked(const tessera_problem& problem) { return problem.program != nullptr; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.program != nullptr; }
 
-  // Whether a row sees a key may depend on its score, and is not to be told of the entry: kernels mark the weights.
+  // Whether a row sees a key may depend on its score, which an entry does not have: kernels mark the weights instead.
   template <class At>
   class In {
    public:
     TESSERA_INLINE In(const Params&, const At&) {}
   };
 
-  // The first run of rows begin ... end - 1: where intervals prove it, the mask's bounds skip keys that it hides from
-  // all rows, and leave alone those that all see. Runs end at multiples of kChunk.
+  // The first run of rows begin ... end - 1. Where intervals prove it, keys that the mask hides from all rows are
+  // skipped, and keys that all rows see are not masked. Runs end at multiples of kChunk.
   template <class At>
   static KeyRun range(const Params& p, const At& at, int64_t begin, int64_t end) {
     const bool rewrites = p.program->score.index >= 0;
@@ -86,8 +86,8 @@ struct ScoreProgram {
       });
     }
 
-    // Row n and those after it, `rows` at most kCodeRows. s, g: of the scores before it and of dScore, in the scores'
-    // layout.
+    // Row n and those after it, `rows` at most kCodeRows. s, g: the scores before the program and dScore, in the
+    // scores' layout.
     TESSERA_INLINE void rows(int64_t n, int rows, const float* s, const float* g) {
       run_.run_rows(rows, [&](core::score::Op op, int64_t r, int c) -> VecI {
         const int64_t row = n + r * At::kStep;
@@ -104,7 +104,7 @@ struct ScoreProgram {
     Interpreter<At::kVecs, kLanesAreKeys<At>> run_;
   };
 
-  // Rows begin ... end - 1 in place; -inf where its mask hides a key.
+  // Rows begin ... end - 1 in place; -inf if the mask hides a key.
   template <class At>
   TESSERA_OWN_FUNCTION static void rewrite(const Params& p, const At& at, float* scores, int64_t begin, int64_t end,
                                            float* registers) {
@@ -126,8 +126,8 @@ struct ScoreProgram {
     }
   }
 
-  // d_score, of rows 0 ... end - 1, becomes the gradient of the score before the program; its tensors' gradients are
-  // added up. `before`: that score.
+  // Replaces d_score of rows 0 ... end - 1 by the gradient of the score before the program, and adds up its tensors'
+  // gradients. `before`: that score.
   template <class At>
   TESSERA_OWN_FUNCTION static void gradient(const Params& p, const At& at, float* d_score, const float* before,
                                             int64_t end, float* registers) {
@@ -142,7 +142,7 @@ struct ScoreProgram {
       for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < at.vecs(); ++c) {
           float* to = d_score + at.offset(n + r * At::kStep, c);
-          // What is hidden has no gradient, whatever the program's derivative is there.
+          // A hidden entry has no gradient, whatever the program's derivative is there.
           const VecF d = code.d_s.index >= 0 ? load(run.result(code.d_s, r, c)) : VecF{};
           store(to, select(load(to) == 0.0f, VecF{}, d));
         }
@@ -156,7 +156,7 @@ struct ScoreProgram {
     return static_cast<int>(min_of<int64_t>(kCodeRows, (end - n + At::kStep - 1) / At::kStep));
   }
 
-  // One load's: what shares an element is summed first, over keys, queries or both.
+  // The gradient of one load: entries that read the same element are summed first, over keys, queries or both.
   template <class At>
   TESSERA_OWN_FUNCTION static void collect(const Params& p, const At& at, const Run<At>& run, const CodeGradient& to,
                                            const float* d_score, int rows) {
@@ -175,7 +175,7 @@ struct ScoreProgram {
       }
       sums[element] += double{x};
     };
-    if (!(to.level & kOfKey)) {  // keys share it
+    if (!(to.level & kOfKey)) {  // all keys read the same element
       VecF all{};
       for (int c = 0; c < at.vecs(); ++c) {
         VecF sum{};
@@ -196,7 +196,7 @@ struct ScoreProgram {
       if (!(to.level & kOfQuery)) add(r, 0, 0, sum_lanes(all));
     }
   }
-  // Lane by lane, or together where all have one index, as of a head.
+  // Lane by lane, or all together if they have the same index, such as a head.
   template <class Run, class Add>
   TESSERA_INLINE static void add_lanes(const CodeGradient& to, const Run& run, VecF sum, int r, int c, const Add& add) {
     VecI differ{};
@@ -207,7 +207,7 @@ struct ScoreProgram {
     }
     if (!any(differ)) return add(r, c, 0, sum_lanes(sum));
     for (int lane = 0; lane < kLanes; ++lane) {
-      if (sum[lane] != 0.0f) add(r, c, lane, sum[lane]);  // NaN, too
+      if (sum[lane] != 0.0f) add(r, c, lane, sum[lane]);  // NaN is added, too
     }
   }
 };

@@ -13,7 +13,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Sums of all chains, at most; one chain there is in any case.
+// The most bytes of the sums of all chains; there is always at least one chain.
 constexpr int64_t kMaxSums_bytes = int64_t{256} << 20;
 constexpr int64_t kChainsPerCore = 2;
 constexpr int64_t kElementsPerItem = 16384;
@@ -88,7 +88,7 @@ int64_t ProgramCall::chains(const tessera_plan& plan) const {
   return std::max<int64_t>(1, std::min({plan.num_items, fit, busy}));
 }
 
-// The smallest and the largest of the elements within the indices' bounds, of those that are few; else anything.
+// The smallest and the largest element within the indices' bounds if there are few such elements; otherwise anything.
 core::score::Interval ProgramCall::bound_of_elements(const core::score::BoundTensor& tensor,
                                                      const core::score::Interval* index) const {
   constexpr int64_t kMostElements = 1024;
@@ -172,7 +172,7 @@ void ProgramCall::write_gradients(const double* sums, int64_t chains, int64_t it
   for (; item >= items_of(tensor); ++tensor) item -= items_of(tensor);
   const core::score::BoundTensor& from = bound_.tensors[static_cast<size_t>(tensor)];
   const core::score::BoundGradient& to = bound_.gradients[static_cast<size_t>(tensor)];
-  // The index of the item's first element, and then one step after the other.
+  // The index of the item's first element, which then advances step by step.
   int64_t index[core::score::kMaxRank] = {}, offset_bytes = 0;
   const int64_t first = item * kElementsPerItem, end = std::min(from.elements(), first + kElementsPerItem);
   int64_t rest = first;

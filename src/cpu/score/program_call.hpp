@@ -1,4 +1,4 @@
-// The score program of a plan or a call, ready for the kernels.
+// The score program of a plan or a call, prepared for the kernels.
 #pragma once
 
 #include <optional>
@@ -13,20 +13,20 @@ namespace tessera::cpu {
 
 class ProgramCall {
  public:
-  // Of a plan that has a program; without `buffers`, sizes alone.
+  // For a plan that has a program; without `buffers`, only sizes.
   explicit ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers = nullptr);
 
-  // Registers of a thread, over rows of `vecs` vectors of `lanes`.
+  // Register floats of a thread, for rows of `vecs` vectors of `lanes`.
   int64_t floats(int64_t vecs, int64_t lanes) const;
-  // Backward: chains of work items that add up what the program's tensors receive, each for itself, and doubles of one;
-  // 0: no gradient is asked for. As few as memory allows, and as many as keep the cores busy, whatever the number of
-  // threads.
+  // Backward: the number of chains of work items, each of which sums the gradients of the program's tensors separately,
+  // and the doubles of one chain; 0: no gradient is requested. There are as few chains as memory allows and as many as
+  // keep the cores busy, independently of the number of threads.
   int64_t chains(const tessera_plan& plan) const;
   int64_t sums() const { return sums_; }
 
-  void fill(Params& p) const;                    // points into this object; not program_sums
-  int32_t shows(const ScoreBlock& block) const;  // as Params::program_shows
-  // The gradients of the tensors, from the sums of all chains in their order: items that are independent of each other.
+  void fill(Params& p) const;                    // pointers into this object; not program_sums
+  int32_t shows(const ScoreBlock& block) const;  // see Params::program_shows
+  // Writes the gradients of the tensors from the sums of all chains, in order: the items are independent of each other.
   int64_t gradient_items() const;
   void write_gradients(const double* sums, int64_t chains, int64_t item) const;
 
@@ -35,8 +35,8 @@ class ProgramCall {
                                           const core::score::Interval* index) const;
 
   core::score::Bound bound_;
-  core::score::Program mask_;         // the mask alone
-  std::vector<size_t> mask_tensors_;  // of its names: places in bound_
+  core::score::Program mask_;         // only the mask
+  std::vector<size_t> mask_tensors_;  // indices of its names in bound_
   std::vector<double> mask_scalars_;
   int64_t group_;
   LoweredScore score_, gradient_;
@@ -44,12 +44,12 @@ class ProgramCall {
   bool backward_;
   int64_t items_of(int tensor) const;
 
-  static constexpr int64_t kNoSums = -1;  // of a tensor that receives nothing
+  static constexpr int64_t kNoSums = -1;  // for a tensor without a gradient
   int64_t sums_ = 0;
   int64_t begin_[core::score::kMaxTensors] = {};
 };
 
-// Of a plan that may have none.
+// For a plan that may have no program.
 int64_t program_floats(const tessera_plan& plan, int64_t vecs, int64_t lanes);
 
 }  // namespace tessera::cpu

@@ -6,7 +6,7 @@
 namespace tessera::cpu {
 namespace {
 
-// A score before its last multiplication, with which what is added next is fused.
+// A score before its last multiplication, with which the next addition is fused.
 struct Scaled {
   VecF value, factor;
 };
@@ -27,8 +27,8 @@ struct Softcap {
     VecF to_cap_, cap_;
   };
 
-  // The gradient: of the score with respect to scale q.k, from the tanh that `scaled` answers; and what a gradient of
-  // the score is multiplied by.
+  // The gradient of the score with respect to scale q.k, from the tanh that `scaled` returns; and the factor of the
+  // gradient of the score.
   TESSERA_INLINE static VecF slope(VecF tanh_of_score) { return splat(1.0f) - tanh_of_score * tanh_of_score; }
   TESSERA_INLINE static VecF gradient(VecF d_score, VecF slope) { return d_score * slope; }
 };

@@ -1,10 +1,10 @@
-// From raw products to scores: what a kernel calls, whatever the options are. It comes where a tile needs more than a
-// multiplication by the scale and is parameterised by which entries the kernel's lanes are (coordinates.hpp):
+// From raw products to scores. Kernels call it, whatever the options are, for tiles that need more than a
+// multiplication by the scale. Its parameter is the coordinates of the entries in the kernel's lanes (coordinates.hpp):
 //
 //   range      which keys of a tile are visible to none, all or some of its rows
-//   load       what the options read, ahead
-//   apply      products -> scores in natural units, -inf where a key is hidden
-//   collect    dScore -> gradients of what the options read
+//   load       reads ahead what the options need
+//   apply      products -> scores in natural units, -inf if a key is hidden
+//   collect    dScore -> gradients of the options' tensors
 //   gradient   dScore -> dProduct
 #pragma once
 
@@ -14,13 +14,13 @@
 namespace tessera::cpu {
 namespace {
 
-// What the options need beside the scores. Tiles are as large as the scores.
+// Scratch of the options beside the scores. Tiles are as large as the scores.
 struct ScoreScratch {
-  float* loaded = nullptr;  // kLoadedTiles tiles: what they read ahead
+  float* loaded = nullptr;  // kLoadedTiles tiles, which `load` fills
   int64_t tile_floats = 0;
-  float* slope = nullptr;      // for a gradient that needs the product; NULL: none follows
-  float* before = nullptr;     // the scores before a program, for its gradient; NULL: none follows
-  float* registers = nullptr;  // of a program: program_floats()
+  float* slope = nullptr;      // for a gradient that needs the product; NULL: there is none
+  float* before = nullptr;     // the scores before a program, for its gradient; NULL: there is none
+  float* registers = nullptr;  // for a program: program_floats()
 };
 
 template <class Option, class At>
@@ -86,13 +86,13 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
     return run;
   }
 
-  // Ahead of apply, for rows begin ... end - 1.
+  // Before apply, for rows begin ... end - 1.
   TESSERA_INLINE void load(int64_t begin, int64_t end) {
     ScoreTiles tiles{scratch_.loaded, scratch_.tile_floats};
     (load_of<Option>(begin, end, tiles), ...);
   }
 
-  // Rows begin ... end - 1 in place. then(score, n, c) follows every vector.
+  // Rows begin ... end - 1 in place. Calls then(score, n, c) after every vector.
   template <class Then>
   TESSERA_INLINE void apply(float* scores, int64_t begin, int64_t end, Then&& then) {
     const bool all_seen = at_.all_seen(begin, end);
@@ -106,7 +106,8 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
           if (scratch_.slope) store(scratch_.slope + at_.offset(n, c), One::slope(scaled.value));
         }
       });
-      // As written, whatever the compiler would fuse: forward and backward must make the same bits of a score.
+      // The operations are as written, not fused by the compiler: forward and backward must compute a score with the
+      // same bits.
       VecF score = scaled.value * scaled.factor;
       each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
         if constexpr (kAdds<One>) score = in<One>().add(scaled, n, c);
@@ -156,7 +157,7 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
     }
   }
 
-  // Of a vector of dScore; `slope`: what apply left there.
+  // For a vector of dScore; `slope`: as written by apply.
   TESSERA_INLINE static VecF gradient(const Params& p, VecF d_score, const float* slope) {
     VecF d = d_score * splat(p.scale);
     const auto through = [&]<class One>() TESSERA_LAMBDA_INLINE {
@@ -168,8 +169,8 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
     return d;
   }
 
-  // Of rows 0 ... count - 1 of dScore, which becomes the gradient of the score before a program. `rows`: scratch,
-  // [kBlockM][kKeyBlock].
+  // For rows 0 ... count - 1 of dScore, which are replaced by the gradient of the score before a program. `rows`:
+  // scratch, [kBlockM][kKeyBlock].
   TESSERA_INLINE static void collect(const Params& p, const At& at, float* d_score, const ScoreScratch& scratch,
                                      float* rows, int64_t count) {
     const auto through = [&]<class One>() TESSERA_LAMBDA_INLINE {
@@ -226,7 +227,7 @@ TESSERA_OWN_FUNCTION inline void apply_scores(const Params& p, const QueryLanes&
   step.apply(scores, begin, end, [](VecF, int64_t, int) TESSERA_LAMBDA_INLINE {});
 }
 
-// Floats of a call's program registers, over rows of `vecs` vectors.
+// Floats of a call's program registers, for rows of `vecs` vectors.
 TESSERA_INLINE int64_t program_floats(const Params& p, int64_t vecs) {
   int64_t floats = 0;
   for (const ScoreCode* code : {p.program, p.program_gradient}) {
@@ -235,8 +236,8 @@ TESSERA_INLINE int64_t program_floats(const Params& p, int64_t vecs) {
   return floats;
 }
 
-// Where a program is asked for, hidden entries have a weight of -0, which adds nothing: so a product with NaN or
-// infinities can tell them from visible ones.
+// If a program is used, hidden entries have a weight of -0, which adds nothing, and by which a product with NaN or
+// infinities distinguishes them from visible ones.
 TESSERA_INLINE VecF marked_weight(VecF weight, VecF score) {
   return select(score == -infinity(), splat(-0.0f), weight);
 }

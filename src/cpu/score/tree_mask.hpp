@@ -1,5 +1,5 @@
-// Tree mask: key Sk - Sq + n is visible to a query where bit n of the query's words is set; keys before, and bits after
-// the last word, are visible. So it counts as a mask by position, which cuts only the tiles that reach the keys with
+// Tree mask: key Sk - Sq + n is visible to a query if bit n of the query's words is set; keys before these, and bits
+// past the last word, are visible. It counts as a positional mask, which cuts only the tiles that reach the keys with
 // bits.
 #pragma once
 
@@ -13,12 +13,12 @@ struct TreeMask {
   static bool asked(const tessera_problem& problem) { return problem.tree_mask.rank != 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.tree_mask != nullptr; }
 
-  // The last key that has no bit, and so is visible to all queries that see it by position.
+  // The last key that has no bit and is therefore visible to all queries that see it by position.
   TESSERA_INLINE static int64_t last_full_key(const Sequence& sequence) {
     return max_of<int64_t>(sequence.sk - sequence.sq, 0) - 1;
   }
 
-  // Bits of a query for key `key` and the next 31, where there is none 1.
+  // Bits of a query for key `key` and the next 31; a key without a bit has 1.
   TESSERA_INLINE static uint32_t bits(const Params& p, const ScoreEntry& at) {
     const char* row = p.tree_mask + p.tree_mask_batch * at.batch + p.tree_mask_row * (at.sequence.q_begin + at.query);
     const int64_t bit = at.key - (at.sequence.sk - at.sequence.sq), first = bit >> 5;
@@ -58,7 +58,7 @@ struct TreeMask {
   };
 
 #if defined(TESSERA_COMPILE_AMX_BF16)
-  // AMX's stages: bit n of a lane is cleared where the lane does not see key + n, n < keys <= 32.
+  // AMX's stages: clears bit n of a lane if the lane does not see key + n, n < keys <= 32.
   template <class At>
   TESSERA_INLINE static void hide(uint32_t* lanes, const Params& p, const At& at, int64_t key, int64_t) {
     for (int64_t lane = 0; lane < at.count(); ++lane) lanes[lane] &= bits(p, at.entry(lane, key));

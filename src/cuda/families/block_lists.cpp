@@ -20,7 +20,7 @@ BlockListsParams params_of(const tessera_plan& plan, const BlockLists& lists, co
   return p;
 }
 
-// Queries or keys of a warpgroup's product: a block of the mask has a multiple of them.
+// Queries or keys of a warpgroup's product. The size of a mask block must be a multiple of it.
 constexpr int64_t kListedRows = 64;
 
 }  // namespace

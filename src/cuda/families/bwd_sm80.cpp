@@ -1,5 +1,5 @@
-// The backward kernels, kernels/tessera/bwd_sm80: which tiles they are compiled for, how much
-// memory they need, and their launches. Every number depends on the problem and the GPU alone.
+// The backward kernels of kernels/tessera/bwd_sm80: their compiled tiles, workspace and launches. Every number depends
+// only on the problem and the GPU.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -20,18 +20,18 @@
 namespace tessera::cuda {
 namespace {
 
-// A row: for this type and head sizes up to head_dim. The first that fits the problem and the GPU's shared memory is
-// taken; the more a GPU has, the larger the tiles.
+// A row serves this type and head sizes up to head_dim. The plan uses the first row that fits the problem and the GPU's
+// shared memory, so GPUs with more shared memory get larger tiles.
 struct BwdTile {
   bool float32;
   int head_dim;
   int block_m, block_n, warps;
-  bool s_dp_split;  // for problems that the split serves
+  bool s_dp_split;  // only for problems to which the split applies
   int column_parts, stages;
-  int min_blocks_per_sm;  // that registers should allow
+  int min_blocks_per_sm;  // resident blocks that the registers should allow
 };
-// Of the first rows, the time of PyTorch's FlashAttention-2 over that of all three kernels, bfloat16 on an H200, geometric
-// mean of lengths 512, 4096 and 16384, full and causal.
+// The numbers beside the first rows are speed-ups over PyTorch's FlashAttention-2 (its time over that of all three
+// kernels), bfloat16 on an H200, geometric mean of lengths 512, 4096 and 16384, full and causal.
 constexpr BwdTile kTiles[] = {
     {false, 64, 128, 128, 4, false, 1, 1, 2},  // 1.14
     {false, 64, 64, 128, 8, false, 1, 2, 1},   // 0.83
@@ -41,15 +41,15 @@ constexpr BwdTile kTiles[] = {
     {false, 256, 64, 64, 8, true, 4, 2, 1},    // 1.01
     {false, 256, 64, 64, 8, false, 4, 2, 1},   // 0.91
     {false, 512, 32, 32, 8, false, 4, 2, 1},
-    // 163 KiB of shared memory.
+    // For 163 KiB of shared memory.
     {false, 256, 32, 64, 8, false, 2, 2, 1},
     {false, 512, 16, 32, 8, false, 4, 2, 1},
-    // 99 KiB.
+    // For 99 KiB.
     {false, 128, 32, 64, 4, false, 1, 2, 1},
     {false, 192, 32, 32, 4, false, 2, 2, 1},
     {false, 256, 16, 32, 4, false, 2, 2, 1},
     {false, 512, 16, 16, 8, false, 8, 1, 1},
-    // float32: three products of TF32 each. Registers hold the two halves of a fragment.
+    // float32: each product is three TF32 products, and registers hold both parts of a fragment.
     {true, 64, 32, 64, 4, false, 1, 2, 1},
     {true, 128, 32, 64, 8, false, 2, 2, 1},
     {true, 256, 32, 32, 8, false, 4, 2, 1},
@@ -61,13 +61,13 @@ constexpr BwdTile kTiles[] = {
     {true, 512, 16, 16, 8, false, 8, 0, 1},
 };
 
-constexpr int64_t kReservedBytes = 1024;  // of shared memory, by the driver for each block
+constexpr int64_t kReservedBytes = 1024;  // shared memory that the driver reserves for each block
 
 struct Choice {
   const BwdTile* tile = nullptr;
   BwdConfig config{};
-  int64_t owned_batches = 1, owned_heads = 1;  // BwdParams has what they are
-  int64_t tiles = 0, blocks = 0;               // of keys: of a head (packed: of all sequences); of the grid
+  int64_t owned_batches = 1, owned_heads = 1;  // see BwdParams
+  int64_t tiles = 0, blocks = 0;               // key tiles of a head (packed: of all sequences); blocks of the grid
   int64_t q_tiles = 0, q_slots = 0;
 };
 
@@ -80,14 +80,14 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.s_dp_split = tile.s_dp_split, config.column_parts = tile.column_parts;
   config.min_blocks_per_sm = tile.min_blocks_per_sm;
-  // Even shares of the columns. Deterministic: the next block must wait until an addition is done, and a bulk copy only tells
-  // when it has read its source.
+  // Equal parts of the columns. Deterministic problems cannot use bulk copies: the next block must wait until an
+  // addition is complete, and a bulk copy only signals that it has read its source.
   config.bulk_dq =
       tile.s_dp_split && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);
-  config.score.scale_first = false;  // a saved LSE needs no largest score, but what is hidden a score of -inf
+  config.score.scale_first = false;  // a saved LSE needs no row maximum, but a hidden score must be -inf
   config.score.scale_first = config.score.entries() && problem.scale <= 0;
   return config;
 }
@@ -101,14 +101,14 @@ Choice choose(const tessera_plan& plan) {
     choice.config = make_config(plan, tile);
     const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias;
     if (tile.s_dp_split && !plain) continue;
-    // What one block can have is what all of an SM's have, but for what each of them reserves.
+    // A block may use an SM's shared memory except what the driver reserves for each resident block.
     const int64_t reserved = int64_t{tile.min_blocks_per_sm - 1} * kReservedBytes;
     if (tile.min_blocks_per_sm * smem_bytes(choice.config) + reserved > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     break;
   }
   if (!choice.tile || plan.batch == 0) return choice;
-  // Blocks add to a deterministic dBias one after the other only if one block owns all that share an entry.
+  // Blocks add to a deterministic dBias in order only if one block owns all batches and heads that share an entry.
   if (problem.deterministic && core::present(problem.d_bias)) {
     if (problem.d_bias.shape[0] == 1) choice.owned_batches = plan.batch;
     if (problem.d_bias.shape[1] == 1) choice.owned_heads = plan.heads_kv;
@@ -142,7 +142,7 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   own.q_tiles = static_cast<int>(choice.q_tiles), own.q_slots = static_cast<int>(choice.q_slots);
   own.owned_batches = static_cast<int>(choice.owned_batches), own.owned_heads = static_cast<int>(choice.owned_heads);
   const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = rows.d_sink ? plan.heads_q : 0;
-  const bool packed = core::packed_q(p) || core::packed_k(p);  // rows of no sequence
+  const bool packed = core::packed_q(p) || core::packed_k(p);  // then some rows may belong to no sequence
   const bool clears = query_tiles > 0 || config.d_bias || config.deterministic || packed;
   own.before.x = clears ? static_cast<uint32_t>(std::max<int64_t>(1, query_tiles)) : 0;
   own.products.x = static_cast<uint32_t>(choice.blocks);
@@ -160,7 +160,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {
-    // Compiled for sm_100 it spills 236 bytes where rows may be far (attention/far_rows), for the others at most 60.
+    // Compiled for sm_100, it spills 236 bytes if far rows are possible (attention/far_rows), otherwise at most 60.
     {Use::kTraining, 64, {255, 236, 56}},
     {Use::kTraining, 96, {255, 60, 24}},
     {Use::kTraining, 128, {255, 16, 16}},
@@ -180,7 +180,8 @@ std::string refuse(const tessera_plan& plan) {
   return fits ? "" : "more than 2^31 tiles";
 }
 
-// An H100 (docs/status.md); at 512 a third of bwd_sm90's. float32: three products of TF32 each.
+// Rates of an H100 (docs/status.md); at head size 512 a third of bwd_sm90's. float32: each product is three TF32
+// products.
 constexpr Rate kRates[] = {{64, 250}, {128, 250}, {256, 222}, {512, 150}};
 double estimate_us(const tessera_plan& plan) {
   constexpr double kFloat32Factor = 6;

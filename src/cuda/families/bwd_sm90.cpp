@@ -1,5 +1,6 @@
-// The backward kernels of kernels/tessera/bwd_sm90, bwd_sm90_d256 and bwd_sm90_d512: what they take, their tiles, and their launches;
-// what the latter two are compiled for is in files of their own. Every number depends on the problem and the GPU alone.
+// The backward kernels of kernels/tessera/bwd_sm90, bwd_sm90_d256 and bwd_sm90_d512: the problems they support, their
+// tiles and launches. The compiled configs of the latter two are in files of their own. Every number depends only on
+// the problem and the GPU.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -26,31 +27,32 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kMostHeadDimOfK = 192;  // of Q and K alone
+constexpr int kMostHeadDimOfK = 192;  // for Q and K only
 
-constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
+constexpr int kStoredRows = 16;  // rows of dK and dV that a warp stores
 
-// All that was decided for a problem.
+// The decisions for a problem.
 struct BwdSm90Plan {
-  bool pair, quad;       // which of the configs is meant
-  BwdSm90Config config;  // a block alone
+  bool pair, quad;       // select the config that is used
+  BwdSm90Config config;  // for one block without a cluster
   BwdSm90D256Config pair_config;
   BwdSm90D512Config quad_config;
   BwdSm90RowsConfig rows;
   BwdRowsConfig quad_rows;
-  BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
-  int q_tiles, q_slots;  // BwdParams has what they are
+  BwdSm80Plan stand_in;  // used if a tensor that TMA accesses does not start at a multiple of 16 bytes
+  int q_tiles, q_slots;  // see BwdParams
   Divisor key_tiles, section_heads;
   int heads, rotation, group_splits;
   Grid before, products, after;
   BwdWorkspace workspace;
-  int64_t d_k_parts, d_v_parts;  // of a split group, in the workspace
-  BlockLists lists;              // of a block mask, after what `workspace` has
+  int64_t d_k_parts, d_v_parts;  // the split group's partial gradients, in the workspace
+  BlockLists lists;              // lists of a block mask, stored after `workspace`
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
-// At head sizes above 128 of Q and K two tiles of dQ, as turns want them, have no room; a softcap's slope has no registers, nor has any option, or
-// packed sequences, in float16, whose code takes some more. What a block does not take pairs of blocks do.
+// Whether one block serves the problem; otherwise pairs of blocks do. Above head size 128 of Q and K, shared memory has
+// no room for the two dQ tiles that deterministic problems need, and registers have none for a softcap's slope, nor for
+// any option or packed sequences in float16, whose code needs a few more.
 bool by_block(const tessera_plan& plan) {
   if (plan.head_dim_v > kBwdSm90HeadDim || plan.head_dim > kMostHeadDimOfK) return false;
   if (plan.head_dim <= kBwdSm90HeadDim) return true;
@@ -62,7 +64,7 @@ bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm90D256HeadDim; }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
-  const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
+  const ScoreConfig score = score_config(plan.problem);  // with block lists, a step has 64 queries as well
   const bool options = score.softcap || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
@@ -79,7 +81,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.block_mask = core::present(p.block_mask);
   if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys
   config.score = score_config_beside_block_mask(p);
-  // The code for any sequences fits its registers, that for dense ones lacks two, or sixteen.
+  // The code for variable lengths fits its registers; that for dense sequences is short of two, or of sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
   if (config.score.mask && config.head_dim > kBwdSm90HeadDim) config.varlen = true;
   return config;
@@ -127,9 +129,10 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
   return tiles;
 }
 
-// The heads whose blocks come together, the longest first: those whose Q, dO and dQ in float32 have a share of the L2 cache; all, where
-// the GPU is full of blocks at most a few times, and the longest, started late, would end long after the others.
-// Where all blocks are alike, or which are long only the GPU knows, one after the other.
+// The number of heads that form a section, in which blocks are scheduled with the longest first (LPT order). A
+// section's Q, dO and float32 dQ fit a part of the L2 cache. If the blocks fill the GPU only a few times, all heads
+// form one section, because a long block that starts late would end long after the others. If all blocks cost the same,
+// or only the GPU knows which are long, each head is a section.
 int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const Tiles& tiles, int group_splits) {
   constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4, kFewRounds = 3;
   if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
@@ -139,9 +142,10 @@ int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const T
   return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, tiles.heads);
 }
 
-// Deterministic: by how many query tiles a block's start is after that of the block before. The blocks of a head then wait for one
-// another in a circle, so all of them must get a multiprocessor: half are taken for it, so that two such kernels that run at the
-// same time, each with some of a head's blocks, leave one of them enough.
+// Deterministic: the number of query tiles by which each block starts after the previous one, cyclically. The blocks of
+// a head then wait for each other in a circle, so all of them must be resident. They may use at most half of the
+// multiprocessors, so that if two such kernels run at the same time, each with some of a head's blocks, one of them
+// still has enough.
 int64_t rotation(const tessera_plan& plan, const Tiles& tiles, int cluster) {
   const tessera_problem& p = plan.problem;
   const bool every_block_sees_every_query = !is_causal(p) && p.window_left < 0 && p.window_right < 0 &&
@@ -151,26 +155,27 @@ int64_t rotation(const tessera_plan& plan, const Tiles& tiles, int cluster) {
     return 0;
   }
   const int64_t per_block = (tiles.q_tiles + tiles.key_tiles - 1) / tiles.key_tiles;
-  return (tiles.key_tiles - 1) * per_block < tiles.q_tiles ? per_block : 0;  // each begins with a tile of its own
+  return (tiles.key_tiles - 1) * per_block < tiles.q_tiles ? per_block : 0;  // each block begins with a different tile
 }
 
 constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .oldest_arch = kHopper,
-                             .newest_arch = kHopper,  // wgmma is of this architecture alone
+                             .newest_arch = kHopper,  // wgmma exists only on this architecture
                              .dtypes = kHalfPrecision,
                              .head_dim = kBwdSm90D512HeadDim,
                              .tensors = kAllTensors & ~kServingTensors};
 
-// Registers as launched; the producer then has 24, scores 208, dQ 72.
+// At launch; afterwards the producer has 24, the score warps 208, the dQ warps 72.
 constexpr Limits kLimits{.registers = 128};
 constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kTraining, 64, kLimits},  {Use::kTraining, 96, kLimits},  {Use::kTraining, 128, kLimits},
     {Use::kTraining, 192, kLimits}, {Use::kTraining, 256, kLimits},
 };
 
-// The softcap's slope is made of P in float16, whose rounding moves the tanh by 2^-11 / softcap: from here on it costs dS no more than
-// dS's own rounding does (2^-11 in float16, 2^-8 in bfloat16).
-// And of the LSE in one float, which the softcap bounds: beyond the largest far rows (attention/far_rows.cuh) would need the other, too.
+// The slope of the softcap is computed from P in float16, whose rounding moves the tanh by 2^-11 / softcap. From the
+// least softcap on, this costs dS no more than dS's own rounding (2^-11 in float16, 2^-8 in bfloat16). The slope also
+// depends on the LSE in one float, which the softcap bounds: above kLargestSoftcap, far rows (attention/far_rows.cuh)
+// would need the second float as well.
 constexpr double kLargestSoftcap = 4096;
 std::string refuse_softcap(const tessera_problem& p) {
   const bool float16 = p.q.dtype == TESSERA_FLOAT16;
@@ -232,9 +237,9 @@ std::string refuse(const tessera_plan& plan) {
 constexpr Rate kRates[] = {{64, 478}, {96, 503}, {128, 547}, {256, 520}, {512, 450}};
 double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, kRates); }
 
-// Where the blocks do not fill the GPU, the query heads of a KV head are several blocks': as few as are within a tenth of the best. Full, a head
-// takes a round for each multiprocessor's blocks; causal, a block has half of the longest one's steps in the mean, so that twice as
-// many fill the GPU.
+// The number of blocks that the query heads of a KV head are split over if the blocks do not fill the GPU: the fewest
+// that are within a tenth of the best time. With a full mask, a head takes one round for each GPU's worth of blocks.
+// With a causal mask, a block has on average half the steps of the longest one, so twice as many blocks fill the GPU.
 int64_t group_splits(const tessera_plan& plan, const Tiles& tiles) {
   const tessera_problem& p = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv, blocks = tiles.blocks();
@@ -291,7 +296,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   return own;
 }
 
-// After the lists: BwdSm90Params::turns, or its order.
+// The memory after the lists: BwdSm90Params::turns, or its order.
 int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
   return own.config.deterministic ? block_turns_bytes(plan.problem, own.lists)
                                   : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
@@ -321,7 +326,7 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
     const char* name;
     const tessera_layout& layout;
     const void* data;
-    int rows;  // of a box
+    int rows;  // of a TMA box
     TensorMap& map;
   } maps[] = {{"q", problem.q, buffers.q, shape.block_m, p.q_map},
               {"d_o", problem.d_o, buffers.d_o, shape.block_m, p.d_o_map},
@@ -339,7 +344,7 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
   const BwdSm90Plan own = config_of<BwdSm90Plan>(plan);
-  // A plan knows strides, and addresses only come now.
+  // A plan knows strides; addresses are only known now.
   for (const void* data : {buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o,
                            static_cast<const void*>(buffers.d_k), static_cast<const void*>(buffers.d_v)}) {
     if (!aligned(data)) return list_bwd_sm80(plan, own.stand_in, buffers, workspace, launches);
@@ -348,7 +353,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   if (plan.problem.softcap > 0) p.far_lse_log2 = std::numeric_limits<float>::infinity();
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
-  if (own.config.split_group) {  // each part of a group is a KV head of its own
+  if (own.config.split_group) {  // each part of a group is treated as a separate KV head
     p.group_splits = own.group_splits, p.block_n = own.config.block_n;
     p.heads_kv = Divisor(static_cast<int>(plan.heads_kv) * own.group_splits);
     p.group = Divisor(static_cast<int>(plan.heads_q / plan.heads_kv) / own.group_splits);
@@ -361,7 +366,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape, buffers, p));
   }
-  if (own.quad) {  // its rows are bwd_sm80's
+  if (own.quad) {  // preprocess and postprocess are bwd_sm80's
     launch_bwd_rows(own.quad_rows, p, own.before, launches);
     launch_bwd_sm90(own.quad_config, p, own.products, launches);
     p.after = 1;

@@ -1,4 +1,4 @@
-// What bwd_sm90_d256, by a cluster of two blocks, is compiled for, and what it lacks.
+// bwd_sm90_d256, a cluster of two blocks: its compiled configs, and the options it lacks.
 #include <algorithm>
 #include <string>
 
@@ -10,14 +10,15 @@
 namespace tessera::cuda {
 namespace {
 
-// The first row that fits is taken.
+// The plan uses the first row that fits.
 struct PairTile {
   int head_dim, head_dim_v;
 };
 constexpr PairTile kPairTiles[] = {{192, 128}, {192, 192}, {256, 256}};
 static_assert(std::end(kPairTiles)[-1].head_dim == kBwdSm90D256HeadDim);
 constexpr int kPairExchangeStages = 2;
-// Halves of Q and dO: of six one gives its place to dQ on its way out, which gains 2 %; in turns dQ is added from registers.
+// Half tiles of Q and dO in shared memory. One of six is given up for staging dQ on its way to memory, which gains 2 %;
+// deterministic kernels add dQ from registers and need no staging.
 constexpr int pair_half_slots(bool staged_dq) { return staged_dq ? 5 : 6; }
 
 std::string refuse(const tessera_plan& plan) {

@@ -1,4 +1,4 @@
-// What bwd_sm90_d512, by a cluster of four blocks, is compiled for, and what it lacks.
+// bwd_sm90_d512, a cluster of four blocks: its compiled configs, and the options it lacks.
 #include <string>
 
 #include "core/geometry.hpp"

@@ -18,7 +18,7 @@ constexpr BwdSm90Tile kTiles[] = {
 };
 
 constexpr int kBlockN = 128;            // 64 keys for each score warpgroup
-constexpr int kMostTurnsHeadDim = 128;  // deterministic: above, the plan takes another kernel
+constexpr int kMostTurnsHeadDim = 128;  // deterministic: larger head sizes use another kernel
 
 bool fits(const BwdSm90Tile& tile, bool deterministic, bool dropout) {
   BwdSm90Config config{};
@@ -27,12 +27,12 @@ bool fits(const BwdSm90Tile& tile, bool deterministic, bool dropout) {
   return smem_bytes(config) <= kHopperSharedBytes;
 }
 
-// Of a row's head size and options: what fits with whatever it serves. What dropout draws has no room beside two tiles of dQ for 128
-// queries, so dropout and deterministic together count as options.
+// The tiles for a row's head size and options that fit shared memory with every problem the row serves. The generated
+// dropout bits do not fit beside two dQ tiles of 128 queries, so dropout together with deterministic counts as options.
 std::vector<BwdSm90Tile> candidates(int head_dim, bool options) {
   std::vector<BwdSm90Tile> found;
   for (const int block_m : {64, 128}) {
-    if (options && block_m != 64) continue;  // a bit a score
+    if (options && block_m != 64) continue;  // one bit for each score
     for (const int stages : {2, 3, 4}) {
       for (const bool alternate : {false, true}) {
         for (const bool staged_dq : {false, true}) {

@@ -1,4 +1,5 @@
-// The tiles that bwd_sm90's blocks alone are compiled for. The rows, bwd_sm90_tiles.inc, are what scripts/search_bwd_sm90.py measured.
+// The compiled tiles of bwd_sm90 (one block, no cluster). Their rows, bwd_sm90_tiles.inc, were measured by
+// scripts/search_bwd_sm90.py.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,11 @@
 
 namespace tessera::cuda {
 
-// A row: for head sizes up to head_dim, to which tiles are padded.
+// A row serves head sizes up to head_dim, to which its tiles are padded.
 struct BwdSm90Tile {
   int head_dim;
-  bool options;  // registers hold a bit or an entry of each score of a step: of mask, bias; a softcap's slope
-  // What the search varies, in the rows' order: BwdSm90Config's fields of these names.
+  bool options;  // registers hold a bit or an entry for each score of a step: mask, bias, a softcap's slope
+  // The members that the search varies, in the rows' order; they are BwdSm90Config's members of the same names.
   int block_m, stages;
   bool alternate, staged_dq;
 
@@ -23,11 +24,12 @@ struct BwdSm90Tile {
 
 std::span<const BwdSm90Tile> bwd_sm90_tiles();
 
-// {"config_fields": BwdSm90Config's, "candidates": tiles that fit shared memory with whatever a row of theirs serves, "rows": the table}
+// {"config_fields": those of BwdSm90Config, "candidates": tiles that fit shared memory with every problem their row
+// serves, "rows": the table}
 std::string bwd_sm90_tiles_json();
 
-// Nothing: kForcedBackwardTile (runtime/environment.hpp: block_m, stages, alternate, staged_dq, as "128,2,1,1", for the search)
-// holds what is no candidate.
+// nullopt: kForcedBackwardTile (runtime/environment.hpp: block_m, stages, alternate, staged_dq, as "128,2,1,1", set by
+// the search) is not a candidate.
 std::optional<BwdSm90Tile> find_bwd_sm90_tile(int64_t head_dim, bool options);
 
 }  // namespace tessera::cuda

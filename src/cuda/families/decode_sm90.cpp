@@ -1,5 +1,5 @@
-// The kernel of kernels/tessera/decode_sm90: what it takes, its tiles, and its launch. Every number depends on the problem and
-// the GPU alone, and none on a sequence's length: which block reads which keys is decided on the GPU.
+// The kernel of kernels/tessera/decode_sm90: the problems it supports, its tiles and its launch. Every number depends
+// only on the problem and the GPU, never on a sequence's length: the GPU decides which block reads which keys.
 #include "cuda/families/decode_sm90.hpp"
 
 #include <algorithm>
@@ -22,57 +22,63 @@
 namespace tessera::cuda {
 namespace {
 
-// A row: for head sizes up to head_dim. By TMA, where it takes the layout and a page has whole tiles; else by cp.async.
+// A row serves head sizes up to head_dim. TMA rows need a layout that TMA supports and pages of whole tiles; cp.async
+// rows serve everything else.
 struct DecodeTile {
   int head_dim;
   bool bulk;  // by TMA
   int block_n, warps, stages;
 };
-// By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does (but two_stages). 12
-// warps read no faster than 8, and answer a short call 0.3 to 0.5 us later: docs/lab/decode_sm90.md.
-// At D = 64 32 keys are 94 us of a batch's of 268 MB in the place of 100 (cuDNN 92), and where pages have no 32 it is 16.
+// With TMA the kernel reads at 0.99 of the memory bandwidth, with cp.async at 0.95, regardless of the bytes in flight,
+// so one stage of K and V suffices (except in two_stages). 12 warps read no faster than 8, and a short call takes 0.3
+// to 0.5 us longer with them (docs/lab/decode_sm90.md). At D = 64, 32 keys take 94 us for a batch of 268 MB instead of
+// 100 (cuDNN 92); pages that are no multiple of 32 keys use 16.
 constexpr DecodeTile kTiles[] = {
     {64, true, 32, 8, 1},  {64, true, 16, 8, 2},   {128, true, 16, 8, 1},  {256, true, 16, 8, 1},
     {64, false, 16, 8, 2}, {128, false, 16, 8, 1}, {256, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
-// Keys in pages, times KV heads and their work tiles of rows, up to which cp.async answers sooner than TMA at D = 128: 1 x 1024 of 64 heads over 8
-// in 7.1 and 7.5 us, 1 x 2048 in 7.7 and 8.3; 1 x 4096 in 9.4 both, 32 KV heads of 1024 keys later, and eight work tiles of 1024 keys in 13.9 and 11.4.
+// The number of keys in pages, times KV heads and their work tiles of rows, up to which cp.async is faster than TMA at
+// D = 128. One sequence of 64 heads over 8 takes (cp.async, TMA) 7.1 and 7.5 us with 1024 keys, 7.7 and 8.3 with 2048,
+// and 9.4 with both with 4096. cp.async is slower with 32 KV heads of 1024 keys, and takes 13.9 instead of 11.4 us with
+// eight work tiles of 1024 keys.
 constexpr int64_t kShortHeadKeys = 2048 * 8;
 
-// Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
+// The most rows of a KV head: keys are read once for every kDecodeRows rows, so more rows would read them too often.
 constexpr int64_t kMostRows = 8 * kDecodeRows;
-// Nanoseconds a key and KV head with one, two and four work tiles of rows (an H100, docs/lab/decode_sm90.md).
+// Nanoseconds for each key and KV head with one, two and four work tiles of rows (an H100, docs/lab/decode_sm90.md).
 struct KeyTimes {
   int head_dim;
   double one_tile, two_tiles, four_tiles;
 };
 constexpr KeyTimes kKeyTimes[] = {{64, 0.080, 0.105, 0.197}, {128, 0.155, 0.195, 0.29}, {256, 0.31, 0.43, 0.51}};
-// With fewer keys the kernel is no longer faster: 512 work tiles of 256 keys take 30 us, fwd_sm80 34. With more than four
-// work tiles of rows, 128 rows of one sequence take 9.4 us for 512 keys and 11.4 us for 1024, fwd_sm80 22 and 14.
+// With fewer keys the kernel is no longer faster: 512 work tiles of 256 keys take 30 us, with fwd_sm80 34. With more
+// than four work tiles of rows, 128 rows of one sequence take 9.4 us for 512 keys and 11.4 us for 1024, with fwd_sm80
+// 22 and 14.
 constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
-// A short part that follows another launch of the call starts late: after the prefix of 64 sequences, 256 other keys of
-// each took 85.5 us, with fwd_sm80 78.5 (an H100; 8 heads over 8: 93.4 and 76.6), although alone decode_sm90 is faster.
-// docs/lab/serving.md.
+// A short part that follows another launch of the call starts late. After the prefix of 64 sequences, 256 other keys of
+// each took 85.5 us, with fwd_sm80 78.5 (an H100; 8 heads over 8: 93.4 and 76.6), although decode_sm90 alone is faster
+// (docs/lab/serving.md).
 constexpr int64_t kLateKeysAWorkTile = 4, kMostLateKeys = 2048;
 
-// Keys below which a part is not worth its merge. Invariant: up to kShortKeys half of what longer sequences have, since one alone waits for its
-// tiles, and a long batch for the merges of its parts: with 128 keys a part 64 x 2048 took 5 % longer, with 256 1 %.
+// Parts with fewer keys are not worth their merge. With batch_invariant, sequences of up to kShortKeys keys have parts
+// half as long as longer sequences: a short sequence alone waits for its tiles, a long batch for the merges of its
+// parts (64 x 2048 took 5 % longer with parts of 128 keys, 1 % longer with 256).
 constexpr int kMinPartKeys = 64, kMinInvariantPartKeys = 128, kShortKeys = 1024;
 
-// All that was decided for a problem.
+// The decisions for a problem.
 struct DecodeSm90FamilyPlan {
   DecodeSm90Plan own;
-  FwdSm80Plan stand_in;  // where data starts at no multiple of 16 bytes
+  FwdSm80Plan stand_in;  // used if data does not start at a multiple of 16 bytes
 };
 
-// Work tiles that a KV head's rows of so many queries are.
+// Work tiles for a KV head's rows of `queries` queries.
 int64_t row_tiles_of(const tessera_plan& plan, int64_t queries) {
   return divide_up(queries * group_of(plan), kDecodeRows);
 }
 
-// Whether TMA can bring tiles of block_n keys.
+// Whether TMA can load tiles of block_n keys.
 bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   const tessera_problem& p = plan.problem;
   const core::Sizes size = core::sizes(p);
@@ -80,16 +86,17 @@ bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   return refuse_tensor_map("k", p.k).empty() && refuse_tensor_map("v", p.v).empty();
 }
 
-// Of so many queries. Invariant: not by the number of sequences.
+// For `queries` queries a sequence. With batch_invariant, the result does not depend on the number of sequences.
 bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   return core::paged(plan.problem) && !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
          plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles_of(plan, queries) <= kShortHeadKeys;
 }
 
-// By TMA, D = 128: whether another stage of K and V is under way while warps meet, where a block has several short work tiles, or parts that
-// do not depend on the batch. 64 x 2048 in pages of 16 then take 129.5 us in the place of 132.7, 16 x 4096 with batch_invariant 69.0 in the place of 72.2;
-// but 1 x 4096, of which a block has one tile a warp, 8.4 in the place of 7.7 (an H200, docs/lab/decode_sm90.md).
+// With TMA and D = 128: whether a second stage of K and V is in flight while warps synchronise, which pays if a block
+// has several short work tiles, or parts that do not depend on the batch. 64 x 2048 in pages of 16 take 129.5 us
+// instead of 132.7, and 16 x 4096 with batch_invariant 69.0 instead of 72.2. But 1 x 4096, where a block has one tile a
+// warp, takes 8.4 instead of 7.7 (an H200, docs/lab/decode_sm90.md).
 bool two_stages(const tessera_plan& plan) {
   constexpr int64_t kManyHeadKeys = int64_t{64 << 20} / (2 * 128 * 2);  // 64 MiB of K and V of 128 columns
   constexpr int64_t kShortKeysOfMany = 4096;
@@ -119,16 +126,16 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   return config;
 }
 
-// Work tiles of a head's rows that a team has side by side, so that keys are read once for all of them: all, unless parts may not depend
-// on the other sequences' queries.
+// The number of work tiles of a head's rows that a group of blocks processes side by side, so that keys are read once
+// for all of them: all tiles, but one if parts must not depend on the other sequences' queries.
 int team_rows_of(const tessera_plan& plan, int64_t queries) {
   const int64_t tiles = row_tiles_of(plan, queries);
   const int64_t most = std::min<int64_t>(kMostRows / kDecodeRows, plan.device.cores);
   return plan.problem.batch_invariant ? 1 : static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max<int64_t>(1, most)));
 }
 
-// Blocks with neighbouring KV heads, whose keys lie side by side, for each of these work tiles: as many as divide the heads and leave few
-// of the GPU's multiprocessors without a block.
+// The number of blocks in a group. For each of these work tiles, the group has blocks with neighbouring KV heads, whose
+// keys are adjacent in memory: as many as divide the heads and leave few multiprocessors without a block.
 int team_of(const tessera_plan& plan, int rows) {
   constexpr int64_t kBusyPercent = 96;
   const int64_t cores = std::max<int64_t>(1, plan.device.cores);
@@ -139,13 +146,14 @@ int team_of(const tessera_plan& plan, int rows) {
   return rows;
 }
 
-// Parts of a work tile that do not depend on the batch: those that a sequence alone would be cut into, so that it is as fast as without.
+// The number of parts of a work tile, independent of the batch: as many as for a sequence alone, which is then as fast
+// as without batch_invariant.
 int most_parts_of(const tessera_plan& plan, int heads) {
   const int64_t teams = std::max<int64_t>(1, plan.device.cores / heads), groups = plan.heads_kv / heads;
   return static_cast<int>(std::clamp<int64_t>(divide_up(teams, groups), 1, kDecodeMostParts));
 }
 
-// Where a call's workspace has what: offsets in bytes.
+// The layout of a call's workspace, as offsets in bytes.
 struct DecodeWorkspace {
   int64_t arrivals, partial_stat, partial_o, bytes;
 };
@@ -161,7 +169,7 @@ DecodeWorkspace workspace_of(const DecodeSm90Plan& own) {
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
-                             .newest_arch = kHopper,  // measured there alone
+                             .newest_arch = kHopper,  // measured only there
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
                              .tensors = kAllTensors & ~kScoreTensors};
@@ -192,7 +200,7 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// With batch_invariant the kernel may depend on a sequence's own queries alone. In a batch with longer sequences this
+// With batch_invariant the kernel may depend only on a sequence's own queries. In a batch with longer sequences this
 // kernel serves those of one work tile (mixed_sm90), so it serves no others in any batch, unless requested by name.
 std::string refuse_invariant(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
@@ -212,7 +220,7 @@ double estimate_us(const tessera_plan& plan) {
   const double us = forward_us(plan, kv_heads(plan) * ns);
   if (plan.problem.batch_invariant) return us;
   const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
-  const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a team have no rows
+  const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a group have no rows
   const bool late =
       plan.after_another && keys < std::min(kLateKeysAWorkTile * plan.batch * plan.heads_kv, kMostLateKeys);
   return is_short || idle || late ? kIdleFactor * us : us;
@@ -236,7 +244,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
                              LaunchList& launches) {
   const DecodeSm90FamilyPlan all = config_of<DecodeSm90FamilyPlan>(plan);
   const tessera_problem& problem = plan.problem;
-  // A plan knows strides, and addresses only come now. Rows of no sequence alone are fwd_sm80's, too.
+  // A plan knows strides; addresses are only known now. fwd_sm80 also serves calls whose rows all belong to no
+  // sequence.
   if (plan.batch == 0 || !rows_aligned(problem.q, buffers.q) || !rows_aligned(problem.k, buffers.k) ||
       !rows_aligned(problem.v, buffers.v)) {
     return list_fwd_sm80(plan, all.stand_in, buffers, nullptr, launches);
@@ -263,7 +272,8 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const DecodeSm90Config config = make_config(plan, queries);
   if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
-  constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
+  // the kernel's counters may exceed the tile count by one block's range
+  constexpr int64_t kMaxTiles = int64_t{1} << 30;
   const int64_t work_tiles = plan.batch * plan.heads_kv * row_tiles_of(plan, queries),
                 tiles = divide_up(plan.max_seqlen_k, config.block_n) + 1;
   return work_tiles > kMaxTiles || work_tiles * tiles > kMaxTiles ? "more than 2^30 tiles" : "";

@@ -1,5 +1,5 @@
-// The first FlashAttention, kernels/tessera/comparison/fwd_fa1 and bwd_fa1, for comparison: what they take, their tiles, and
-// their launches. A block has all of a head of a sequence.
+// The first FlashAttention, kernels/tessera/comparison/fwd_fa1 and bwd_fa1, for comparison: the problems it supports,
+// its tiles and launches. One block computes a whole head of a sequence.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -31,7 +31,7 @@ constexpr Supports supports(tessera_direction direction) {
 }
 constexpr Supports kFwdSupports = supports(TESSERA_FORWARD), kBwdSupports = supports(TESSERA_BACKWARD);
 
-// The same of both passes: lengths are the tensors', and head sizes alike.
+// Conditions of both passes: lengths are the tensors', and Q, K and V have the same head size.
 std::string refuse_shapes(const tessera_plan& plan) {
   if (core::packed_q(plan.problem) || core::packed_k(plan.problem)) return "packed sequences: not taken";
   if (plan.head_dim != plan.head_dim_v) {
@@ -42,7 +42,7 @@ std::string refuse_shapes(const tessera_plan& plan) {
   return plan.batch * plan.heads_q > INT32_MAX ? "more than 2^31 heads" : "";
 }
 
-// To that of a tile, lest every head size be a kernel of its own.
+// Padded to a tile's head size, so that not every head size compiles its own kernel.
 int padded_head_dim(const tessera_plan& plan) { return plan.head_dim <= 64 ? 64 : kMostHeadDim; }
 
 bool one_of(int value, std::initializer_list<int> accepted) {
@@ -51,19 +51,19 @@ bool one_of(int value, std::initializer_list<int> accepted) {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-// A row: for head sizes up to head_dim. The first that fits the GPU's shared memory is taken.
+// A row serves head sizes up to head_dim. The plan uses the first that fits the GPU's shared memory.
 struct FwdFa1Tile {
   int head_dim, block_m, block_n, warps;
 };
 constexpr FwdFa1Tile kFwdTiles[] = {
-    {64, 128, 128, 8}, {128, 128, 128, 8}, {128, 64, 64, 4},  // 99 KiB of shared memory
+    {64, 128, 128, 8}, {128, 128, 128, 8}, {128, 64, 64, 4},  // for 99 KiB of shared memory
 };
 
 struct FwdFa1Plan {
-  FwdConfig config;  // aligned; elsewhere the same without
+  FwdConfig config;  // aligned; otherwise the same config without alignment
   int tiles;         // of queries
   Grid grid;
-  int64_t o_accum, row_max, row_sum;  // offsets in the workspace, bytes
+  int64_t o_accum, row_max, row_sum;  // offsets in the workspace, in bytes
 };
 
 FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
@@ -77,13 +77,13 @@ FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
   return config;
 }
 
-// For the figure of the block sizes: kFa1Keys. 0: the table's.
+// kFa1Keys, set to draw the figure of block sizes. 0: the table's tile.
 int forced_keys() {
   const std::string text = environment_variable(kFa1Keys);
   return text.empty() ? 0 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
 }
 
-// NULL config.warps: none fits.
+// config.warps is 0 if no tile fits.
 FwdConfig choose_forward(const tessera_plan& plan) {
   const int keys = forced_keys();
   for (FwdFa1Tile tile : kFwdTiles) {
@@ -164,16 +164,16 @@ std::string fwd_tiles_json() {
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// As bwd_sm80's for several blocks a multiprocessor, of which here is one.
+// As bwd_sm80's with several blocks on a multiprocessor, although here it is one.
 struct BwdFa1Tile {
   int head_dim, block_m, block_n, warps, column_parts, stages;
 };
 constexpr BwdFa1Tile kBwdTiles[] = {
-    {64, 64, 128, 8, 1, 2}, {128, 64, 128, 8, 2, 2}, {128, 32, 64, 4, 1, 2},  // 99 KiB of shared memory
+    {64, 64, 128, 8, 1, 2}, {128, 64, 128, 8, 2, 2}, {128, 32, 64, 4, 1, 2},  // for 99 KiB of shared memory
 };
 
 struct BwdFa1Plan {
-  BwdConfig config;    // aligned; elsewhere the same without
+  BwdConfig config;    // aligned; otherwise the same config without alignment
   BwdRowsConfig rows;  // likewise
   int tiles, q_tiles, q_slots;
   Grid rows_grid, products;
@@ -189,7 +189,7 @@ BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   config.min_blocks_per_sm = 1;
   config.aligned = true;
   config.score = score_config(plan.problem);
-  config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
+  config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no row maximum
   return config;
 }
 
@@ -236,7 +236,7 @@ tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& bu
   const tessera_problem& problem = plan.problem;
   BwdParams p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
-  p.dq_semaphore = p.ticket = nullptr;  // one block adds to a tile of dQ: in order as it is
+  p.dq_semaphore = p.ticket = nullptr;  // one block adds to a tile of dQ, so the additions are already in order
   p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   p.owned_batches = p.owned_heads = 1;
   BwdConfig config = own.config;

@@ -1,6 +1,5 @@
-// The forward kernels of kernels/tessera/fwd_sm80:
-// which tiles they are compiled for, how much memory they need, and their launch. Every number depends on the problem and
-// the GPU alone.
+// The forward kernels of kernels/tessera/fwd_sm80: their compiled tiles, workspace and launch. Every number depends
+// only on the problem and the GPU.
 #include "cuda/families/fwd_sm80.hpp"
 
 #include <algorithm>
@@ -25,34 +24,34 @@
 namespace tessera::cuda {
 namespace {
 
-// The problems that a row of the table is for.
+// The problems that a row of the table serves.
 enum class For {
   kAll,
-  kBulkCopies,  // without options, where tiles can come by bulk copies
+  kBulkCopies,  // no options, and tiles that bulk copies can load
   kPages,       // keys in pages
 };
 
-// A row: for this type, query and key size up to head_dim, and at most `rows` query rows a (sequence, head). The first
-// that fits the problem and the GPU's shared memory is taken.
+// A row serves this type, query and key head sizes up to head_dim, and at most `rows` query rows for a (sequence,
+// head). The plan uses the first that fits the problem and the GPU's shared memory.
 struct FwdTile {
   bool float32;
   int head_dim;
   int64_t rows;
   int block_m, block_n, warps, stages;
-  int slice;              // columns of V a block takes
-  int min_blocks_per_sm;  // that registers and shared memory should allow
+  int slice;              // columns of V that a block computes
+  int min_blocks_per_sm;  // resident blocks that registers and shared memory should allow
   RowMap row_map = RowMap::kContiguous;
   For problems = For::kAll;
 };
 constexpr int64_t kAny = INT64_MAX;
 constexpr FwdTile kTiles[] = {
-    // Few rows: one warp a block, many blocks, bound by the reading of K and V. Where a warp waits for a row's page before it
-    // asks for the row, more blocks do more than larger tiles.
+    // Few rows: one warp a block and many blocks, since reading K and V is the limit. If a warp must read the page
+    // table before it can request a row, more blocks help more than larger tiles.
     {false, 64, 16, 16, 32, 1, 2, 64, 8, RowMap::kContiguous, For::kPages},
     {false, 64, 16, 16, 64, 1, 2, 64, 5},
     {false, 128, 16, 16, 32, 1, 3, 128, 4},
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
-    // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
+    // Two tiles of 16 rows for each warp, so that a fragment of K or V is used twice.
     {false, 64, kAny, 128, 64, 4, 2, 64, 2, RowMap::kContiguous, For::kBulkCopies},
     {false, 64, kAny, 128, 64, 4, 2, 64, 2},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2, RowMap::kContiguous, For::kBulkCopies},
@@ -63,11 +62,11 @@ constexpr FwdTile kTiles[] = {
     {false, 256, kAny, 128, 64, 8, 2, 256, 1, RowMap::kPairs},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1},
     {false, 576, kAny, 64, 32, 4, 2, 256, 1},
-    // 99 KiB of shared memory.
+    // For 99 KiB of shared memory.
     {false, 192, kAny, 64, 32, 4, 2, 192, 1},
     {false, 256, kAny, 64, 32, 4, 1, 256, 1},
     {false, 576, kAny, 16, 32, 1, 1, 128, 1},
-    // float32: three products of TF32 each. Registers hold the two halves of a fragment.
+    // float32: each product is three TF32 products, and registers hold both parts of a fragment.
     {true, 64, kAny, 64, 32, 4, 2, 64, 2},
     {true, 128, kAny, 64, 32, 4, 2, 64, 1},
     {true, 256, kAny, 32, 32, 2, 2, 64, 1},
@@ -76,21 +75,22 @@ constexpr FwdTile kTiles[] = {
     {true, 576, kAny, 16, 16, 1, 1, 64, 1},
 };
 
-// Keys below which a part of the keys is not worth its merge; as many parts as any problem gets; as many as it gets of what
-// the GPU holds, beyond which more turns even out nothing.
+// The fewest keys for which a part is worth its merge; the most parts of any problem; and the most parts relative to
+// what the GPU holds at once (rounds of blocks), beyond which more rounds do not improve the balance.
 constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 256, kMaxTurns = 4;
-// Of the blocks that the GPU holds, how many keep its memory as busy as all.
+// The percentage of the GPU's resident blocks that saturates its memory.
 constexpr int64_t kFullPercent = 90;
-// What a part's merge takes, in keys that a block reads meanwhile: its way to memory and back, and a row's float32 written and
-// read where a key's K and V are read.
+// The cost of merging a part, in keys that a block reads in the same time: a fixed cost for the way to memory and back,
+// and a cost for each row, whose float32 is written and read (a key's K and V are only read).
 constexpr int64_t kMergeKeys = 1, kMergeRowKeys = 2;
 
 struct Choice {
   const FwdTile* tile = nullptr;
   FwdConfig config{};
   bool pack_gqa = false;
-  int64_t rows_a_query = 1;       // of a tile: the heads that pack_gqa puts there
-  int64_t tiles = 0, blocks = 0;  // of a head (packed: of all sequences); of the grid without splits and slices
+  int64_t rows_a_query = 1;  // rows of a tile for each query: the heads that pack_gqa puts side by side
+  // tiles of a head (packed: of all sequences); blocks of the grid without splits and slices
+  int64_t tiles = 0, blocks = 0;
   int slices = 1;
 };
 
@@ -98,10 +98,10 @@ int slice_width(const FwdTile& tile, const tessera_plan& plan) {
   return static_cast<int>(std::min<int64_t>(tile.slice, padded_to(plan.head_dim_v, 16)));
 }
 
-// The tests of what GPUs before Hopper run, on a GPU that is none.
+// kBulkCopies=0 lets tests run on any GPU what runs on GPUs before Hopper.
 bool without_bulk_copies() { return environment_variable(kBulkCopies) == "0"; }
 
-// Whether tiles can come by bulk copies, as far as the layouts tell.
+// Whether bulk copies can load the tiles, as far as the layouts tell.
 bool takes_bulk_copies(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const core::Sizes size = core::sizes(p);
@@ -126,7 +126,7 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_g
   return config;
 }
 
-// Persistent blocks' O goes out through the place of a tile of K and V, pairs' through that of two tiles of V.
+// Persistent blocks stage O in the memory of a tile of K and V, pairs in that of two tiles of V.
 bool room_for_o(const FwdConfig& config) {
   return config.row_map == RowMap::kPairs || config.head_dim_v <= config.head_dim || config.block_m <= config.block_n;
 }
@@ -153,7 +153,7 @@ Choice choose(const tessera_plan& plan) {
     const bool packed = core::packed_q(p);
     const int64_t heads = choice.pack_gqa ? plan.heads_kv : plan.heads_q;
     choice.tiles = tiles_of(packed, plan.batch, size.rows_q, choice.rows_a_query, tile.block_m);
-    if (packed) ++choice.tiles;  // a slot whose blocks clear the rows that belong to no sequence
+    if (packed) ++choice.tiles;  // a padded tile index, whose blocks clear the rows that belong to no sequence
     choice.blocks = choice.tiles * heads * (packed ? 1 : plan.batch);
     choice.slices = static_cast<int>(divide_up(plan.head_dim_v, slice_width(tile, plan)));
     return choice;
@@ -161,8 +161,9 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
-// How many parts keys come in. Parts are alike and take turns, as many at a time as the GPU holds blocks; their results are
-// merged. Counted in keys' time, the number whose turns and merge take the least; of many rows only where blocks stay idle.
+// The number of parts that the keys are split into. All parts cost the same, run in rounds of as many blocks as the GPU
+// holds, and their results are merged. The best number has the least time of rounds and merge, measured in keys;
+// problems with many rows are split only if blocks would be idle.
 int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   const FwdTile& tile = *choice.tile;
   const int64_t held = int64_t{tile.min_blocks_per_sm} * plan.device.cores, blocks = choice.blocks * choice.slices;
@@ -187,14 +188,15 @@ int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
   return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, kWorkspaceAlignment);
 }
 
-// Of one of its two floats.
+// Bytes of one of the LSE's two floats.
 int64_t partial_lse_bytes(const tessera_plan& plan, int num_splits) {
   return int64_t{num_splits} * plan.heads_q * rows_total(plan) * 4;
 }
 
-// A block for each work tile. Persistent blocks, whose tiles `order` tells, are as many as the GPU holds where tiles differ in
-// cost, and with pairs always: of one block on a multiprocessor nothing else covers the first loads. Where work tiles of spread
-// rows cost the same, the GPU schedules them: as many blocks as it holds were up to 3 % slower.
+// One block for each work tile, or persistent blocks, which decode their tiles from `order`. The grid is persistent,
+// with as many blocks as the GPU holds, if tiles differ in cost, and always for pairs: with one block on a
+// multiprocessor, nothing else hides the first loads. If the work tiles of spread rows cost the same, the GPU's own
+// scheduler is better: persistent blocks were up to 3 % slower.
 Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, WorkOrder& order) {
   const int64_t work_tiles = choice.blocks * num_splits;
   int64_t blocks = work_tiles;
@@ -225,7 +227,7 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   return own;
 }
 
-// The parts of every row -> o and lse.
+// Merges the parts of every row into o and lse.
 tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, LaunchList& launches) {
   CombineParams c{};
   const bool packed = core::packed_q(plan.problem);
@@ -276,7 +278,8 @@ std::string refuse(const tessera_plan& plan) {
     return "no tile of head size " + std::to_string(plan.head_dim) + " fits " +
            std::to_string(plan.device.smem_bytes >> 10) + " KiB of shared memory";
   }
-  constexpr int64_t kMaxBlocks = int64_t{1} << 30;  // persistent blocks count a round of the grid past them
+  // the counter of persistent blocks may exceed the tile count by one grid
+  constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   return choice.blocks > kMaxBlocks ? "more than 2^30 tiles" : "";
 }
 
@@ -296,11 +299,11 @@ void configure(tessera_plan& plan) {
   keep_config(plan, planned(plan, choice, plan.num_splits));
 }
 
-// Nanoseconds a key (an H100, docs/lab/decode_sm90.md).
-//   few_rows             of a KV head with up to 16 rows, bound by memory
-//   rows_32, rows_64     of a multiprocessor's tile with up to 32 packed rows of a KV head, and for every 64 of them: 16
-//                        sequences of 8192 keys, 32 heads over 8, D = 128, took 350 us with 8 queries and 614 with 16
-//   tile, tile_in_pages  of a multiprocessor's tile of 128 rows of one head
+// Nanoseconds for each key (an H100, docs/lab/decode_sm90.md).
+//   few_rows             for a KV head with up to 16 rows, limited by memory
+//   rows_32, rows_64     for a multiprocessor's tile with up to 32 packed rows of a KV head, and for every 64 of them:
+//                        16 sequences of 8192 keys, 32 heads over 8, D = 128, took 350 us with 8 queries, 614 with 16
+//   tile, tile_in_pages  for a multiprocessor's tile of 128 rows of one head
 struct KeyTimes {
   int head_dim;
   double few_rows, rows_32, rows_64, tile, tile_in_pages;
@@ -311,7 +314,7 @@ constexpr KeyTimes kKeyTimes[] = {{64, 0.086, 25.68, 45.3, 18, 51},
                                   {core::kMaxHeadDim, 0.69, 154.08, 271.8, 108, 180}};
 constexpr double kFloat32Factor = 6;
 
-// Nanoseconds a key of tiles of one head's rows.
+// Nanoseconds for each key of tiles of one head's rows.
 double estimate_tiles_ns(const tessera_plan& plan, const KeyTimes& times) {
   constexpr int64_t kRows = 128;
   const tessera_problem& p = plan.problem;
@@ -321,15 +324,15 @@ double estimate_tiles_ns(const tessera_plan& plan, const KeyTimes& times) {
   const double tile = core::paged(p) ? times.tile_in_pages : times.tile;
   if (p.batch_invariant) return tile * busy;
   const double unsplit = tile * std::max(1.0, busy);
-  // In a mixed batch the keys are in one part.
+  // In a mixed batch the keys are not split.
   const bool split = plan.decode_queries == 0 && splits_of(choose(plan), plan) > 1;
   return split ? std::min(unsplit, 2 * times.rows_64 * busy) : unsplit;
 }
 
-// With batch_invariant the estimate may not depend on the batch: a packed sequence counts as one of many queries.
+// With batch_invariant the estimate may not depend on the batch, so a packed sequence counts as one of many queries.
 double estimate_us(const tessera_plan& plan) {
   constexpr int64_t kFewRows = 16,
-                    kPackedQueries = 64;  // a tile for few rows; queries from which on heads are not packed
+                    kPackedQueries = 64;  // a tile for few rows; number of queries from which on heads are not packed
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const int64_t rows = rows_of_kv_head(plan);
   const bool any_length = plan.problem.batch_invariant && core::packed_q(plan.problem);
@@ -407,7 +410,7 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
     p.partial_lse = reinterpret_cast<float*>(lse);
     p.partial_lse_low = lse ? reinterpret_cast<float*>(lse + partial_lse_bytes(plan, own.num_splits)) : nullptr;
   }
-  if (plan.batch == 0) {  // all rows belong to no sequence, and have no parts
+  if (plan.batch == 0) {  // all rows belong to no sequence and are not split
     p.num_splits = 0;
     return merge_splits(plan, p, launches);
   }

@@ -1,4 +1,4 @@
-// What fwd_sm90 asks of fwd_sm80, which stands in for it where data is not aligned.
+// The interface of fwd_sm80 that fwd_sm90 uses for data that is not aligned.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,18 @@
 
 namespace tessera::cuda {
 
-// All that fwd_sm80 has decided for a problem.
+// The decisions of fwd_sm80 for a problem.
 struct FwdSm80Plan {
-  FwdConfig config;     // where every row of q, k and v starts at a multiple of 16 bytes
-  FwdConfig unaligned;  // elsewhere
+  FwdConfig config;     // if every row of q, k and v starts at a multiple of 16 bytes
+  FwdConfig unaligned;  // otherwise
   WorkOrder order;      // of persistent blocks
-  Divisor tiles;        // of a head (packed: of all sequences)
+  Divisor tiles;        // tiles of a head (packed: of all sequences)
   Grid grid;
   int num_splits, split_keys;
 };
 
-// Of a problem that it takes; `plan` has its sizes filled in. Unsplit: for a plan without workspace for parts of the keys.
+// `plan` describes a problem that fwd_sm80 supports, and has its sizes filled in. kNone: its workspace has no room for
+// split keys.
 enum class Splits { kByLoad, kNone };
 FwdSm80Plan plan_fwd_sm80(const tessera_plan& plan, Splits splits);
 

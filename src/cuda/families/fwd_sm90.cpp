@@ -1,6 +1,6 @@
-// The forward kernels of kernels/tessera/fwd_sm90/kernel.cuh and, for head sizes above 256, fwd_sm90_d512/kernel.cuh: what they
-// take, and their launch; what the latter is compiled for is in fwd_sm90_d512.cpp. Every number depends on the problem and the GPU
-// alone.
+// The forward kernels of kernels/tessera/fwd_sm90/kernel.cuh and, for head sizes above 256, fwd_sm90_d512/kernel.cuh:
+// the problems they support and their launch. The compiled configs of the latter are in fwd_sm90_d512.cpp. Every number
+// depends only on the problem and the GPU.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -28,22 +28,22 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarpRows = 16;  // that a warp stores
+constexpr int kWarpRows = 16;  // rows that a warp stores
 
-constexpr int kDropoutKeys = 32;   // that a call of Philox decides, of a whole number of which a tile is
-constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
+constexpr int kDropoutKeys = 32;   // keys that one call of Philox serves; a tile must have a multiple of them
+constexpr int64_t kPageRows = 16;  // a page must have a multiple of these rows, as every tile's block_n has
 
-// All that was decided for a problem.
+// The decisions for a problem.
 struct FwdSm90Plan {
-  bool pair;             // which of the configs is meant
-  FwdSm90Config config;  // a block alone
+  bool pair;             // selects the config that is used
+  FwdSm90Config config;  // for one block without a cluster
   FwdSm90D512Config pair_config;
-  FwdSm80Plan stand_in;  // where q, k, v or o starts at no multiple of 16 bytes
+  FwdSm80Plan stand_in;  // used if q, k, v or o does not start at a multiple of 16 bytes
   WorkOrder order;
   Grid grid;
-  bool schedules_dynamically;  // which the workspace has
-  BlockLists lists;            // of a block mask: their shape; they lie in the workspace
-  int short_tile_blocks;       // FwdSm90Params has what it is
+  bool schedules_dynamically;  // the counter is in the workspace
+  BlockLists lists;            // shape of a block mask's lists, which are stored in the workspace
+  int short_tile_blocks;       // see FwdSm90Params
 };
 
 static_assert(sizeof(FwdSm90Plan) <= kForwardConfigBytes);
@@ -66,7 +66,7 @@ struct Choice {
 
 bool by_pairs(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v) > kFwdSm90HeadDim; }
 
-// Whether the blocks of a cluster, which take neighbouring work tiles, always see the same keys.
+// Whether the blocks of a cluster, which process neighbouring work tiles, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   const tessera_problem& p = plan.problem;
   const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p);
@@ -74,8 +74,9 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
-// Which it is decides the last bits, so that with batch_invariant a sequence has the same area wherever it stands. Packed sequences
-// that are chunks of the same keys (shared_prefix asks so by num_splits) see all but a prefix's last ones in full.
+// The area selects the tile, and so the last bits; with batch_invariant a sequence therefore has the same area in every
+// batch. shared_prefix requests (by num_splits) packed sequences that are chunks of the same keys; these see all but a
+// prefix's last keys in full.
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (score_config(p).any()) return Area::kOptions;
@@ -83,11 +84,12 @@ Area area_of(const tessera_plan& plan) {
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
-// By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean (of the most where decode_sm90
-// serves those with few), and under a window no more than the keys that one sees, since a tile's masked edges weigh by that.
+// The number of rows by which the table's rows differ: the queries of a sequence; for packed sequences their mean, or
+// their maximum if decode_sm90 serves those with few; under a window, no more than the keys that a query sees, since
+// these decide how much a tile's masked edges cost.
 int64_t table_rows(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
+  // The tile decides the last bits, which may not depend on the lengths of the other sequences.
   int64_t rows = p.batch_invariant ? INT64_MAX
                  : core::packed_q(p) && plan.decode_queries == 0
                      ? core::sizes(p).rows_q / std::max<int64_t>(plan.batch, 1)
@@ -99,7 +101,7 @@ int64_t table_rows(const tessera_plan& plan) {
   return rows;
 }
 
-// What decides between tiles with all rows and with half of them.
+// Decides between tiles with all rows and tiles with half of them.
 int64_t rows_a_multiprocessor(const tessera_plan& plan) {
   return plan.problem.batch_invariant ? INT64_MAX : divide_up(rows_total(plan) * plan.heads_q, plan.device.cores);
 }
@@ -129,9 +131,10 @@ Choice choose_pair(const tessera_plan& plan) {
   return choice;
 }
 
-// With a block mask: each consumer's rows, and a tile's keys, are of one block of the mask. First row that fits; keys: what the mask's
-// block is a multiple of, with options 64, whose registers the table's other areas have shown to be enough. Two consumers: three for
-// blocks of 64 queries are 1.14 times as fast with all blocks, and 0.72 to 0.9 times from a random quarter on (an H100,
+// With a block mask, each consumer's rows and a tile's keys lie in one mask block. The plan uses the first row that
+// fits. keys: the mask block must be a multiple of it; with options it is 64, for which the other areas have shown the
+// registers to be sufficient. There are two consumers: three, for mask blocks of 64 queries, are 1.14 times as fast
+// with all blocks visible, but 0.72 to 0.9 times with a random quarter or more of them (an H100,
 // docs/lab/block_masks.md).
 struct BlockMaskTile {
   int head_dim, block_n, k_stages, v_stages, q_stages;
@@ -156,7 +159,7 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
   return std::nullopt;
 }
 
-// The table's.
+// The tile from the table.
 std::optional<Choice> choose(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
@@ -166,41 +169,42 @@ std::optional<Choice> choose(const tessera_plan& plan) {
   return choice_of(plan, *tile);
 }
 
-// One a multiprocessor; a pair for each work tile.
+// One block for each multiprocessor; in a pair's kernel, one pair for each work tile.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   if (choice.pair) return choice.work_tiles * choice.cluster();
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
   return std::min(choice.work_tiles, resident);
 }
 
-// Which work tiles of a packed batch, or under a block mask, are long only the GPU knows: there blocks take the next one from a
-// counter in the workspace.
+// Only the GPU knows which work tiles of a packed batch, or under a block mask, are long. Blocks then fetch the next
+// tile from a counter in the workspace (dynamic persistent scheduler).
 bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
   return (core::packed_q(plan.problem) || choice.config.block_mask) && !choice.pair &&
          choice.work_tiles > blocks_of(plan, choice);
 }
 
-// Where decode_sm90 serves some of the sequences a list made on the GPU leaves these out: a slot that a block draws for one of them in
-// vain costs 1.9 us. Mixed batches take 1.00 to 1.06 times their two parts by it, 1.12 to 1.41 without (an H100,
-// docs/lab/decode_sm90.md).
+// If decode_sm90 serves some of the sequences, a list made on the GPU leaves these out: fetching a padded tile index of
+// such a sequence costs 1.9 us. With the list, mixed batches take 1.00 to 1.06 times the sum of their two parts,
+// without it 1.12 to 1.41 (an H100, docs/lab/decode_sm90.md).
 bool lists_live_tiles(const tessera_plan& plan, const Choice& choice) {
   return plan.decode_queries > 0 && schedules_dynamically(plan, choice);
 }
 
-// Keys of a sequence, as far as the host knows.
+// Keys of a sequence, as far as the host knows them.
 int64_t typical_keys(const tessera_plan& plan) {
   if (!core::packed_k(plan.problem)) return plan.max_seqlen_k / 2;
   return core::sizes(plan.problem).rows_k / std::max<int64_t>(1, plan.batch);
 }
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
-  constexpr int kFixedBlocks = 2;  // of keys: what it costs to decode a tile's index and to store its rows
+  constexpr int kFixedBlocks = 2;  // the cost of decoding a tile index and storing its rows, in key tiles
   return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles, choice.block_m(),
                         kFixedBlocks * choice.block_n(),
                         schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
 }
 
-// The lists of a block mask, in the workspace after how many are long and the counter, which the kernel that makes them clears.
+// The offset of a block mask's lists in the workspace, after the number of long lists and the counter, which the list
+// kernel clears.
 constexpr int64_t kListsAt = 64;
 
 BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
@@ -232,8 +236,8 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Nanoseconds a key (an H100, docs/lab/decode_sm90.md): of a query head's tile of up to kTileRows rows, one a
-// multiprocessor at once; and of a KV head if memory bounds the call.
+// Nanoseconds for each key (an H100, docs/lab/decode_sm90.md): for a query head's tile of up to kTileRows rows, with
+// one tile on each multiprocessor; and for a KV head if memory limits the call.
 struct KeyTimes {
   int head_dim;
   double tile, memory;
@@ -241,31 +245,31 @@ struct KeyTimes {
 constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
 constexpr int64_t kTileRows = 128;
 
-// A chunk of few queries beside sequences of a token or so, with few heads in all: one multiprocessor a head reads all of
-// the chunk's keys. Beside four tokens a chunk of 32 queries of 65536 keys took 901 us, with its keys split 836; with 16
-// tokens of 32768 keys and 48 queries these were 857 and 1235 (an H100 at dbf9cac). If everything but the chunk's time is
-// proportional to the heads, they cross at 50 KV heads of all sequences.
+// Whether a chunk of few queries beside sequences of about one token has few heads, so that one multiprocessor for each
+// head reads all of the chunk's keys. Beside four tokens, a chunk of 32 queries and 65536 keys took 901 us, with its
+// keys split 836; with 16 tokens of 32768 keys and 48 queries, 857 and 1235 (an H100 at dbf9cac). If everything except
+// the chunk's time is proportional to the heads, the two cross at 50 KV heads over all sequences.
 bool has_few_long_chunks(const tessera_plan& plan) {
   constexpr int64_t kHeads = 48, kMostRows = 128;
   return !plan.problem.batch_invariant && most_have_few(plan) && group_of(plan) > 1 &&
          plan.max_seqlen_q < kConsumerRows && rows_of_kv_head(plan) <= kMostRows && plan.batch * plan.heads_kv < kHeads;
 }
 
-// Whether at most a quarter of the multiprocessors have a block, of a pair's kernel a third, although there are keys enough
-// to split.
+// Whether at most a quarter of the multiprocessors (a third with a pair's kernel) have a block, although there are
+// enough keys to split.
 bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
   const int64_t filled = choice.pair ? 3 * kFwdD512ClusterBlocks * choice.work_tiles : 4 * choice.work_tiles;
   return !plan.problem.batch_invariant && plan.max_seqlen_k >= kSplitKeys && filled <= plan.device.cores;
 }
 
-// Work tiles that have rows. Packed sequences may have more slots.
+// Work tiles that have rows. Packed sequences may also have padded tile indices.
 int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
   return std::min(choice.work_tiles, plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, choice.block_m()));
 }
 
-// With batch_invariant the estimate may not depend on the batch: it is a sequence's part of a busy GPU, and a packed
-// sequence counts as full tiles. In a mixed batch it is the part of a busy GPU, too: only the GPU knows how many sequences
-// decode_sm90 leaves.
+// With batch_invariant the estimate may not depend on the batch, so it is a sequence's part of a busy GPU, and a packed
+// sequence counts as full tiles. In a mixed batch it is also the part of a busy GPU, since only the GPU knows how many
+// sequences decode_sm90 leaves.
 double estimate_us(const tessera_plan& plan) {
   const Choice choice = choose(plan).value();
   const KeyTimes& times = row_of(kKeyTimes, plan);
@@ -283,12 +287,12 @@ bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTen
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
-                             .newest_arch = kHopper,  // wgmma is of this architecture alone
+                             .newest_arch = kHopper,  // wgmma exists only on this architecture
                              .dtypes = kHalfPrecision,
                              .head_dim = kFwdSm90D512HeadDim,
                              .tensors = kAllTensors};
 
-// As launched; two consumers then have 232, three 160, four 112.
+// At launch; afterwards, with two consumers each has 232, with three 160, with four 112.
 constexpr Limits kLimits{.registers = 168};
 constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPrefill, 64, kLimits},       {Use::kPrefill, 96, kLimits},  {Use::kPrefill, 128, kLimits},
@@ -311,7 +315,7 @@ std::string refuse(const tessera_plan& plan) {
   }
   const Choice& choice = *found;
   if (std::string reason = refuse_shared_memory(choice.smem_bytes(), plan); !reason.empty()) return reason;
-  constexpr int64_t kMaxWorkTiles = int64_t{1} << 30;  // the kernel counts a round of the grid past them
+  constexpr int64_t kMaxWorkTiles = int64_t{1} << 30;  // the kernel's counter may exceed the tile count by one grid
   if (choice.work_tiles > kMaxWorkTiles) return "more than 2^30 tiles";
   const std::string stand_in = kFwdSm80.refuse(plan);
   if (!stand_in.empty()) return "fwd_sm80, which serves misaligned data, refuses: " + stand_in;
@@ -370,8 +374,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
   }
   if (own.grid.x == 0) return ok();
-  // A plan knows strides, and addresses only come now. fwd_sm80 loads by the width that they allow, and with all keys in
-  // one part it needs no workspace, of which this plan has none for it.
+  // A plan knows strides; addresses are only known now. fwd_sm80 loads with the width that they allow. Its keys are not
+  // split, so it needs no workspace, which this plan does not have for it.
   if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
     return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
   }

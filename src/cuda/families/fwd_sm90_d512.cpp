@@ -1,4 +1,4 @@
-// What fwd_sm90_d512, by a cluster of two blocks that share the head's columns, is compiled for, and what it lacks.
+// fwd_sm90_d512, a cluster of two blocks that share the head's columns: its compiled configs, and the options it lacks.
 #include <algorithm>
 #include <string>
 
@@ -9,8 +9,8 @@
 namespace tessera::cuda {
 namespace {
 
-// Up to this head size, and whether options change scores, which costs registers. At 512 48 keys were 1.00 to 1.15
-// times as fast as 64 (docs/lab/large_heads.md).
+// A row serves head sizes up to this, with or without options that change scores, which need registers. At 512, tiles
+// of 48 keys were 1.00 to 1.15 times as fast as 64 (docs/lab/large_heads.md).
 struct PairTile {
   int head_dim;
   bool with_options;
@@ -20,7 +20,7 @@ constexpr PairTile kPairTiles[] = {
     {384, false, 64, 3, 3},
     {512, true, 48, 3, 2},
 };
-// Of dropout's tile, which has whole calls of Philox; its registers have no room for other options.
+// The tile for dropout, a multiple of the keys of a Philox call; its registers have no room for other options.
 constexpr PairTile kPairDropoutTile{512, true, 64, 2, 2};
 
 static_assert(std::end(kPairTiles)[-1].head_dim == kFwdSm90D512HeadDim);
@@ -48,7 +48,8 @@ FwdSm90D512Config configure(const tessera_plan& plan) {
       });
   config.half_dim = tile.head_dim / kFwdD512ClusterBlocks;
   config.block_n = tile.block_n, config.k_stages = tile.k_stages, config.v_stages = tile.v_stages;
-  config.varlen = varies_in_length(p) || config.score.dropout;  // the code for any sequences fits dropout's registers
+  // dropout fits the registers only in the code for variable lengths
+  config.varlen = varies_in_length(p) || config.score.dropout;
   return config;
 }
 

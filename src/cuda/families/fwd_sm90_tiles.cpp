@@ -19,9 +19,10 @@ constexpr Sm90Tile kTiles[] = {
 #include "cuda/families/fwd_sm90_tiles.inc"
 };
 
-constexpr int kLeastOutputWidth = 64;  // of O = P V: a chunk of columns, which narrower heads are padded to
+// least number of columns of a chunk of O = P V, to which narrower heads are padded
+constexpr int kLeastOutputWidth = 64;
 
-// What a row varies, and the config's field that it is.
+// A number that a row varies, and the config's member that it sets.
 struct Varied {
   const char* name;
   int Sm90Tile::*in_tile;
@@ -109,7 +110,7 @@ std::optional<Sm90Tile> Sm90Tile::halved() const {
   half.block_n *= 2;
   for (int* part : {&half.consumers, &half.q_stages}) *part /= 2;
   for (int* stages : {&half.k_stages, &half.v_stages})
-    *stages = std::max(*stages / 2, 2);  // one comes, one is multiplied
+    *stages = std::max(*stages / 2, 2);  // one is loaded while one is multiplied
   return half.consumers * 2 == consumers && half.in_range() ? std::optional(half) : std::nullopt;
 }
 
@@ -118,8 +119,8 @@ std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted) {
   for (const Sm90Tile& tile : kTiles) {
     if (wanted.head_dim > tile.head_dim || wanted.head_dim_v > tile.head_dim_v) continue;
     if (wanted.area != tile.area || wanted.rows < tile.rows) continue;
-    // Half a tile takes some 0.7 of the time of a full one, so it pays where no multiprocessor then has two. Under a
-    // causal mask one may: the largest tile decides, and its second is among the smallest.
+    // Half a tile takes about 0.7 of the time of a full one, so it pays if no multiprocessor then has two. Under a
+    // causal mask one may have two: the largest tile decides the time, and its second tile is among the smallest.
     const int64_t block_m = tile.consumers * kConsumerRows, full = wanted.area == Area::kCausal ? block_m : block_m / 2;
     const std::optional<Sm90Tile> half = wanted.rows_a_sm <= full ? tile.halved() : std::nullopt;
     return half ? half : tile;

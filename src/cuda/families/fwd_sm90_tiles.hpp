@@ -1,4 +1,4 @@
-// The tiles that fwd_sm90 is compiled for. The rows, fwd_sm90_tiles.inc, are what scripts/search_fwd_sm90.py measured.
+// The compiled tiles of fwd_sm90. Their rows, fwd_sm90_tiles.inc, were measured by scripts/search_fwd_sm90.py.
 #pragma once
 
 #include <cstdint>
@@ -10,50 +10,52 @@
 
 namespace tessera::cuda {
 
-// What a tile is chosen by: all keys are visible; causal; many blocks are partial (a window's band, a packed batch's
-// sequences); or, whatever is visible, options change each score: there registers and the softmax decide.
+// The classes of problems by which a tile is chosen: all keys are visible; causal; many blocks are partial (the band of
+// a window, the sequences of a packed batch); or options change each score, whatever is visible, and registers and the
+// softmax decide.
 enum class Area { kFull, kCausal, kPartial, kOptions };
 
-// A row: for head sizes up to these, such an area, at least `rows` queries a sequence, or keys that a query under a window sees.
-// The first that fits is taken.
+// A row serves head sizes up to these, one area, and at least `rows` queries a sequence, or keys that a query under a
+// window sees. The plan uses the first that fits.
 struct Sm90Tile {
   int head_dim, head_dim_v;
   Area area;
   int64_t rows;
-  // What the search varies, in the rows' order: FwdSm90Config's fields of these names.
+  // The members that the search varies, in the rows' order; they are FwdSm90Config's members of the same names.
   int block_n, consumers, k_stages, v_stages, q_stages, cluster;
 
-  // Whether every number is in its range; what fits together is for the plan and the compiler to say.
+  // Whether every number is in its range. The plan and the compiler check what fits together.
   bool in_range() const;
 
-  // To a config whose head sizes and `causal` are known: a cluster's blocks see the same keys, which under a causal mask they
-  // do not. O's chunks are as many as shared memory has room for beside the tiles, and one at least.
+  // Sets the tile in a config whose head sizes and `causal` are known. A cluster needs blocks that see the same keys,
+  // which under a causal mask they do not. O gets as many chunks as shared memory has room for beside the tiles, at
+  // least one.
   void apply(FwdSm90Config& config) const;
 
-  // For work tiles too few to fill a GPU: half of the rows, twice the keys, about the same shared memory. Nothing where half of
-  // the consumers are no tile's.
+  // For work tiles too few to fill a GPU: half of the rows, twice the keys, about the same shared memory. nullopt if no
+  // tile has half of the consumers.
   std::optional<Sm90Tile> halved() const;
 };
 
 std::span<const Sm90Tile> sm90_tiles();
 
-// {"fields": those that a row varies, "ranges": of these, "config_fields": FwdSm90Config's, "wgmma_widths", "smem_limit_bytes",
-//  "rows": the table}
+// {"fields": those that a row varies, "ranges": their ranges, "config_fields": FwdSm90Config's, "wgmma_widths",
+//  "smem_limit_bytes", "rows": the table}
 std::string sm90_tiles_json();
 
-// A config's head sizes: padded to what the products take.
+// Sets a config's head sizes, padded to sizes that the products support.
 void set_head_dims(FwdSm90Config& config, int64_t head_dim, int64_t head_dim_v);
 
-// What a tile is looked up for.
+// The problem for which a tile is looked up.
 struct Sm90Case {
   int64_t head_dim, head_dim_v;
   Area area;
-  int64_t rows;       // queries of a sequence, or keys that a query under a window sees, if these are fewer
-  int64_t rows_a_sm;  // queries of all sequences and heads, for each multiprocessor
+  int64_t rows;       // queries of a sequence, or the keys that a query under a window sees, if these are fewer
+  int64_t rows_a_sm;  // queries of all sequences and heads for each multiprocessor
 };
 
-// Nothing: the head sizes have no row, or kForcedTile (runtime/environment.hpp: block_n, consumers,
-// k_stages, v_stages, q_stages, cluster, as "128,3,4,4,6,1", for the search) holds what is no tile.
+// nullopt: no row has these head sizes, or kForcedTile (runtime/environment.hpp: block_n, consumers, k_stages,
+// v_stages, q_stages, cluster, as "128,3,4,4,6,1", set by the search) is not a tile.
 std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted);
 
 }  // namespace tessera::cuda

@@ -1,9 +1,10 @@
-// Batches of an engine's step: packed queries against cached keys, some sequences with a token or a few, some with chunks of a
-// prompt. Two launches over the plan's bounds, each of which passes over the other's sequences by their lengths on the GPU:
-// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others, or, where these have few queries and most sequences a token, another
-// launch of decode_sm90, in which all of the GPU reads a chunk's keys. Neither reads what the other writes: decode_sm90 begins on
-// the multiprocessors that fwd_sm90 leaves free. Which serves a sequence depends on its own queries alone, so that with
-// batch_invariant it does not matter who else is in the batch.
+// Batches of an inference engine's step: packed queries with cached keys, where some sequences have one or a few tokens
+// and some have chunks of a prompt. There are two launches over the plan's bounds; each skips the other's sequences by
+// their lengths, on the GPU. decode_sm90 serves the sequences of few query rows, fwd_sm90 or fwd_sm80 the others. If
+// the others have few queries and most sequences one token, another launch of decode_sm90 serves them, in which the
+// whole GPU reads a chunk's keys. Neither launch reads what the other writes, so decode_sm90 begins on the
+// multiprocessors that fwd_sm90 leaves free. A sequence's own queries alone decide which kernel serves it, so that with
+// batch_invariant the rest of the batch does not matter.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -23,31 +24,33 @@
 namespace tessera::cuda {
 namespace {
 
-// The plan's bytes hold what the other kernel's family has decided, where its lowering reads it (of decode_sm90 its DecodeSm90Plan), and after
+// A plan's config holds the decisions of the other kernel's family where its lowering reads them (for decode_sm90, its
+// DecodeSm90Plan), followed by this struct.
 // it this.
 struct MixedSm90Plan {
-  bool by_fwd_sm90, by_decode_sm90;  // which kernel the sequences of many rows have; neither: fwd_sm80
+  bool by_fwd_sm90, by_decode_sm90;  // the kernel of the sequences of many rows; neither: fwd_sm80
   int64_t decode_workspace;          // offset in bytes
   DecodeSm90Plan decode;
   FwdSm80Plan
-      unsplit;  // fwd_sm80's, with all keys in one part: of the others where they are its, else of all where data is misaligned
+      // fwd_sm80's plan without split keys: for the others if it serves them, for all sequences if data is misaligned
+      unsplit;
 };
 constexpr size_t kAt = TESSERA_PLAN_CONFIG_BYTES - sizeof(MixedSm90Plan);
 static_assert(kAt >= kForwardConfigBytes);
 
-// Queries that one work tile of decode_sm90 holds.
+// Queries that fit one work tile of decode_sm90.
 int64_t decoded_queries(const tessera_plan& plan) {
   return kDecodeRows / std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv));
 }
 
-// What the families of the other sequences see: those of at most so many queries are not theirs.
+// The plan for the family of the other sequences, which skips sequences of at most `queries` queries.
 tessera_plan planned_for(const tessera_plan& plan, int64_t queries) {
   tessera_plan planned = plan;
   planned.decode_queries = static_cast<int32_t>(queries);
   return planned;
 }
 
-// Where fwd_sm90 does not take the problem, fwd_sm80 has it, with all keys in one part.
+// If fwd_sm90 does not support the problem, fwd_sm80 serves it without splitting keys.
 const Family& others_of(const tessera_plan& plan) {
   if (decodes_chunks(plan)) return kDecodeSm90;
   return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80;
@@ -65,10 +68,10 @@ std::string refuse(const tessera_plan& plan) {
   return plan.batch < 2 ? "one sequence" : "";
 }
 
-// Only the GPU knows how many sequences have few queries. The most that the launches take is what one kernel takes for all
-// sequences, unless fwd_sm80 would serve the others, which in a mixed batch does not split their keys.
+// Only the GPU knows how many sequences have few queries. An upper bound for the launches is the time of one kernel for
+// all sequences, unless fwd_sm80 serves the others, because in a mixed batch it does not split their keys.
 double estimate_us(const tessera_plan& plan) {
-  constexpr double kFarAhead = 1.5;  // three launches take the place of one
+  constexpr double kFarAhead = 1.5;  // three launches replace one
   const bool by_fwd_sm90 = kFwdSm90.refuse(plan).empty();
   const double fwd_sm80_us = kFwdSm80.estimate_us(plan);
   const double most = by_fwd_sm90 ? std::min(fwd_sm80_us, kFwdSm90.estimate_us(plan)) : fwd_sm80_us;
@@ -109,7 +112,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   std::memcpy(&own, reinterpret_cast<const char*>(plan.config) + kAt, sizeof own);
   const tessera_problem& p = plan.problem;
   if (plan.batch == 0 || !rows_aligned(p.q, buffers.q) || !rows_aligned(p.k, buffers.k) ||
-      !rows_aligned(p.v, buffers.v)) {  // which decode_sm90 does not take: all sequences are fwd_sm80's
+      !rows_aligned(p.v, buffers.v)) {  // decode_sm90 does not support this: fwd_sm80 serves all sequences
     return list_fwd_sm80(planned_for(plan, 0), own.unsplit, buffers, nullptr, launches);
   }
   if (own.by_fwd_sm90) {
@@ -125,7 +128,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
                           launches);
 }
 
-// What its two families refuse beyond this, refuse() asks them.
+// Further conditions are those of its two families, which refuse() calls.
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
                              .newest_arch = kHopper,

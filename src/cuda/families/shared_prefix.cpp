@@ -1,5 +1,6 @@
-// Shared prefixes: the groups' queries against the keys that are read once, every sequence's against its others, each by a forward
-// family, and the merge. Before them one kernel writes their index tensors (kernels/tessera/shared_prefix).
+// Shared prefixes: the groups' queries against the keys that are read once, every sequence's queries against its other
+// keys, each part by a forward family, and their merge. One kernel first writes the index tensors of both parts
+// (kernels/tessera/shared_prefix).
 #include "cuda/families/shared_prefix.hpp"
 
 #include <algorithm>
@@ -18,23 +19,23 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};
 
-// A part as families see it: the other keys come after the prefixes.
+// A part as a plan for the families. The part of the other keys comes after the prefixes.
 tessera_plan asked_of(const tessera_plan& plan, core::PrefixPart n) {
   tessera_plan part = core::plan_of(plan, n);
   part.after_another = n == core::kSuffix;
   return part;
 }
 
-// NULL: none takes it.
+// NULL: no family supports it.
 const Family* family_of(const tessera_plan& plan, core::PrefixPart n) {
   return cheapest(kPartFamilies, asked_of(plan, n));
 }
 
-// Keys below which a chunk is not worth its merge.
+// The fewest keys for which a chunk is worth its merge.
 constexpr int64_t kLeastChunkKeys = 256;
 
-// Chunks of the prefixes' keys, of which fwd_sm90 has work for the whole GPU: a tile of two warpgroups' rows each. 1: it has it
-// without, or does not take them.
+// The number of chunks of the prefixes' keys that gives fwd_sm90 work for the whole GPU, with two warpgroups' rows for
+// each tile. 1: it has enough work without chunks, or does not support them.
 int32_t chunks_of(const tessera_plan& plan) {
   const int64_t rows = rows_total(plan) * plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
   if (rows == 0 || core::prefix_groups(plan.problem) == 0) return 1;
@@ -89,14 +90,14 @@ void configure(tessera_plan& plan) {
   plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + parts_bytes;
 }
 
-// A call's two parts and their merge.
+// The time of a call's two parts and their merge.
 double estimate_us(const tessera_plan& plan) {
   double us = kCallUs;
   for (const core::PrefixPart n : kParts) us += family_of(plan, n)->estimate_us(asked_of(plan, n));
   return us;
 }
 
-// Of the merge of two parts: the chunks in place of the first.
+// Extends the merge of the two parts: the chunks replace the first part.
 void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, CombineParams& c) {
   const core::ChunkMemory& chunks = memory.chunks;
   const int64_t tokens = rows_total(plan), heads = plan.heads_kv, group = plan.heads_q / heads, dv = plan.head_dim_v;
@@ -130,7 +131,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     memory_of[core::kSuffix] = memory_of[core::kPrefix] + plan.parts[core::kPrefix].shared_bytes;
   }
   PrefixIndicesParams p = prefix_index_params(plan, buffers, memory);
-  for (const core::PrefixPart n : kParts) {  // where a part's work tiles are counted
+  for (const core::PrefixPart n : kParts) {  // the counters of a part's work tiles
     if (find_family(plan.parts[n].family) == &kFwdSm90 && plan.parts[n].shared_bytes > 0)
       p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
   }
@@ -140,7 +141,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     const Family& family = *find_family(part.family);
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
   }
-  launches.clear(nullptr);  // of both parts, by the first kernel
+  launches.clear(nullptr);  // the first kernel clears the memory of both parts
   const tessera_combine_call parts = core::merge_of(plan, buffers, memory);
   CombineConfig config = combine_config(parts);
   CombineParams c = combine_params(parts);

@@ -1,4 +1,4 @@
-// What the kernel of shared prefixes' index tensors reads: of a call, and, in tests, on the host.
+// The inputs of the kernel that writes shared prefixes' index tensors: from a call, and in tests on the host.
 #pragma once
 
 #include "core/shared_prefix.hpp"

@@ -1,5 +1,5 @@
-// Standard attention, kernels/tessera/comparison/standard: the matrices of scores in the workspace, a kernel for every
-// product and for the passes over their rows. What it takes, and its launches.
+// Standard attention, kernels/tessera/comparison/standard: the score matrices are stored in the workspace, and each
+// product and each pass over their rows is a kernel. This file has the problems it supports and its launches.
 //
 //   forward    S = scale Q K^T │ P = softmax S, in place │ O = P V
 //   backward   P = exp(scale Q K^T - LSE) │ dV = P^T dO │ dP = dO V^T │ dS = P o (dP - rowsum(P o dP)), in place
@@ -24,12 +24,12 @@ namespace {
 constexpr int kMostHeadDim = 128;
 constexpr int kMostRowThreads = 1024, kFewVectors = 4, kManyVectors = 8;
 
-// All that was decided for a problem.
+// The decisions for a problem.
 struct StandardPlan {
   StandardRowsConfig rows;
   int stages;
-  int64_t pitch;         // of a matrix of scores, elements
-  int64_t matrix_bytes;  // of one
+  int64_t pitch;         // row pitch of a score matrix, in elements
+  int64_t matrix_bytes;  // of one score matrix
   Grid rows_grid;
 };
 
@@ -43,7 +43,7 @@ constexpr Supports kFwdSupports = supports(TESSERA_FORWARD), kBwdSupports = supp
 
 bool backward(const tessera_plan& plan) { return plan.problem.direction == TESSERA_BACKWARD; }
 
-// A row lies in its threads' registers; the gradient holds two.
+// Keys of a row that fit its threads' registers; the gradient holds two rows.
 int64_t most_keys(bool gradient) {
   return int64_t{kMostRowThreads} * (gradient ? kFewVectors : kManyVectors) * kStandardVector;
 }
@@ -55,7 +55,7 @@ std::string refuse_shape(const tessera_plan& plan) {
   if (plan.heads_kv != plan.heads_q) {
     return "k: " + std::to_string(plan.heads_kv) + " heads, must be those of q, " + std::to_string(plan.heads_q);
   }
-  constexpr int64_t kMostHeads = 65535;  // of a grid's third dimension
+  constexpr int64_t kMostHeads = 65535;  // limit of a grid's third dimension
   if (plan.batch * plan.heads_q > kMostHeads) return "more than 65535 heads";
   if (plan.max_seqlen_k > most_keys(backward(plan))) {
     return "k: " + std::to_string(plan.max_seqlen_k) + " keys, at most " + std::to_string(most_keys(backward(plan)));
@@ -79,7 +79,7 @@ StandardProductConfig product_config(const tessera_plan& plan, int stages) {
   return config;
 }
 
-// The largest of them: three stages, or what fits.
+// The most stages: three, or as many as fit.
 int stages_of(const tessera_plan& plan) {
   constexpr int kMostStages = 3;
   StandardProductConfig largest = product_config(plan, kMostStages);
@@ -92,7 +92,7 @@ constexpr Rate kFwdRates[] = {{64, 94}}, kBwdRates[] = {{64, 116}};
 double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, backward(plan) ? kBwdRates : kFwdRates); }
 
 void configure(tessera_plan& plan) {
-  constexpr int64_t kPitch = 64;  // elements: whole lines of the cache
+  constexpr int64_t kPitch = 64;  // elements, so that rows are whole cache lines
   StandardPlan own{};
   StandardRowsConfig& rows = own.rows;
   rows.dtype = static_cast<Dtype>(plan.problem.q.dtype);
@@ -120,7 +120,7 @@ void configure(tessera_plan& plan) {
   keep_config(plan, own);
 }
 
-// What a call's products and passes have in common.
+// The common parts of a call's products and passes.
 class Lowering {
  public:
   Lowering(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches)
@@ -137,7 +137,7 @@ class Lowering {
   struct Operand {
     RowTensor tensor;
     bool aligned;
-    int64_t head_dim;  // a matrix of scores: 0
+    int64_t head_dim;  // 0: a score matrix
   };
   static Operand operand(const tessera_layout& layout, const void* data) {
     return {row_tensor(layout, data), rows_aligned(layout, data), layout.shape[layout.rank - 1]};
@@ -146,7 +146,7 @@ class Lowering {
   Operand d() const { return {d_, true, 0}; }
   float dropout_scale() const { return dropout_scale_; }
 
-  // c [queries][keys] = factor a b^T, a and b [rows][head size]. Of P: its exponentials.
+  // c [queries][keys] = factor a b^T, with a and b [rows][head size]. For P, the exponentials of this.
   void scores(const Operand& a, const Operand& b, const Operand& c, float factor, bool probabilities) {
     StandardProductConfig config = config_for(plan_.max_seqlen_k, a, b);
     config.transpose_b = true, config.probabilities = probabilities;
@@ -154,11 +154,12 @@ class Lowering {
     config.dropout = probabilities && plan_.problem.dropout_p > 0;
     launch(config, a, b, c, plan_.max_seqlen_q, plan_.max_seqlen_k, a.head_dim, factor);
   }
-  // c [queries][head size] = factor a b, a a matrix of scores, b [keys][head size].
+  // c [queries][head size] = factor a b, with a score matrix a and b [keys][head size].
   void over_keys(const Operand& a, const Operand& b, const Operand& c, float factor) {
     launch(config_for(b.head_dim, a, b), a, b, c, plan_.max_seqlen_q, b.head_dim, plan_.max_seqlen_k, factor);
   }
-  // c [keys][head size] = factor a^T b, a a matrix of scores, b [queries][head size]. kept: without what is dropped in a.
+  // c [keys][head size] = factor a^T b, with a score matrix a and b [queries][head size]. kept: dropped entries of a
+  // count as 0.
   void over_queries(const Operand& a, const Operand& b, const Operand& c, float factor, bool kept) {
     StandardProductConfig config = config_for(b.head_dim, a, b);
     config.transpose_a = true, config.dropout = kept && plan_.problem.dropout_p > 0;

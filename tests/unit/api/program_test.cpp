@@ -376,6 +376,9 @@ TEST(OptionsOfAProgram, AreRecognised) {
   EXPECT_EQ(recognised("", "j - 3 < q_pos + 4 && 2 + j >= q_pos"), (Said{0, 0, 2, 6, 0, ""}));
   EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j <= q_pos"), (Said{1, 0, -1, 0, 5, ""}));
   EXPECT_EQ(recognised("", "j <= q_pos && doc[b, i] == doc[b, j]"), (Said{1, 0, -1, 0, 0, "\ndoc[b, i] == doc[b, j]"}));
+  EXPECT_EQ(recognised("", "!(j > q_pos) && (q_pos - j) - 8 < 0"), (Said{1, 0, 7, 0, 0, ""}));
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j != 2"), (Said{0, 0, -1, -1, 5, "\nj != 2"}));
+  EXPECT_EQ(recognised("5.0 * tanh(s / 5) + bias[h, j]", ""), (Said{0, 0, -1, -1, 5, "s + bias[h, j]\n"}));
   EXPECT_EQ(recognised("s + 1.0", "doc[b, i] == 1 && j <= q_pos && j != 2"),
             (Said{1, 0, -1, 0, 0, "s + 1.0\ndoc[b, i] == 1 && j != 2"}));
   EXPECT_EQ(recognised("", "j <= q_pos + 3", false, [](Problem& p) { p.causal = 1; }), (Said{1, 0, -1, 3, 0, ""}));
@@ -385,12 +388,50 @@ TEST(OptionsOfAProgram, AreOnlyWhatMeansTheSame) {
   EXPECT_EQ(recognised("", "j < q_pos").rest, "\nj < q_pos");  // a query does not see its own key: no window says so
   EXPECT_EQ(recognised("", "j <= q_pos || j < 4").rest, "\nj <= q_pos || j < 4");
   EXPECT_EQ(recognised("", "j < n").rest, "\nj < n");
-  EXPECT_EQ(recognised("", "j <= i && j <= q_pos").rest, "\nj <= q_pos");
+  EXPECT_EQ(recognised("", "j <= i && j <= q_pos").rest, "\nj <= i");
   EXPECT_EQ(recognised("", "j <= i", false, [](Problem& p) { p.causal = 1; }).rest, "\nj <= i");
   EXPECT_EQ(recognised("5.0 * tanh(s / 4)", "").softcap, 0);
-  EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "j != 2").softcap, 0);
   EXPECT_EQ(recognised("5.0 * tanh(s / 5)", "", false, [](Problem& p) { p.softcap = 3; }).softcap, 3);
   EXPECT_EQ(recognised("c * tanh(s / c)", "").softcap, 0);
+}
+
+// ALiBi with slopes of both signs: as an option, or as a program whose slopes are of this type.
+std::vector<double> with_slopes(bool as_program, Dtype type, bool& is_option) {
+  const tessera_program_name name = {"slope", TESSERA_VALUE_FLOAT, 1};
+  tessera_program* program = nullptr;
+  EXPECT_EQ(tessera_program_create("s - slope[h] * abs(q_pos - j)", "", &name, 1, &program).code, TESSERA_OK);
+  const Handle handle(program);
+  const std::vector<float> slopes = {0.5f, -0.25f, 0.125f, -1.0f};
+  const std::vector<double> wide(slopes.begin(), slopes.end());
+  Attention attention;
+  attention.problem = dense_problem(float64);
+  if (as_program) {
+    attention.problem.program = handle.get();
+    attention.problem.captured[0] = layout(type, {4});
+  } else {
+    attention.problem.alibi_slopes = layout(float32, {4});
+  }
+  std::mt19937_64 random(7);
+  attention.allocate(random);
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  is_option = plan.problem.program == nullptr && plan.problem.alibi_slopes.rank == 1;
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  Buffers buffers = attention.buffers();
+  buffers.alibi_slopes = as_program ? nullptr : slopes.data();
+  buffers.captured[0] = type == float64 ? static_cast<const void*>(wide.data()) : slopes.data();
+  forward(plan, buffers, workspace);
+  return attention.o;
+}
+
+TEST(OptionsOfAProgram, AreSlopesThatTheOptionCanHave) {
+  bool is_option = false;
+  const std::vector<double> expected = with_slopes(false, float32, is_option);
+  EXPECT_TRUE(is_option);
+  EXPECT_EQ(with_slopes(true, float32, is_option), expected);
+  EXPECT_TRUE(is_option);
+  const std::vector<double> evaluated = with_slopes(true, float64, is_option);
+  EXPECT_FALSE(is_option);
+  for (size_t n = 0; n < expected.size(); ++n) EXPECT_NEAR(evaluated[n], expected[n], 1e-13);
 }
 
 TEST(OptionsOfAProgram, StayWhenThePlansProblemIsPlannedAgain) {

@@ -1,5 +1,5 @@
-// What the options of a score share: where a score lies, what it is on its way from the product to the softmax, and
-// what an option does unless it says otherwise.
+// What all options of the score use: the place of a score, its values between the product and the softmax, and the
+// default behaviour of an option.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
@@ -15,49 +15,49 @@ struct ScorePlace {
 };
 
 struct Score {
-  float value;  // after all options in units of score_unit, -inf where the key is not visible
-  float slope;  // d(reshaped score) / d(product x scale): what multiplies its gradient
+  float value;  // after all options, in units of score_unit; -inf if the key is not visible
+  float slope;  // d(reshaped score) / d(product x scale): the factor of its gradient
 };
 
-// What is read from tensors for one score. Each option adds its own members.
+// The values that tensors have for one score. Each option adds its own members.
 struct ScoreEntryBase {
   bool visible = true;
 };
 
-// value x unit + term, or value + term where an earlier option has multiplied the unit already. kFused: by one
-// instruction. Its operand `term` is then prepared before the product arrives, and not every kernel has registers for
-// that.
+// value x unit + term, or value + term if an earlier option has already multiplied by the unit. kFused: by one
+// instruction. Its operand `term` is then prepared before the product arrives, for which not every kernel has
+// registers.
 template <bool kScaled, bool kFused = true>
 TESSERA_DEVICE float add_term(float value, float unit, float term) {
   if constexpr (kScaled) return value + term;
   return kFused ? fmaf(value, unit, term) : __fmul_rn(value, unit) + term;
 }
 
-// The n-th block of 8 columns of a tile: which of the tile's keys is its i-th column (tile/shared_tile.cuh).
+// The key of column i of the n-th block of 8 columns, within a tile (tile/shared_tile.cuh).
 template <bool kLaneOrder>
 TESSERA_DEVICE constexpr int key_at(int n, int i) {
   return kLaneOrder ? n / 4 * 32 + i / 2 * 8 + n % 4 * 2 + i % 2 : n * 8 + i;
 }
 
-// An option of the score, of which each file in builtin/ defines one. All of it is element-wise: a function of the
-// score so far and of the place (b, h, i, j) of its element. What an option does not define does nothing.
+// An option of the score; each file in builtin/ defines one. All of its functions are element-wise: they depend on the
+// score so far and on the place (b, h, i, j) of the element. Functions that an option does not define do nothing.
 //
-//   Row            what the scores of one query share: made once for each row
+//   Row            the values common to the scores of one query: computed once for each row
 //   Entry          what the option reads for one score; load_entry reads it for any key
 //   Fragment       the entries of a lane's part of a tile, loaded ahead of the product by pairs of keys or by eights
 //   reshape        product -> score, before anything is added to it
-//   apply          score -> score. kScaled: an earlier option has multiplied the scale already
-//   KeyFragment    the entries of a lane's part of a tile whose rows are keys, on Hopper, as each option keeps them
-//   slope_of       d(reshaped score) / d(product x scale) from the score, where the product is gone
+//   apply          score -> score. kScaled: an earlier option has already multiplied by the scale
+//   KeyFragment    the entries of a lane's part of a tile whose rows are keys, on Hopper, in each option's own format
+//   slope_of       d(reshaped score) / d(product x scale) from the score, when the product is no longer available
 //   collect        sums of dScore for the gradient of the option's own tensor
-//   range          which keys of a tile the option may hide from some of its queries
-//   hide           -inf for the scores of a row that the option hides, where it knows them by position
+//   range          the keys of a tile that the option may hide from some of its queries
+//   hide           -inf for the scores of a row that the option hides, if it is positional
 template <class Self, ScoreFacts kTheFacts>
 struct ScoreOptionDefaults {
   static constexpr ScoreFacts kFacts = kTheFacts;
-  static constexpr int kEntryBytes = 0;            // of a key, of entries that a Fragment has
+  static constexpr int kEntryBytes = 0;            // bytes for each key of the entries in a Fragment
   static constexpr bool kPackedAddend = false;     // a Fragment has two addends in a register
-  static constexpr bool kHidesByPosition = false;  // has range and hide
+  static constexpr bool kHidesByPosition = false;  // the option defines range and hide
 
   struct Row {
     TESSERA_DEVICE Row(const ProblemParams&, const ScorePlace&) {}
@@ -78,8 +78,9 @@ struct ScoreOptionDefaults {
   TESSERA_DEVICE static void load_entry(ScoreEntry&, const ProblemParams&, const ScoreRow&, int) {}
   template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
   TESSERA_DEVICE static void apply(Score&, float, const Sequence&, const ScoreRow&, int, int, const ScoreEntry&) {}
-  // Of queries 8 m + 2 c, 8 m + 2 c + 1 and keys g, g + 8 of a lane's tile, with g = lane / 4 and c = lane % 4. `Place`
-  // has
+  // The entries of queries 8 m + 2 c, 8 m + 2 c + 1 and keys g, g + 8 of a lane's tile, with g = lane / 4 and c = lane
+  // % 4. `Place` has
+  //
   //   p, sequence(), batch(), head()   the problem, the tile's sequence and head
   //   row0(), key(), lane()            the tile's first query, the warp's first key, and the lane
   //   pairs(row0)                      whether the tile's keys and queries all exist and entries may be read by pairs
@@ -96,8 +97,9 @@ struct ScoreOptionDefaults {
     TESSERA_DEVICE bool hides(int, int, int) const { return false; }
   };
 
-  // Where every score's dScore is at hand: of sequence b and head h. kAlone: no other thread adds at the same time.
-  // What all queries share is summed in `sum`, one number for each key, and added at the end.
+  // For kernels that have the dScore of every score: collects the gradients for sequence b and head h. kAlone: no other
+  // thread adds at the same time. Gradients of entries that all queries read are summed in `sum`, one number for each
+  // key, and added at the end.
   template <class Params>
   struct Collector {
     TESSERA_DEVICE Collector(const Params&, int, int) {}

@@ -1,7 +1,8 @@
-// The options of a score as one: ScoreOptions<score config> has those that a kernel is compiled for, and folds each of
-// their functions. A kernel calls them through ScoreStep (score/step.cuh), which knows where its scores are.
+// All options of a score together: ScoreOptions<score config> has those for which a kernel is compiled, and combines
+// each of their functions. A kernel calls them through ScoreStep (score/step.cuh), which knows the coordinates of its
+// scores.
 //
-//   scale, softcap, bias, ALiBi, masks     in tessera.h's order; an option's file in builtin/ says what it means
+//   scale, softcap, bias, ALiBi, masks     in tessera.h's order; an option's file in builtin/ defines its meaning
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -20,7 +21,7 @@ namespace tessera {
 template <class... Options>
 struct OptionList;
 
-// Of the options after the first list, those that a kernel has join it.
+// Appends those options of the second list that are given to the first list.
 template <class... Kept>
 TESSERA_DEVICE constexpr auto given_options(OptionList<Kept...>*, OptionList<>*) {
   return static_cast<OptionList<Kept...>*>(nullptr);
@@ -48,7 +49,7 @@ using GivenOptions = typename PointedTo<decltype(given_options(
     static_cast<OptionList<Softcap<kCfg>, Bias<kCfg>, Alibi<kCfg>, Mask<kCfg>, BlockMask<kCfg>, TreeMask<kCfg>>*>(
         nullptr)))>::Type;
 
-// What the scores of one query share, beside what its options add.
+// The values common to the scores of one query, in addition to those of the options.
 struct PositionRow {
   int query;
   KeyRange keys;  // visible by position
@@ -59,7 +60,8 @@ struct ScoreOptions;
 
 template <ScoreConfig kCfg, class... Options>
 struct ScoreOptions<kCfg, OptionList<Options...>> {
-  static constexpr int kEntryBytes = (Options::kEntryBytes + ... + 0);  // of a key, of what a Fragment has
+  // Bytes for each key of the entries in a Fragment.
+  static constexpr int kEntryBytes = (Options::kEntryBytes + ... + 0);
   static constexpr bool kPackedAddend = (Options::kPackedAddend || ... || false);
   static constexpr bool kHidesByPosition = (Options::kHidesByPosition || ... || false);
   static constexpr bool kAddsEntries = ((Options::kFacts.adds && Options::kFacts.entries) || ... || false);
@@ -77,7 +79,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     return entry;
   }
 
-  // Of queries first ... last: keys that some of them see, and keys that all of them see.
+  // For queries first ... last: the keys that some of them see, and the keys that all of them see.
   TESSERA_DEVICE static TileRange range(const ProblemParams& p, const Sequence& s, int first, int last) {
     TileRange range = visible_keys<kCfg>(p, s, first, last);
     (Options::range(range, s), ...);
@@ -86,14 +88,14 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
 
   // ---- units ----
 
-  // What a product's score is multiplied by where nothing is added to it in an instruction that could multiply, too.
+  // The factor of a product's score if no addition follows whose instruction could multiply too.
   TESSERA_DEVICE static float product_unit(const ProblemParams& p) {
     float unit = p.scale;
     (reshaped_unit<Options>(unit, p), ...);
     return unit;
   }
-  // What a score is still to be multiplied by. Where nothing is added to it, that is all of the scale, or the factor of
-  // a reshaped product; where something is, log2(e) alone, so that a finite bias makes a finite score.
+  // The factor that a score is still to be multiplied by. If nothing is added to it, this is the whole scale, or the
+  // factor of a reshaped product; otherwise it is only log2(e), so that a finite bias gives a finite score.
   TESSERA_DEVICE static ScoreUnit unit(const ProblemParams& p) {
     if constexpr (kCfg.adds()) return {1.0f, kLog2e};
     if constexpr (kCfg.facts().reshapes) return {product_unit(p), product_unit(p) * kLog2e};
@@ -103,7 +105,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
 
   // ---- one score ----
 
-  // Whether reshaping a lane's products of one row needs no care for large ones.
+  // Whether all of a lane's products of one row are small enough to be reshaped by the simpler formula.
   template <int kN>
   TESSERA_DEVICE static bool small_inputs([[maybe_unused]] const ProblemParams& p,
                                           [[maybe_unused]] const float (&products)[kN][4], [[maybe_unused]] int half) {
@@ -112,7 +114,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     return small;
   }
 
-  // Reshaped, and scaled where nothing is added that the same instruction could add.
+  // Reshapes a product, and scales it unless a following addition can do so in the same instruction.
   template <bool kSmall = false>
   TESSERA_DEVICE static Score reshaped(const ProblemParams& p, float product) {
     Score r{kCfg.scale_first && !kCfg.adds() && !kCfg.facts().reshapes ? product * p.scale : product, 1.0f};
@@ -120,8 +122,8 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     return r;
   }
 
-  // The score of key + offset, which the query sees by position. Scores that share `key` and whose offsets the compiler
-  // knows share instructions.
+  // The score of key + offset, which the query sees by position. Scores with the same `key` and offsets known to the
+  // compiler have instructions in common.
   template <bool kFused = true>
   TESSERA_DEVICE static Score visible_score(const ProblemParams& p, const Sequence& s, const Row& row, int key,
                                             int offset, Score r, const Entry& entry) {
@@ -134,7 +136,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     return r;
   }
 
-  // The score of any key: its entries are loaded here, and it may not be visible.
+  // The score of any key: its entries are loaded here, and it may be hidden.
   template <bool kFused = true>
   TESSERA_DEVICE static Score score(const ProblemParams& p, const Sequence& s, const Row& row, int key, float product) {
     const Score r = reshaped(p, product);
@@ -143,7 +145,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     return visible_score<kFused>(p, s, row, key, 0, r, load_entry(p, row, key));
   }
 
-  // -inf for a lane's scores of one row that an option hides by position.
+  // Sets a lane's scores of one row to -inf if an option hides them by position.
   template <bool kLaneOrder, int kN, class Params>
   TESSERA_DEVICE static void hide([[maybe_unused]] float (&s)[kN][4], [[maybe_unused]] int half,
                                   [[maybe_unused]] const Params& p, [[maybe_unused]] const Sequence& sequence,
@@ -153,14 +155,14 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
 
   // ---- entries ahead of the product ----
 
-  // A lane's part of kRows x kKeys blocks of 8 queries and 8 keys: of each block query lane / 4, keys 2 (lane % 4) and
-  // the next; in lane order eight neighbours of four blocks (SharedTile). All keys of the tile exist: without a bound
-  // to test or a branch all loads are issued at once, long before the scores that they change.
+  // A lane's part of kRows x kKeys blocks of 8 queries and 8 keys: of each block, query lane / 4 and keys 2 (lane % 4)
+  // and the next; in lane order, eight neighbours of four blocks (SharedTile). All keys of the tile exist, so there is
+  // no bound to test and no branch: all loads are issued at once, long before the scores that they change.
   template <int kRows, int kKeys, bool kLaneOrder>
   struct Fragment : Options::template Fragment<kRows, kKeys>... {
     static_assert(kKeys % (kLaneOrder ? 4 : 2) == 0);
 
-    // The entries of one query from the tile's first key, `key`, on. p.bias_mask_keys is 2 or more.
+    // Loads the entries of one query, from the tile's first key, `key`, on. Requires p.bias_mask_keys >= 2.
     TESSERA_DEVICE void load([[maybe_unused]] int row, const ProblemParams& p, [[maybe_unused]] const Row& from,
                              int64 key) {
       if (kLaneOrder && p.bias_mask_keys == 8) {
@@ -180,12 +182,12 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
       (Options::template Fragment<kRows, kKeys>::entry(entry, row, k, second), ...);
       return entry;
     }
-    // Blocks become their transposes: of key lane / 4, queries 2 (lane % 4) and the next.
+    // Transposes the blocks: a lane then has key lane / 4 and queries 2 (lane % 4) and the next.
     TESSERA_DEVICE void transpose() { (Options::template Fragment<kRows, kKeys>::transpose(), ...); }
   };
 
-  // Products of a lane's query with a tile's keys, elements 2 half and 2 half + 1, -> scores, with the entries of row
-  // `row` of the fragment. The query sees all of the keys, or the caller applies the mask afterwards.
+  // Turns the products of a lane's query with a tile's keys, elements 2 half and 2 half + 1, into scores, with the
+  // entries of row `row` of the fragment. The query sees all of the keys, or the caller applies the mask afterwards.
   template <bool kFused, int kRows, int kKeys, bool kLaneOrder>
   TESSERA_DEVICE static void apply(float (&s)[kKeys][4], int half, int row, const ProblemParams& p,
                                    const Sequence& sequence, const Row& score_row, int key,
@@ -197,11 +199,12 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     }
   }
 
-  // ---- where a tile's rows are keys, on Hopper ----
+  // ---- tiles whose rows are keys, on Hopper ----
 
   template <int kM, int kHeld>
   struct KeyFragment : Options::template KeyFragment<kM, kHeld>... {
-    // Bits of all entries that are known by bits; and the other entries of queries 8 kFirst ... 8 (kFirst + kHeld) - 1.
+    // load_bits() loads the entries that are kept as bits; load() loads the other entries of queries 8 kFirst ... 8
+    // (kFirst + kHeld) - 1.
     template <class Place>
     TESSERA_DEVICE void load_bits([[maybe_unused]] const Place& at) {
       (Options::template KeyFragment<kM, kHeld>::load_bits(at), ...);
@@ -210,7 +213,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
     TESSERA_DEVICE void load([[maybe_unused]] const Place& at) {
       (Options::template KeyFragment<kM, kHeld>::template load<kFirst>(at), ...);
     }
-    // What was loaded by pairs of keys becomes pairs of queries.
+    // Turns entries loaded by pairs of keys into pairs of queries.
     template <class Place>
     TESSERA_DEVICE void transpose([[maybe_unused]] const Place& at) {
       (Options::template KeyFragment<kM, kHeld>::transpose(at), ...);
@@ -227,14 +230,14 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
 
   // ---- gradients ----
 
-  // d(score) / d(product x scale) from a score that nothing was added to, where the product is gone.
+  // d(score) / d(product x scale) from a score to which nothing was added, when the product is no longer available.
   TESSERA_DEVICE static float slope_of([[maybe_unused]] const ProblemParams& p, [[maybe_unused]] float score_log2) {
     float slope = 1.0f;
     (reshaped_slope<Options>(slope, p, score_log2), ...);
     return slope;
   }
 
-  // dScore, for the gradients of the options' own tensors: ScoreOptionDefaults.
+  // Collects dScore for the gradients of the options' own tensors: ScoreOptionDefaults.
   template <class Params>
   struct Collector : Options::template Collector<Params>... {
     TESSERA_DEVICE Collector(const Params& p, int batch, int head)

@@ -1,5 +1,5 @@
-// What the text that is generated for a score program (core/score/cuda_text.hpp) calls: the operations of the language,
-// and loads of the tensors that a program names.
+// Functions for the text that is generated for a score program (core/score/cuda_text.hpp): the operations of the
+// language, and loads from the tensors that a program names.
 #pragma once
 
 #include "tessera/attention/score/program_params.hpp"
@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// The pair of a score: the names of the language.
+// The coordinates of a score, by the names of the language.
 struct ProgramPlace {
   int b, h, h_kv, i, j, q_pos, len_q, len_k;
 };
 
-// Each function of floats is within 4 ulp of the exact value for every operand, infinities and subnormal numbers among
-// them.
+// Each function of floats is within 4 ulp of the exact value for every operand, including infinities and subnormal
+// numbers.
 namespace program {
 
 TESSERA_DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
@@ -22,7 +22,7 @@ TESSERA_DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
 // ---- arithmetic of floats ----
 
 TESSERA_DEVICE float divide(float a, float b) { return a / b; }
-// A NaN in either operand is the result.
+// If an operand is NaN, the result is NaN.
 TESSERA_DEVICE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 TESSERA_DEVICE float max_nan(float a, float b) { return b < a || a != a ? a : b; }
 TESSERA_DEVICE float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
@@ -33,7 +33,7 @@ TESSERA_DEVICE float log_(float x) { return logf(x); }
 TESSERA_DEVICE float sqrt_(float x) { return sqrtf(x); }
 TESSERA_DEVICE float rsqrt_(float x) { return rsqrtf(x); }
 TESSERA_DEVICE float tanh_(float x) { return tanhf(x); }
-// By the exponential that does not overflow: no digit is lost on either side.
+// Uses the exponential that does not overflow: no digits are lost for either sign of x.
 TESSERA_DEVICE float sigmoid_(float x) {
   const float e = expf(-fabsf(x));
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
@@ -45,7 +45,7 @@ struct Angle {
   float remainder;
   int quarters;  // modulo 4
 };
-// By Cody and Waite: exact but for the last of three steps, for angles whose quarter turns have at most 17 bits.
+// Cody and Waite: exact except for the last of three steps, for angles whose quarter turns have at most 17 bits.
 inline constexpr float kLargestReducedByParts = 105615.0f;
 TESSERA_DEVICE Angle reduced_by_parts(float x) {
   constexpr float kTwoOverPi = 0x1.45f306p-1f;
@@ -53,12 +53,12 @@ TESSERA_DEVICE Angle reduced_by_parts(float x) {
   const float k = rintf(x * kTwoOverPi);
   return {fmaf(k, -kLow, fmaf(k, -kMiddle, fmaf(k, -kHigh, x))), static_cast<int>(k)};
 }
-// By Payne and Hanek: the digits of 2 / pi that decide, chosen by the exponent, times the mantissa.
+// Payne and Hanek: the digits of 2 / pi that matter, selected by the exponent, times the mantissa.
 TESSERA_DEVICE Angle reduced_by_digits(float x) {
   using uint64 = unsigned long long;
   const uint32 bits = __float_as_uint(fabsf(x));
   const uint32 mantissa = (bits & 0x7fffffu) | 0x800000u;
-  // |x| = mantissa x 2^e. The first e - 2 bits of 2 / pi, after 32 zeros, give whole turns and are left out.
+  // |x| = mantissa x 2^e. The first e - 2 bits of 2 / pi, after 32 zeros, give whole turns and are skipped.
   const int e = static_cast<int>(bits >> 23) - 150, skipped = e - 2 + 32, first = skipped >> 5, shift = skipped & 31;
   const auto digits = [first](uint32 at0, uint32 at1, uint32 at2, uint32 at3, uint32 at4) {
     return first == 0 ? at0 : first == 1 ? at1 : first == 2 ? at2 : first == 3 ? at3 : at4;
@@ -99,13 +99,13 @@ TESSERA_DEVICE float cos_(float x) {
   return sine_of({angle.remainder, angle.quarters + 1});
 }
 
-// ---- arithmetic of integers: 32 bits, which wrap ----
+// ---- arithmetic of integers: 32 bits, with wrap-around ----
 
 TESSERA_DEVICE int wrap_add(int a, int b) { return static_cast<int>(static_cast<uint32>(a) + static_cast<uint32>(b)); }
 TESSERA_DEVICE int wrap_sub(int a, int b) { return static_cast<int>(static_cast<uint32>(a) - static_cast<uint32>(b)); }
 TESSERA_DEVICE int wrap_mul(int a, int b) { return static_cast<int>(static_cast<uint32>(a) * static_cast<uint32>(b)); }
 TESSERA_DEVICE int wrap_abs(int a) { return a < 0 ? wrap_sub(0, a) : a; }
-// They round down; a divisor of 0 gives 0. By -1 the quotient of the smallest integer wraps.
+// They round down; a divisor of 0 gives 0. The smallest integer divided by -1 wraps.
 TESSERA_DEVICE int floor_div(int a, int b) {
   if (b == 0) return 0;
   if (b == -1) return wrap_sub(0, a);
@@ -117,12 +117,12 @@ TESSERA_DEVICE int floor_mod(int a, int b) {
   const int rest = a % b;
   return rest != 0 && (rest ^ b) < 0 ? rest + b : rest;
 }
-// By 32 and more, or by a negative number: all bits.
+// Shifts by 32 or more, or by a negative number, shift out all bits.
 TESSERA_DEVICE int shift_left(int a, int b) {
   return static_cast<uint32>(b) > 31u ? 0 : static_cast<int>(static_cast<uint32>(a) << b);
 }
 TESSERA_DEVICE int shift_right(int a, int b) { return a >> (static_cast<uint32>(b) > 31u ? 31 : b); }
-// Toward zero; beyond 32 bits the nearest integer that there is, of a NaN 0.
+// Rounds toward zero; values outside 32 bits give the nearest integer, and NaN gives 0.
 TESSERA_DEVICE int to_int(float x) {
   if (x != x) return 0;
   return x >= 0x1p31f ? 0x7fffffff : x <= -0x1p31f ? -0x7fffffff - 1 : static_cast<int>(x);
@@ -153,7 +153,7 @@ TESSERA_DEVICE auto element_at(const char* at) {
   if constexpr (kType == ElementType::kBool) return *reinterpret_cast<const unsigned char*>(at) != 0;
 }
 
-// An element; 0, and nothing is read, where the load is not taken or the element is outside.
+// Returns an element; if the load is not executed or the element is outside the tensor, returns 0 and reads nothing.
 template <ElementType kType, class... Index>
 TESSERA_DEVICE auto load(const ProgramTensor& tensor, bool taken, Index... index) {
   int64 offset = 0;

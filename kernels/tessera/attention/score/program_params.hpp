@@ -1,4 +1,4 @@
-// What a score program names, as a kernel gets it: tensors and scalars of a call, by their places in the program.
+// The tensors and scalars that a score program names, as a kernel receives them, in the program's order.
 #pragma once
 
 #include "tessera/types.hpp"
@@ -13,31 +13,31 @@ enum class ElementType : int {
   kFloat16 = 1,
   kBFloat16 = 2,
   kInt32 = 4,
-  kBool = 5,   // a byte, 0 or not
-  kInt64 = 6,  // whose values fit 32 bits: the high ones are not read
+  kBool = 5,   // a byte: 0 is false
+  kInt64 = 6,  // the values fit 32 bits: the high ones are not read
   kInt8 = 7,
   kInt16 = 8,
   kUInt8 = 9
 };
 
-// How the pairs of one (b, h) share the elements that a load of a program reads (core/score/facts.hpp).
+// How the pairs (i, j) of one (b, h) read the elements of a tensor that a program loads (core/score/facts.hpp).
 enum class GradientPattern : int {
   kHead = 0,      // all pairs read one element
-  kRow = 1,       // all pairs of a query do
-  kColumn = 2,    // all pairs of a key
-  kDiagonal = 3,  // all pairs of the same i - j
-  kElement = 4,   // no two pairs do
+  kRow = 1,       // all pairs of a query read one element
+  kColumn = 2,    // all pairs of a key read one element
+  kDiagonal = 3,  // all pairs of the same i - j read one element
+  kElement = 4,   // no two pairs read the same element
   kGather = 5     // anything else
 };
 
-// A tensor of any strides, of `rank` axes as its program has it.
+// A tensor of any strides, with the `rank` axes of its program.
 struct ProgramTensor {
   const void* data;
   int64 stride_bytes[kProgramRank];
   uint32 extent[kProgramRank];  // at most 2^31: an index, which is an int32, is below that
 };
 
-// A float or an int, as the program has it; a truth value is an int, 0 or 1.
+// A float or an int, by its type in the program; a bool is an int, 0 or 1.
 union ProgramScalar {
   float real;
   int integer;
@@ -45,7 +45,7 @@ union ProgramScalar {
 
 struct ScoreProgramParams {
   ProgramTensor tensors[kProgramTensors];
-  int* read_outside;  // check() writes 1 where a load that is taken is outside its tensor. NULL: not reported
+  int* read_outside;  // check() writes 1 if a load that is executed is outside its tensor. NULL: not reported
   ProgramScalar scalars[kProgramScalars];
 };
 

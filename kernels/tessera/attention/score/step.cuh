@@ -1,8 +1,8 @@
 // The score step of every kernel: from products q . k to scores, and from the gradients of scores to those of products.
 //
-// ScoreStep<score config, coordinates> does it for all scores of a lane's fragment. Coordinates say which (b, h, i, j)
-// each element of the fragment is: that, and when the step's functions are called, is all that a kernel adds. The
-// options themselves are in score/options.cuh.
+// ScoreStep<score config, coordinates> does this for all scores of a lane's fragment. Coordinates give the (b, h, i, j)
+// of each element of the fragment. A kernel adds only these coordinates and the points at which the step's functions
+// are called. The options themselves are in score/options.cuh.
 #pragma once
 
 #include "tessera/attention/backward.hpp"
@@ -11,21 +11,21 @@
 
 namespace tessera {
 
-// Rows are queries and columns keys (tile/fragment.cuh), as in the forward pass. `Coordinates` has
+// Rows are queries and columns are keys (tile/fragment.cuh), as in the forward pass. `Coordinates` has
 //
 //   kRows, kN        rows of a lane, and tiles of 8 keys
-//   kAheadRows       of how many rows the entries are in registers at once: kRows, or 1
+//   kAheadRows       rows whose entries are in registers at once: kRows, or 1
 //   kLaneOrder       the keys of the tile are in lane order (tile/shared_tile.cuh)
 //   kFused           add_term
 //   p, key0          the problem, and the tile's first key
-//   row(i)           a number for a lane's i-th row; past the sequence's last query that one counts
+//   row(i)           a number for a lane's i-th row; past the sequence's last query it is the last query's
 //   sequence(), batch(), head(row), query(row), col()
 template <ScoreConfig kCfg, class Coordinates>
 struct ScoreStep {
   using Options = ScoreOptions<kCfg>;
   using Row = typename Options::Row;
   static constexpr int kN = Coordinates::kN;
-  // Whether entries may be loaded ahead of the product; and whether nothing at all is between a product and its
+  // kLoads: entries may be loaded ahead of the product. kPlain: nothing at all is done between a product and its
   // exponential.
   static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled();
 
@@ -35,8 +35,8 @@ struct ScoreStep {
     return {at.p, at.sequence(), at.batch(), at.head(row), at.query(row)};
   }
 
-  // The entries of all rows, ahead of their products. The tile ends within the sequence, and p.bias_mask_keys is 2 or
-  // more.
+  // Loads the entries of all rows, ahead of their products. The tile must end within the sequence, and p.bias_mask_keys
+  // must be at least 2.
   TESSERA_DEVICE void load(const Coordinates& at) {
     static_assert(Coordinates::kAheadRows == Coordinates::kRows);
 #pragma unroll
@@ -46,8 +46,8 @@ struct ScoreStep {
     entries.load(i % Coordinates::kAheadRows, at.p, of, at.key0);
   }
 
-  // Products -> scores. loaded: with the entries of load(). full: every row sees all keys of the tile by position,
-  // which is true where entries are loaded.
+  // Turns products into scores. loaded: uses the entries of load(). full: every row sees all keys of the tile by
+  // position, which must be so if entries are loaded.
   template <int kM>
   TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded,
                             bool full) const {
@@ -61,7 +61,8 @@ struct ScoreStep {
     }
   }
 
-  // Of row i alone: with its entries, or with entries that are loaded here, of scores that may not be visible.
+  // The same for row i alone: apply_row() uses the loaded entries, and apply_each_row() loads the entries here, for
+  // scores that may be hidden.
   TESSERA_DEVICE void apply_row(float (&s)[kN][4], const Coordinates& at, int i, const Row& of) const {
     Options::template apply<Coordinates::kFused>(s, i % 2, i % Coordinates::kAheadRows, at.p, at.sequence(), of,
                                                  at.key0, entries);
@@ -77,7 +78,7 @@ struct ScoreStep {
       }
   }
 
-  // -inf for keys that a row does not see by position.
+  // Sets scores to -inf for keys that a row does not see by position.
   template <int kM>
   TESSERA_DEVICE static void hide(float (&s)[kM][kN][4], const Coordinates& at) {
 #pragma unroll
@@ -90,7 +91,7 @@ struct ScoreStep {
     mask_outside(s, i % 2, keys.low - at.key0 - at.col(), keys.high - at.key0 - at.col());
     hide_by_options(s, at, i, query);
   }
-  // The options' part of it.
+  // Does so only for keys that options hide by position.
   TESSERA_DEVICE static void hide_by_options(float (&s)[kN][4], const Coordinates& at, int i, int query) {
     Options::template hide<Coordinates::kLaneOrder>(s, i % 2, at.p, at.sequence(), at.batch(), query, at.key0);
   }
@@ -112,13 +113,14 @@ struct ScoreStep {
   }
 };
 
-// Rows are keys and columns queries, and the products are gone when the gradients come, as in Hopper's backward
-// kernels: a lane has the elements that ScoreOptionDefaults::KeyFragment describes. `Coordinates` is its Place, and has
+// Rows are keys and columns are queries, and the products are no longer available when the gradients are computed, as
+// in Hopper's backward kernels: a lane has the elements that ScoreOptionDefaults::KeyFragment describes. `Coordinates`
+// is its Place, and has
 //
 //   kTransposed, kKeepsProduct   true, false
-//   kM               eights of queries
-//   kAhead           added entries have registers while the product runs; else those of half of the queries are loaded
-//                    after it, and those of the other half after these
+//   kM               sets of eight queries
+//   kAhead           added entries have registers while the product runs; otherwise those of half of the queries are
+//                    loaded after it, and those of the other half later
 //   kCollects        the gradients of the options' tensors are needed, times kCollectUnit
 template <ScoreConfig kCfg, class Coordinates>
 requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreStep<kCfg, Coordinates> {
@@ -126,13 +128,13 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   static constexpr int kM = Coordinates::kM;
   static constexpr bool kAhead = Coordinates::kAhead, kAddsEntries = Options::kAddsEntries;
   static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
-  // Whether hidden scores are known by P = 0 and not by position: a mask's must be, and a softcap leaves no registers
-  // for positions.
+  // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
+  // registers for positions.
   static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes;
 
   typename Options::template KeyFragment<kM, kHeld> entries;
 
-  // While the product runs.
+  // Called while the product runs.
   TESSERA_DEVICE void load(const Coordinates& at) {
     if constexpr (kCfg.entries()) {
       entries.load_bits(at);
@@ -142,7 +144,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Whether a mask hides the score.
   TESSERA_DEVICE bool hides(int m, int half, int e) const { return entries.hides(m, half, e); }
 
-  // Products -> scores, as if all were visible.
+  // Turns products into scores, as if all were visible.
   TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4]) {
     if constexpr (kCfg.facts().reshapes) {
       const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
@@ -163,8 +165,9 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     }
   }
 
-  // ds: dScore of queries 8 m + 2 c, + 1 and key `half`, whose weights are `weights` -> d(product x scale). What is
-  // hidden becomes 0 by its weight. A reshaped score is log P + LSE, and `lse` gives the latter in log2 units.
+  // Turns ds, dScore of queries 8 m + 2 c and the next and key `half`, whose weights are `weights`, into d(product x
+  // scale). Hidden elements become 0, recognised by their weight. A reshaped score is log P + LSE, and `lse` returns
+  // the LSE in log2 units.
   template <class Lse>
   TESSERA_DEVICE static void gradient(const Coordinates& at, int m, int half, float2 weights, Lse&& lse,
                                       float (&ds)[2]) {
@@ -190,7 +193,8 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     entries.transpose(at);
     apply_rows<false, kFirst, kHeld>(at, s);
   }
-  // Of the queries from 8 kFirst on. Positions count as query - key: a query n later is a key n earlier.
+  // For the queries from 8 kFirst on. Positions matter only as query - key: a query n later is treated as a key n
+  // earlier.
   template <bool kSmall, int kFirst, int kRows>
   TESSERA_DEVICE void apply_rows(const Coordinates& at, float (&s)[kM][4]) {
     const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), at.row0() + at.lane() % 4 * 2);
@@ -208,8 +212,8 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   }
 };
 
-// Rows are keys and columns queries, and the products are still there when the gradients come, as in bwd_sm80.
-// `Coordinates` has
+// Rows are keys and columns are queries, and the products are still available when the gradients are computed, as in
+// bwd_sm80. `Coordinates` has
 //
 //   kTransposed, kKeepsProduct   true, true
 //   kKeys, kN        blocks of 8 keys, and of 8 queries
@@ -228,8 +232,8 @@ requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep
   TESSERA_DEVICE static Row row(const Coordinates& at, int query) {
     return {at.p, at.sequence(), at.batch(), at.head(), query};
   }
-  // The entries of a tile whose keys every query sees, ahead of the products; and, before their use, each where its
-  // score is.
+  // load() loads the entries of a tile whose keys every query sees, ahead of the products; transpose(), before they are
+  // used, moves each entry to the lane of its score.
   TESSERA_DEVICE void load(const Coordinates& at) {
 #pragma unroll
     for (int n = 0; n < Coordinates::kN; ++n) {
@@ -238,14 +242,14 @@ requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep
   }
   TESSERA_DEVICE void transpose() { entries.transpose(); }
 
-  // The lane's first key, and how far behind it that of its k-th block is.
+  // The lane's first key, and the offset of its key in the k-th block from that.
   TESSERA_DEVICE static int first_key(const Coordinates& at) {
     return at.key() + key_at<Coordinates::kLaneOrder>(0, lane_row());
   }
   TESSERA_DEVICE static constexpr int key_offset(int k) { return key_at<Coordinates::kLaneOrder>(k, 0); }
 
-  // The product of query 8 n + 2 c + e and the k-th block's key -> the score. kFull: the query sees all keys of the
-  // tile, and its entries are those of load(), transposed, or the caller sets what is hidden to 0.
+  // Turns the product of query 8 n + 2 c + e and the k-th block's key into the score. kFull: the query sees all keys of
+  // the tile, and its entries are those of load(), transposed; or the caller sets hidden elements to 0.
   template <bool kFull>
   TESSERA_DEVICE Score apply(const Coordinates& at, const Row& row, int key0, int n, int k, int e,
                              float product) const {
@@ -256,14 +260,14 @@ requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep
       return Options::score(at.p, at.sequence(), row, key0 + key_offset(k), product);
     }
   }
-  // dScore -> d(product x scale).
+  // Turns dScore into d(product x scale).
   TESSERA_DEVICE static float gradient(const Score& score, bool visible, float d) {
     if constexpr (kCfg.facts().reshapes) return visible ? d * score.slope : 0.0f;
     return d;
   }
 
-  // The sums of Collector over the queries, of which kParts warps have a part each: they add one after another for a
-  // key.
+  // Adds the Collector's sums over the queries. kParts warps have a part of the queries each; for each key they add one
+  // after another.
   template <int kParts, int kM>
   TESSERA_DEVICE static void collect_sums(const Coordinates& at, int part, const float (&sums)[kM][2]) {
     const Collector collector(at.p, at.batch(), at.head());

@@ -1,5 +1,5 @@
-// Entries of 8 x 8 scores for kernels whose rows are keys, as in the backward pass: they are loaded as the forward pass
-// loads them, a query for each row, and the lanes of a warp exchange them.
+// Entries of 8 x 8 scores for kernels whose rows are keys, as in the backward pass: they are loaded as in the forward
+// pass, one query for each row, and the lanes of a warp exchange them.
 #pragma once
 
 #include "tessera/ptx/mma.cuh"
@@ -17,7 +17,7 @@ TESSERA_DEVICE float2 transposed_pair(float2 pair) {  // the low 16 bits of both
   return make_float2(__uint_as_float(__byte_perm(low, high, 0x5410)), __uint_as_float(__byte_perm(low, high, 0x7632)));
 }
 
-// The same for bytes, of which the two low ones of `pair` are neighbours: a byte in each 16 bits of the result.
+// The same for bytes: the two low bytes of `pair` are neighbours; the result has one byte in each 16 bits.
 TESSERA_DEVICE uint32 transposed_bytes(uint32 pair) { return ptx::movmatrix_trans(__byte_perm(pair, 0, 0x4140)); }
 
 }  // namespace tessera

@@ -17,12 +17,13 @@ struct Alibi : ScoreOptionDefaults<Alibi<kCfg>, kAlibiFacts> {
     }
   };
 
-  // Two instructions for each of several scores that share `key` and whose offsets from it the compiler knows.
+  // Several scores share `key` and its conversion to float32; the compiler knows their offsets from it. The distance is
+  // exact, and the slope, of either sign, multiplies it once, as on the CPU.
   template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
   TESSERA_DEVICE static void apply(Score& r, float unit, const Sequence& s, const ScoreRow& row, int key, int offset,
                                    const ScoreEntry&) {
-    const float from_key = row.slope * static_cast<float>(row.query + s.sk - s.sq - key);
-    const float slopes = -fabsf(fmaf(-row.slope, static_cast<float>(offset), from_key));
+    const float from_key = static_cast<float>(row.query + s.sk - s.sq - key);
+    const float slopes = -row.slope * fabsf(from_key - static_cast<float>(offset));
     r.value = add_term<kScaled>(r.value, unit, slopes);
   }
 };

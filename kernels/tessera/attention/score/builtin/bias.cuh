@@ -65,8 +65,8 @@ struct Bias : ScoreOptionDefaults<Bias<kCfg>, kBiasFacts> {
     }
   };
 
-  // Biases of kHeld times 8 of the 8 kM queries. By pairs of keys a lane loads those of one query in eight, and the
-  // lanes of a warp transpose blocks of 8 x 8.
+  // Biases of kHeld of the kM sets of eight queries. Loaded by pairs of keys, a lane has those of one query in eight,
+  // and the lanes of a warp transpose blocks of 8 x 8.
   template <int kM, int kHeld>
   struct KeyFragment {
     Raw bias[kHeld][2];  // of two queries
@@ -88,7 +88,7 @@ struct Bias : ScoreOptionDefaults<Bias<kCfg>, kBiasFacts> {
       }
 #pragma unroll
       for (int m = 0; m < kHeld; ++m) {
-        reload_memory();  // one after the other: few registers
+        reload_memory();  // one after another, to save registers
         const int last = at.sequence().sq - 1;
         const int first = min(query + m * 8 + at.lane() % 4 * 2, last), next = min(first + 1, last);
 #pragma unroll
@@ -136,7 +136,7 @@ struct Bias : ScoreOptionDefaults<Bias<kCfg>, kBiasFacts> {
     r.value = add_term<kScaled, kFused>(r.value, unit, entry.bias);
   }
 
-  // ---- gradient: dBias is the sum of dScore over the scores that share an entry ----
+  // ---- gradient: dBias is the sum of dScore over the scores that have one entry in common ----
 
   template <class Params>
   struct Collector {
@@ -169,8 +169,8 @@ struct Bias : ScoreOptionDefaults<Bias<kCfg>, kBiasFacts> {
     }
   };
 
-  // dScore of one key and two queries, each with entries of its own, times `unit`. Hidden entries, whose weight is 0,
-  // keep the 0 that the preprocess wrote: their dScore may be NaN.
+  // Adds dScore of one key and two queries, each with its own entries, times `unit`. Hidden entries, whose weight is 0,
+  // keep the 0 that the preprocess wrote, because their dScore may be NaN.
   template <class Place>
   TESSERA_DEVICE static void collect_pair(const Place& at, int query, int key, float2 weights, const float (&ds)[2],
                                           float unit) {

@@ -1,4 +1,4 @@
-// A block mask: s = -inf where block_mask[b, h, i / block_q, j / block_k] is 0. Kernels that walk lists of blocks
+// A block mask: s = -inf where block_mask[b, h, i / block_q, j / block_k] is 0. Kernels that use lists of blocks
 // (block_lists/kernel.cuh) skip the hidden blocks instead.
 #pragma once
 

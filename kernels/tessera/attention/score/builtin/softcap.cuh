@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// 4 tanh(x / 4) to 4e-7 of itself: by a polynomial where 4 - 8 / (1 + e^(x / 2)) would lose digits. kSmall: |x| < 2.
+// 4 tanh(x / 4) with a relative error of 4e-7: by a polynomial where 4 - 8 / (1 + e^(x / 2)) would lose digits. kSmall:
+// |x| < 2.
 template <bool kSmall>
 TESSERA_DEVICE float quadruple_tanh(float x) {
   const float square = x * x;
@@ -25,7 +26,7 @@ TESSERA_DEVICE float softcap_input(const ProblemParams& p, float product) {
 }
 TESSERA_DEVICE float capped_unit(const ProblemParams& p) { return 0.25f * p.softcap; }
 
-// Whether all of a lane's inputs are below 2, as nearly always: bit 30 of such a float is 0.
+// Whether all of a lane's inputs are below 2, as is nearly always so: bit 30 of such a float is 0.
 template <int kN>
 TESSERA_DEVICE bool small_inputs(const ProblemParams& p, const float (&products)[kN][4], int half) {
   uint32 bits = 0;
@@ -52,8 +53,8 @@ struct Softcap : ScoreOptionDefaults<Softcap<kCfg>, kSoftcapFacts> {
     const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
     return {t, fmaf(t, -0.0625f * t, 1.0f)};  // 1 - tanh^2
   }
-  // The slope of a capped score that is known and was changed by no other option. 0 for a weight of 0, whose score is
-  // -inf.
+  // The derivative of a capped score that is known and was changed by no other option. It is 0 for a weight of 0, whose
+  // score is -inf.
   TESSERA_DEVICE static float slope_of(const ProblemParams& p, float score_log2) {
     const float tanh = score_log2 * (kLn2 / p.softcap);
     return __saturatef(fmaf(-tanh, tanh, 1.0f));

@@ -19,7 +19,7 @@ struct TreeMask : ScoreOptionDefaults<TreeMask<kCfg>, ScoreFacts{}> {
   static constexpr bool kGiven = kCfg.tree_mask;
   static constexpr bool kHidesByPosition = true;
 
-  // All queries see only the keys before Sk - Sq.
+  // All queries see all keys only before Sk - Sq.
   template <class TileRange>
   TESSERA_DEVICE static void range(TileRange& range, const Sequence& s) {
     range.all.high = min(range.all.high, s.sk - s.sq - 1);
