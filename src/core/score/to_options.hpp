@@ -1,6 +1,6 @@
-// Moves the parts of a program that the library's options can express from the program to the options: masks by position
-// become causal or a window, by which kernels skip tiles; a soft cap and ALiBi become the built-in ones. These parts then
-// cost as much as the option, and every kernel that has the option serves them.
+// Moves the parts of a program that the library's options can express from the program to the options: masks by
+// position become causal or a window, by which kernels skip tiles; a soft cap and ALiBi become the built-in ones. These
+// parts then cost as much as the option, and every kernel that has the option serves them.
 #pragma once
 
 #include <span>
