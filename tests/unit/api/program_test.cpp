@@ -396,7 +396,7 @@ TEST(OptionsOfAProgram, AreOnlyWhatMeansTheSame) {
 }
 
 // ALiBi with slopes of both signs: as an option, or as a program whose slopes are of this type.
-std::vector<double> with_slopes(bool as_program, Dtype type, bool& is_option) {
+std::vector<double> with_slopes(bool as_program, DType type, bool& is_option) {
   const tessera_program_name name = {"slope", TESSERA_VALUE_FLOAT, 1};
   tessera_program* program = nullptr;
   EXPECT_EQ(tessera_program_create("s - slope[h] * abs(q_pos - j)", "", &name, 1, &program).code, TESSERA_OK);

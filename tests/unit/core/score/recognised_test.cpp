@@ -19,7 +19,7 @@ using testing::Definition;
 using testing::definitions;
 using testing::World;
 
-constexpr Surroundings kShort{.longest = 1 << 20};
+const Surroundings kShort{.longest = 1 << 20};
 
 Program parsed(const char* score, const char* mask) {
   Program program;
@@ -165,7 +165,7 @@ TEST(ScoreRecognise, IsTheProgram) {
     expect_same(definition.name, parsed(definition.score, definition.mask), world, kShort, random);
   }
   world.len_k = world.len_q;
-  constexpr Surroundings kEqual{.longest = 1 << 20, .equal_lengths = true};
+  const Surroundings kEqual{.longest = 1 << 20, .equal_lengths = true};
   for (int n = 0; n < 600; ++n) {
     const std::string score = testing::expression(Type::kFloat, 1 + n % 3, random);
     std::string mask = testing::expression(Type::kBool, 1 + n % 3, random);
