@@ -59,7 +59,7 @@ def draw(seed):
     }  # fmt: skip
     for name, value in {
         "causal": True, "window": (40, 7), "softcap": 4.0, "sink": normal(HQ), "dropout_p": 0.3,
-        "alibi_slopes": normal(HQ), "bias": normal(1, HQ, 1, most_k),
+        "alibi_slopes": normal(HQ) / 8, "bias": normal(1, HQ, 1, most_k),
     }.items():  # fmt: skip
         if random.random() < 0.2 and not (name == "bias" and layout in ("packed", "pages")):
             given[name] = value
@@ -73,7 +73,12 @@ def draw(seed):
     return layout, q, k, v, given
 
 
+# Scores are below 64 here, and a float32 score is off by 2^-24 of that: the weight of its exponential by 4e-6.
+OUTPUT, GRADIENT = 8e-6, 3e-5
+
+
 def error(found, expected):
+    """The largest difference, as a share of the largest number, or of 1."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))  # infinite LSEs
     scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0)))
@@ -92,11 +97,11 @@ def test_kernels_are_the_reference(seed):
     expected, expected_lse = tessera.attention(wide_q, wide_k, wide_v, return_lse=True, **wide)
     for threads in (1, 3):
         o, lse = tessera.attention(q, k, v, return_lse=True, threads=threads, **given)
-        assert error(o, expected) < 2e-6 and error(lse, expected_lse) < 2e-6, (layout, given)
+        assert error(o, expected) < OUTPUT and error(lse, expected_lse) < OUTPUT, (layout, given)
     if layout == "pages":
         return
-    d_o, d_lse = np.sin(np.arange(o.size)).astype(np.float32).reshape(o.shape), np.cos(lse) * np.isfinite(lse)
-    d_lse = np.where(np.isfinite(lse), d_lse, 0).astype(np.float32)
+    d_o = np.sin(np.arange(o.size)).astype(np.float32).reshape(o.shape)
+    d_lse = np.cos(np.where(np.isfinite(lse), lse, np.pi / 2)).astype(np.float32)
     wanted = bool(given["captured"]) and any(np.asarray(x).dtype == np.float32 for x in given["captured"].values())
     gradients = {"d_lse": d_lse, "grad_captured": wanted}
     reference = tessera.attention_backward(
@@ -106,7 +111,7 @@ def test_kernels_are_the_reference(seed):
         tessera.attention_backward(q, k, v, o, lse, d_o, threads=threads, **gradients, **given) for threads in (1, 3)
     ]
     for name in ("d_q", "d_k", "d_v"):
-        assert error(getattr(runs[0], name), getattr(reference, name)) < 2e-5, (name, layout, given)
+        assert error(getattr(runs[0], name), getattr(reference, name)) < GRADIENT, (name, layout, given)
     for name, gradient in (reference.d_captured or {}).items():
-        assert error(runs[0].d_captured[name], gradient) < 2e-5, (name, layout, given)
+        assert error(runs[0].d_captured[name], gradient) < GRADIENT, (name, layout, given)
         assert np.array_equal(runs[0].d_captured[name], runs[1].d_captured[name]), "they do not depend on the threads"
