@@ -331,6 +331,48 @@ def test_flex_attention_by_its_signature(flex):
         assert torch.equal(flex_attention(q, k, v, scale=0.3, **given), flex_attention(q, k, v, scale=0.3, **given))
 
 
+def test_a_block_mask_without_lists(flex):
+    import torch
+    from tessera.torch import create_block_mask, flex_attention
+
+    torch.manual_seed(2)
+    q, k = torch.randn(B, H, 40, D, dtype=torch.float64), torch.randn(B, H, 56, D, dtype=torch.float64)
+    doc = torch.randint(0, 3, (B, 56))
+    mask_mod = lambda b, h, i, j: (doc[b, i] == doc[b, j]) & (i >= j - h)  # noqa: E731
+    visible = mask_mod(*torch.meshgrid(*map(torch.arange, (B, H, 40, 56)), indexing="ij"))
+    expected = tessera.attention(q, k, k, mask=visible, layout="bhsd")
+    own = create_block_mask(mask_mod, B, H, 40, 56, device="cpu", BLOCK_SIZE=64, _compile=True)
+    torch.testing.assert_close(flex_attention(q, k, k, block_mask=own), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(
+        flex_attention(q[:, :, :9], k, k, block_mask=own), expected[:, :, :9], atol=1e-10, rtol=1e-10
+    )
+    with pytest.raises(tessera.Error, match=r"block_mask: made for \[2, 4, 40, 56\], accepted one for B, H, Sq, Sk"):
+        flex_attention(k, k, k, block_mask=own)
+    huge = create_block_mask(mask_mod, None, None, 1 << 20, 1 << 20)  # stores nothing
+    assert huge.to("cpu").shape == (None, None, 1 << 20, 1 << 20)
+
+
+def test_flex_attention_is_replaced_where_programs_hold_it(flex):
+    import sys
+    import types
+
+    import tessera.torch
+
+    own, program = flex.flex_attention, types.ModuleType("a_program_with_flex_attention")
+    program.attend = own
+    sys.modules[program.__name__] = program
+    try:
+        replaced = tessera.torch.activate_flex_attention()
+        assert {"torch.nn.attention.flex_attention.flex_attention", f"{program.__name__}.attend"} <= set(replaced)
+        assert flex.flex_attention is program.attend is tessera.torch.flex_attention
+        assert tessera.torch.activate_flex_attention() == replaced
+        tessera.torch.restore_flex_attention()
+        assert flex.flex_attention is program.attend is own
+    finally:
+        tessera.torch.restore_flex_attention()
+        del sys.modules[program.__name__]
+
+
 def test_the_lists_of_a_block_mask_win_over_its_function(flex):
     import torch
     from tessera.torch import flex_attention

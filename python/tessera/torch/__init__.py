@@ -16,15 +16,15 @@ Importing this module registers the name "Tessera" and activates nothing.
 
 from .api import attention
 from .blocks import block_mask
-from .flex import flex_attention
+from .flex import activate_flex_attention, create_block_mask, flex_attention, restore_flex_attention
 from .merge import combine
 from .sdpa import activate, fallback_reasons, register, restore
 
 register()
 
 __all__ = [
-    "activate", "attention", "block_mask", "combine", "context_parallel", "fallback_reasons", "flex_attention",
-    "register", "restore",
+    "activate", "activate_flex_attention", "attention", "block_mask", "combine", "context_parallel",
+    "create_block_mask", "fallback_reasons", "flex_attention", "register", "restore", "restore_flex_attention",
 ]  # fmt: skip
 
 

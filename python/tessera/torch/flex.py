@@ -1,8 +1,10 @@
-"""`torch.nn.attention.flex_attention.flex_attention` on Tessera, with its signature: [B, H, S, D]."""
+"""`torch.nn.attention.flex_attention` on Tessera, with its signatures: [B, H, S, D]."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+import sys
+import warnings
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -12,6 +14,45 @@ from tessera import _core
 from .api import attention
 
 _CHANGE_THE_RESULT = ("WRITE_DQ", "OUTPUT_LOGSUMEXP", "OUTPUT_MAX")  # of kernel_options; all others tune
+
+
+class BlockMask(NamedTuple):
+    """What `create_block_mask` makes: a function, and the shape that it is for. Nothing of Q_LEN x KV_LEN is stored;
+    each call bounds the function over its own blocks of keys, and skips those that it hides."""
+
+    mask_mod: Callable
+    shape: Tuple[Optional[int], Optional[int], int, int]  # B, H, Q_LEN, KV_LEN; None or 1: any
+
+    def to(self, device: Any) -> BlockMask:
+        """The same; the tensors that mask_mod captures have to be where q is."""
+        return self
+
+
+def create_block_mask(
+    mask_mod: Callable, B: Optional[int], H: Optional[int], Q_LEN: int, KV_LEN: int, device: Any = None,
+    BLOCK_SIZE: Union[int, Tuple[int, int]] = 128, _compile: bool = False, **tuning: Any,
+) -> BlockMask:  # fmt: skip
+    """PyTorch's `create_block_mask` for `tessera.torch.flex_attention`. mask_mod(b, h, q_idx, kv_idx) says which keys
+    are visible, and is traced at each call. device, BLOCK_SIZE and what follows tune PyTorch's lists: they are
+    ignored."""
+    if not callable(mask_mod):
+        raise _core.Error(f"mask_mod: {type(mask_mod).__name__}, accepted mask_mod(b, h, q_idx, kv_idx)")
+    for name, length in (("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
+        if length < 0:
+            raise _core.Error(f"{name}: {length}, accepted 0 and more")
+    return BlockMask(mask_mod, (B, H, Q_LEN, KV_LEN))
+
+
+def _of_shape(block_mask: BlockMask, q: Tensor, k: Tensor) -> Dict[str, Any]:
+    """As options, if it is for tensors of these shapes. It may be for longer ones, as PyTorch's."""
+    batch, heads, rows, keys = block_mask.shape
+    fits = batch in (None, 1, q.shape[0]) and heads in (None, 1, q.shape[1])
+    if not fits or q.shape[2] > rows or k.shape[2] > keys:
+        raise _core.Error(
+            f"block_mask: made for {list(block_mask.shape)}, accepted one for B, H, Sq, Sk = "
+            f"{[q.shape[0], q.shape[1], q.shape[2], k.shape[2]]}"
+        )
+    return {"mask_mod": block_mask.mask_mod}
 
 
 def _listed(count: Tensor, indices: Tensor, blocks_q: int, blocks_k: int) -> Tensor:
@@ -59,7 +100,8 @@ def flex_attention(
 
     Args:
         score_mod: score_mod(score, b, h, q_idx, kv_idx), as `tessera.attention` traces it.
-        block_mask: a BlockMask. Its lists say which blocks are visible; its mask_mod holds in those that are not full.
+        block_mask: what `create_block_mask` made, or PyTorch's BlockMask, whose lists say which blocks are visible, and
+            whose mask_mod holds in those that are not full.
         scale: 1 / sqrt(D) by default.
         enable_gqa: key and value may have fewer heads.
         return_lse, return_aux: return (o, LSE), or (o, AuxOutput) with its lse.
@@ -84,7 +126,11 @@ def flex_attention(
         wants_lse = return_aux.lse
     if key.shape[0] == 1 and query.shape[0] != 1:
         key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
-    options: Dict[str, Any] = {} if block_mask is None else _mask_options(block_mask, query.shape[2], key.shape[2])
+    options: Dict[str, Any] = {}
+    if isinstance(block_mask, BlockMask):
+        options = _of_shape(block_mask, query, key)
+    elif block_mask is not None:
+        options = _mask_options(block_mask, query.shape[2], key.shape[2])
     found = attention(
         query, key, value, scale=scale, score_mod=score_mod, layout="bhsd", return_lse=wants_lse, **options
     )
@@ -94,3 +140,36 @@ def flex_attention(
 
     o, lse = found if wants_lse else (found, None)
     return o, AuxOutput(lse=lse)
+
+
+_replaced: List[Tuple[Any, str, Any]] = []  # (module, name, PyTorch's own function)
+
+
+def activate_flex_attention() -> List[str]:
+    """Replaces PyTorch's `flex_attention` by Tessera's in torch.nn.attention.flex_attention and in every imported
+    module that holds it under some name. PyTorch's `create_block_mask` stays: its BlockMasks are taken.
+
+    Returns:
+        The replaced names, as "module.name". Functions compiled before keep the function that they were compiled with.
+    """
+    from torch.nn.attention.flex_attention import flex_attention as own
+
+    if own is flex_attention:
+        return sorted(f"{module.__name__}.{name}" for module, name, _ in _replaced)
+    for module in list(sys.modules.values()):
+        names = vars(module) if hasattr(module, "__dict__") else {}
+        for name, value in list(names.items()):
+            if value is own and module is not sys.modules[__name__]:
+                setattr(module, name, flex_attention)
+                _replaced.append((module, name, own))
+    if not _replaced:
+        warnings.warn("tessera.torch.activate_flex_attention: no imported module holds flex_attention", stacklevel=2)
+    return sorted(f"{module.__name__}.{name}" for module, name, _ in _replaced)
+
+
+def restore_flex_attention() -> None:
+    """Restores PyTorch's own, except where it was replaced again since."""
+    while _replaced:
+        module, name, own = _replaced.pop()
+        if getattr(module, name, None) is flex_attention:
+            setattr(module, name, own)
