@@ -129,7 +129,7 @@ class Recogniser {
         result = Affine{.len_k = 1};
         break;
       case Op::kConstant:
-        result = Affine{.constant = static_cast<int64_t>(value.constant)};
+        if (value.type == Type::kInt) result = Affine{.constant = static_cast<int64_t>(value.constant)};
         break;
       case Op::kAddInt:
         combined(1);
