@@ -260,9 +260,14 @@ def test_writes_in_place_move_versions():
     implementation = vllm.Attention(2, 8, 0.3)
     cache = torch.zeros(1, 2, 16, 16)  # [blocks, Hkv, block_size, D + Dv]
     assert moves(cache, lambda: implementation.do_kv_cache_update(None, k[0], v[0], cache, torch.tensor([3])))
+    assert moves(caches, lambda: implementation.do_kv_cache_update(None, k[0], v[0], caches, torch.tensor([3])))
     step = vllm.Metadata(1, 1, i32([0, 1]), 16, lengths, i32([[0]]), torch.zeros(0, dtype=torch.int64))
     out = torch.zeros(1, 2, 8)
     assert moves(out, lambda: implementation.forward(None, q[0], None, None, cache, step, out))
+    of_one, of_two = torch.zeros_like(out), torch.zeros_like(out)  # the same keys and values in vLLM's earlier layout
+    implementation.forward(None, q[0], None, None, cache, step, of_one)
+    stacked = torch.stack(implementation._caches(cache))
+    assert torch.equal(implementation.forward(None, q[0], None, None, stacked, step, of_two), of_one)
 
     w = torch.ones(16, requires_grad=True)
     y = (w * caches[0, 0, :, 0, 0]).sum()

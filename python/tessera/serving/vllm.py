@@ -76,7 +76,8 @@ class Attention:
 
     q, k, v are float32, float16 or bfloat16, and the cache has their dtype. The cache is [blocks, Hkv, block_size,
     D + Dv]: a token's key in the first D of its last dimension, its value in the rest. Any block size and any strides
-    of the other dimensions are accepted, so every layout of vLLM's KVCacheLayout. do_kv_cache_update writes the cache,
+    of the other dimensions are accepted, so every layout of vLLM's KVCacheLayout; and keys and values one after the
+    other, [2, blocks, block_size, Hkv, D], as earlier releases of vLLM have them. do_kv_cache_update writes the cache,
     forward does not.
     """
 
@@ -111,6 +112,8 @@ class Attention:
 
     def _caches(self, kv_cache: Tensor) -> Tuple[Tensor, Tensor]:
         """k [blocks, block_size, Hkv, D] and v [blocks, block_size, Hkv, Dv], views of kv_cache."""
+        if kv_cache.dim() == 5:
+            return kv_cache[0], kv_cache[1]
         cache = kv_cache.transpose(1, 2)
         return cache[..., : self.head_size], cache[..., self.head_size :]
 
