@@ -27,7 +27,7 @@ TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdBulkPar
 }
 
 // Called by one thread: copies the block's queries, if their order in memory is the tile's. Their bytes count at a
-// barrier at which copy_keys has not arrived yet.
+// barrier at which copy_keys is still to arrive.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void copy_queries(Tile& sQ, const Barrier& full, const FwdBulkParams& p, const FwdBlock<kCfg>& b) {
   ptx::mbarrier_expect_tx(full.address(), sizeof(Tile));

@@ -53,7 +53,7 @@ TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int b
 }
 
 // Each stage of Q belongs to one consumer. If a stage passed from consumer to consumer, the next consumer might wait
-// for its own phase while the previous one's Q has not arrived: it would be two phases ahead of the barrier, whose
+// for its own phase while the previous one's Q is still to arrive: it would be two phases ahead of the barrier, whose
 // parity would then let it pass at once.
 TESSERA_HOST_DEVICE constexpr bool whole_q_stages(int consumers, int q_stages) {
   return q_stages >= consumers && q_stages % consumers == 0;

@@ -76,15 +76,17 @@ Bindings bindings_of(const Bound& bound) {
   return bindings;
 }
 
+int place_of(std::span<const Name> declared, const Name& name) {
+  return static_cast<int>(std::ranges::find(declared, name.text, &Name::text) - declared.begin());
+}
+
 void keep(const Checked& checked, const tessera_program& handle, tessera_plan_program& kept) {
   kept = {};
   kept.hash = checked.hash;
   kept.text_bytes = static_cast<int32_t>(checked.text.size());
   std::memcpy(kept.text, checked.text.data(), checked.text.size());
   const auto places = [](const std::vector<Name>& used, const std::vector<Name>& declared, uint8_t* to) {
-    for (const Name& name : used) {
-      *to++ = static_cast<uint8_t>(std::ranges::find(declared, name.text, &Name::text) - declared.begin());
-    }
+    for (const Name& name : used) *to++ = static_cast<uint8_t>(place_of(declared, name));
     return static_cast<int32_t>(used.size());
   };
   kept.num_tensors = places(checked.program.tensors, handle.tensors, kept.tensors);

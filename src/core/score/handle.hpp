@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/score/checked.hpp"
@@ -17,6 +18,9 @@ struct tessera_program {
 };
 
 namespace tessera::core::score {
+
+// The index of a name among those that a program's creator declared: its place in captured or scalars.
+int place_of(std::span<const Name> declared, const Name& name);
 
 // Writes a program over a handle's names, or what remains of it, into the area of a plan.
 void keep(const Checked& checked, const tessera_program& handle, tessera_plan_program& kept);

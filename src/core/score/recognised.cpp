@@ -1,8 +1,6 @@
 #include "core/score/recognised.hpp"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
@@ -244,7 +242,7 @@ class Recogniser {
   }
 
   // slope[h] or slope[b, h].
-  bool is_slope(int place, RecognisedSlopes& slopes) const {
+  bool is_slope(int place, int& slopes) const {
     const Value& value = at(place);
     if (value.op != Op::kLoad || value.type != Type::kFloat) return false;
     const int count = operand_count(value);
@@ -252,7 +250,7 @@ class Recogniser {
     if (at(value.operands[count - 1]).op != Op::kH) return false;
     if (count == 2 && at(value.operands[0]).op != Op::kB) return false;
     if (around_.no_slopes >> value.name & 1) return false;
-    slopes = {value.name, count == 2};
+    slopes = value.name;
     return true;
   }
 
@@ -273,7 +271,7 @@ class Recogniser {
   }
 
   // slope * distance, with a sign.
-  int term_sign(int place, bool causal, RecognisedSlopes& slopes) const {
+  int term_sign(int place, bool causal, int& slopes) const {
     const Value& value = at(place);
     if (value.op == Op::kNeg) return -term_sign(value.operands[0], causal, slopes);
     if (value.op != Op::kMul) return 0;
@@ -288,12 +286,12 @@ class Recogniser {
     return sign;
   }
 
-  int alibi(int inner, bool causal, RecognisedSlopes& slopes) const {
+  int alibi(int inner, bool causal, int& slopes) const {
     for (int place = 0; place < size(); ++place) {
       const Value& value = at(place);
       if (value.op != Op::kAdd && value.op != Op::kSub) continue;
       const int a = value.operands[0], b = value.operands[1];
-      RecognisedSlopes found;
+      int found = -1;
       const bool is = value.op == Op::kSub ? is_score(a, inner) && term_sign(b, causal, found) == 1
                                            : either_order(a, b, [&](int score, int term) {
                                                return is_score(score, inner) && term_sign(term, causal, found) == -1;
@@ -353,26 +351,6 @@ class Recogniser {
 
 Recognised recognise(const Program& program, const Surroundings& surroundings) {
   return Recogniser(program, surroundings).run();
-}
-
-std::string recognised_text(const Program& program, const Recognised& recognised) {
-  std::string text;
-  const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
-  const PositionRange& range = recognised.range;
-  if (range.any()) {
-    std::string bounds = std::string("j - ") + (range.from_q_pos ? "q_pos" : "i");
-    if (range.low != PositionRange::kNoLow) bounds = std::to_string(range.low) + " <= " + bounds;
-    if (range.high != PositionRange::kNoHigh) bounds += " <= " + std::to_string(range.high);
-    add("the range " + bounds);
-  }
-  if (recognised.softcap != 0) {
-    char cap[40];
-    add("softcap " + std::string(cap, std::to_chars(cap, cap + sizeof cap, recognised.softcap).ptr));
-  }
-  if (recognised.slopes.tensor >= 0) {
-    add("ALiBi by " + program.tensors[static_cast<size_t>(recognised.slopes.tensor)].text);
-  }
-  return text;
 }
 
 }  // namespace tessera::core::score

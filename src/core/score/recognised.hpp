@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <string>
 
 #include "core/score/checked.hpp"
 
@@ -37,21 +36,15 @@ struct Surroundings {
   std::function<bool(const PositionRange&)> can_say;
 };
 
-// ALiBi's slopes: tensors[tensor][h] or, per_batch, tensors[tensor][b, h] of the program that was recognised.
-struct RecognisedSlopes {
-  int tensor = -1;  // -1: no ALiBi
-  bool per_batch = false;
-};
-
 struct Recognised {
   PositionRange range;
   double softcap = 0;  // 0: none
-  RecognisedSlopes slopes;
+  int slopes = -1;     // ALiBi's: the tensor of the recognised program that is read at [h] or [b, h]; -1: no ALiBi
   // What is left to do after these, in the order of the program; its names are those of them that it still uses. It is
   // evaluated for pairs within `range` alone: for others it may take loads that the program did not take.
   Program rest;
 
-  bool any() const { return range.any() || softcap != 0 || slopes.tensor >= 0; }
+  bool any() const { return range.any() || softcap != 0 || slopes >= 0; }
 };
 
 // Recognised is what is exactly equal over real numbers for every pair, given the surroundings, with constants only: of
@@ -61,8 +54,5 @@ struct Recognised {
 //   score    c * tanh(s / c) with c > 0; then s - slope[h] * abs(q_pos - j) and, where no key after q_pos is visible,
 //            s + slope[h] * (j - q_pos); any further function of that stays a program
 Recognised recognise(const Program& program, const Surroundings& surroundings);
-
-// "the range -15 <= j - q_pos <= 0, softcap 50, ALiBi by slope": in words, "" if nothing was recognised.
-std::string recognised_text(const Program& program, const Recognised& recognised);
 
 }  // namespace tessera::core::score

@@ -5,6 +5,7 @@
 
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
+#include "core/score/handle.hpp"
 #include "core/score/recognised.hpp"
 
 namespace tessera::core::score {
@@ -36,10 +37,6 @@ void narrow(tessera_problem& p, const PositionRange& range) {
   if (p.window_right == 0 && !present(p.causal_seqs)) p.causal = 1;
 }
 
-int place_of(std::span<const Name> tensors, const Name& name) {
-  return static_cast<int>(std::ranges::find(tensors, name.text, &Name::text) - tensors.begin());
-}
-
 // As the table of fields has them: float32, [Hq] or [B, Hq].
 bool can_be_slopes(const tessera_problem& p, int captured) {
   const tessera_layout &layout = p.captured[captured], &gradient = p.d_captured[captured];
@@ -67,8 +64,8 @@ int move_to_options(Program& program, std::span<const Name> tensors, tessera_pro
   narrow(problem, recognised.range);
   if (recognised.softcap != 0) problem.softcap = recognised.softcap;
   int slopes = -1;
-  if (recognised.slopes.tensor >= 0) {
-    slopes = place_of(tensors, program.tensors[static_cast<size_t>(recognised.slopes.tensor)]);
+  if (recognised.slopes >= 0) {
+    slopes = place_of(tensors, program.tensors[static_cast<size_t>(recognised.slopes)]);
     problem.alibi_slopes = problem.captured[slopes];
   }
   if (recognised.any()) program = std::move(recognised.rest);

@@ -1,6 +1,7 @@
 #include "core/score/definitions.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <random>
 
@@ -182,5 +183,13 @@ const std::vector<Definition>& definitions() {
   return all_definitions;
 }
 // clang-format on
+
+std::string name_for_tests(size_t definition) {
+  std::string name;
+  for (const char c : std::string(definitions()[definition].name)) {
+    if (std::isalnum(static_cast<unsigned char>(c))) name += c;
+  }
+  return name;
+}
 
 }  // namespace tessera::testing

@@ -50,5 +50,6 @@ struct Definition {
 };
 
 const std::vector<Definition>& definitions();
+std::string name_for_tests(size_t definition);  // of its place: letters and digits of its name
 
 }  // namespace tessera::testing

@@ -16,6 +16,7 @@ namespace {
 
 namespace score = core::score;
 using testing::definitions;
+using testing::name_for_tests;
 using testing::World;
 
 constexpr std::int64_t kHeadDim = 5, kHeadDimV = 3;
@@ -168,13 +169,7 @@ TEST_P(OracleOf, ItsGradientsAreTheSlopesOfItsOutput) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<size_t>& info) {
-  std::string name;
-  for (const char c : std::string(definitions()[info.param].name)) {
-    if (std::isalnum(static_cast<unsigned char>(c))) name += c;
-  }
-  return name;
-}
+std::string name_of(const ::testing::TestParamInfo<size_t>& info) { return name_for_tests(info.param); }
 INSTANTIATE_TEST_SUITE_P(Definitions, OracleOf, ::testing::Range<size_t>(0, definitions().size()), name_of);
 
 }  // namespace

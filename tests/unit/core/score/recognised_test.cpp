@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <charconv>
 #include <cmath>
 #include <random>
 #include <string>
@@ -26,6 +27,25 @@ Program parsed(const char* score, const char* mask) {
   const tessera_status status = parse(score, mask, World(1).names(), program);
   EXPECT_EQ(status.code, TESSERA_OK) << status.message;
   return program;
+}
+
+// "the range -15 <= j - q_pos <= 0, softcap 50, ALiBi by slope"; "" if nothing was recognised.
+std::string recognised_text(const Program& program, const Recognised& recognised) {
+  std::string text;
+  const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  const PositionRange& range = recognised.range;
+  if (range.any()) {
+    std::string bounds = std::string("j - ") + (range.from_q_pos ? "q_pos" : "i");
+    if (range.low != PositionRange::kNoLow) bounds = std::to_string(range.low) + " <= " + bounds;
+    if (range.high != PositionRange::kNoHigh) bounds += " <= " + std::to_string(range.high);
+    add("the range " + bounds);
+  }
+  if (recognised.softcap != 0) {
+    char cap[40];
+    add("softcap " + std::string(cap, std::to_chars(cap, cap + sizeof cap, recognised.softcap).ptr));
+  }
+  if (recognised.slopes >= 0) add("ALiBi by " + program.tensors[static_cast<size_t>(recognised.slopes)].text);
+  return text;
 }
 
 // What is recognised, "; score: " and what stays of the score, "; mask: " and of the mask.
@@ -144,8 +164,8 @@ void expect_same(const std::string& what, const Program& program, const World& w
     const bool visible = program.mask < 0 || whole.value(program.mask) != 0;
     Inputs after = pair;
     if (result.softcap != 0) after.s = result.softcap * std::tanh(after.s / result.softcap);
-    if (result.slopes.tensor >= 0) {
-      const std::string& slopes = program.tensors[static_cast<size_t>(result.slopes.tensor)].text;
+    if (result.slopes >= 0) {
+      const std::string& slopes = program.tensors[static_cast<size_t>(result.slopes)].text;
       after.s -= world(slopes.c_str(), {pair.h}) * static_cast<double>(std::abs(pair.q_pos - pair.j));
     }
     rest.begin(after);

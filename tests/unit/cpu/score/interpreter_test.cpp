@@ -19,6 +19,7 @@ namespace {
 
 namespace score = core::score;
 using testing::definitions;
+using testing::name_for_tests;
 using testing::World;
 
 struct Isa {
@@ -176,13 +177,7 @@ TEST_P(InterpreterOf, ItsScoresAndGradientsAreThoseOfTheEvaluation) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<size_t>& info) {
-  std::string name;
-  for (const char c : std::string(definitions()[info.param].name)) {
-    if (std::isalnum(static_cast<unsigned char>(c))) name += c;
-  }
-  return name;
-}
+std::string name_of(const ::testing::TestParamInfo<size_t>& info) { return name_for_tests(info.param); }
 INSTANTIATE_TEST_SUITE_P(Definitions, InterpreterOf, ::testing::Range<size_t>(0, definitions().size()), name_of);
 
 // ---- functions ------------------------------------------------------------------------------------------------------
