@@ -12,11 +12,26 @@
 
 namespace tessera::python {
 
+// Python's main thread, the only one that runs signal handlers. After a fork it is the thread that forked.
+inline pthread_t& main_thread() {
+  static pthread_t thread;
+  return thread;
+}
+
+// Called when the module is imported.
+inline void find_main_thread() {
+  const nanobind::object thread = nanobind::module_::import_("threading").attr("main_thread")();
+  main_thread() = (pthread_t)nanobind::cast<unsigned long>(thread.attr("ident"));  // a number or a pointer
+  pthread_atfork(nullptr, nullptr, [] { main_thread() = pthread_self(); });
+}
+
 // The `cancel` of one call's executor. It must be created by the calling thread, which also works and so calls
-// `cancel`; Python runs signal handlers only in its main thread, and needs the GIL for it.
+// `cancel`. Only calls of the main thread have one: no other thread runs signal handlers, and a daemon thread that
+// requested the GIL after the end of the interpreter would find no interpreter.
 class Interrupt {
  public:
   tessera_executor& add_to(tessera_executor& executor) {
+    if (!pthread_equal(caller_, main_thread())) return executor;
     executor.cancel = [](void* self) { return static_cast<Interrupt*>(self)->asked(); };
     executor.cancel_context = this;
     return executor;

@@ -272,6 +272,7 @@ const char* domain_of_this_copy() {
 
 NB_MODULE(_core, m) {
   using namespace tessera::python;
+  find_main_thread();
   auto error = nb::exception<Error>(m, "Error", PyExc_ValueError);
   error.attr("__module__") = "tessera";
   error.attr("__doc__") = "A wrong argument, in one line: its name, what was given, what is accepted.";

@@ -3,6 +3,7 @@
 import ast
 import base64
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -162,6 +163,11 @@ def test_transformers_takes_it(folder):
     for name in ("torch", "kernels", "transformers"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
+    import transformers
+
+    if not transformers.utils.import_utils.is_kernels_available():
+        found = importlib.metadata.version("kernels")
+        pytest.skip(f"Transformers {transformers.__version__} does not support kernels {found}, only other releases")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "LOCAL_KERNELS": f"example/tessera-attention={folder}"}
     process = subprocess.run(
         [sys.executable, "-c", TRANSFORMERS], env=environment, capture_output=True, text=True, timeout=300
