@@ -28,18 +28,18 @@ bool floating(int32_t dtype) {
 }
 
 tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_dtype) {
-  const NameText given = dtype_text(dtype);
+  const auto given = [dtype] { return dtype_text(dtype); };  // for the text of a refusal
   const char* of_q = tessera_dtype_name(q_dtype);
   switch (tensor.dtypes) {
     case Dtypes::kFloating:
       if (floating(dtype)) return ok();
-      return invalid("%s: dtype %s, accepted float32, float16, bfloat16 and float64", tensor.name, given.text);
+      return invalid("%s: dtype %s, accepted float32, float16, bfloat16 and float64", tensor.name, given().text);
     case Dtypes::kAsQ:
       if (dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
+      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given().text, of_q);
     case Dtypes::kFloat32OrAsQ:
       if (dtype == TESSERA_FLOAT32 || dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s, accepted float32 and that of q, %s", tensor.name, given.text, of_q);
+      return invalid("%s: dtype %s, accepted float32 and that of q, %s", tensor.name, given().text, of_q);
     case Dtypes::kFloat32:
     case Dtypes::kInt32:
     case Dtypes::kInt64:
@@ -51,7 +51,7 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_d
                            : tensor.dtypes == Dtypes::kInt64 ? TESSERA_INT64
                                                              : TESSERA_BOOL;
   if (dtype == accepted) return ok();
-  return invalid("%s: dtype %s, accepted %s", tensor.name, given.text, tessera_dtype_name(accepted));
+  return invalid("%s: dtype %s, accepted %s", tensor.name, given().text, tessera_dtype_name(accepted));
 }
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------

@@ -213,8 +213,8 @@ TEST_P(AmxSharedBits, AreThoseOfKeysThatEachItemPacks) {
   tessera_plan shared_plan{}, own_plan{};
   ASSERT_EQ(make_plan(shared, TESSERA_FORWARD, options, shared_plan).code, TESSERA_OK);
   ASSERT_EQ(make_plan(own, TESSERA_FORWARD, options, own_plan).code, TESSERA_OK);
-  ASSERT_EQ(shared_plan.num_splits, 1);
-  ASSERT_EQ(own_plan.num_splits, 1);
+  ASSERT_EQ(shared_plan.steps[0].num_splits, 1);
+  ASSERT_EQ(own_plan.steps[0].num_splits, 1);
   const int64_t keys_bytes = shared_case.hkv * shared_in.sk[0] * (shared_case.d + shared_case.dv) * 2;
   EXPECT_GE(shared_plan.shared_bytes, keys_bytes) << "packed ahead";
   EXPECT_LT(own_plan.shared_bytes, keys_bytes) << "packed by the items";
