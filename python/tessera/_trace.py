@@ -530,6 +530,13 @@ def kind_of(array: Any) -> str:
     return "bool" if name == "bool" else _KINDS.get(name[:1], "float")
 
 
+def kind_of_number(number: Any) -> str:
+    """float, int or bool."""
+    if isinstance(number, bool):
+        return "bool"
+    return "int" if isinstance(number, int) or type(number).__name__ == "SymInt" else "float"
+
+
 class Names:
     """The names of a program: arrays and numbers, each once."""
 
@@ -603,6 +610,12 @@ class Names:
         self.numbers[own] = value
         return Traced("int" if isinstance(value, int) else "float", own, (), value)
 
+    def capture_symbolic(self, name: str, value: Any) -> Traced:
+        """An integer whose value a compiler does not know."""
+        own = self._own(name)
+        self.numbers[own] = value
+        return Traced("int", own)
+
     def _capture_array(self, name: str, array: Any) -> Captured:
         own = self._own(name)
         self.arrays[own] = array
@@ -634,8 +647,7 @@ class Names:
     def declared(self) -> tuple[tuple[str, str, int], ...]:
         """(name, type, rank) of each, -1: a number."""
         of_arrays = [(name, kind_of(x), len(x.shape)) for name, x in self.arrays.items()]
-        kinds = {bool: "bool", int: "int"}
-        return (*of_arrays, *((name, kinds.get(type(x), "float"), -1) for name, x in self.numbers.items()))
+        return (*of_arrays, *((name, kind_of_number(x), -1) for name, x in self.numbers.items()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -685,23 +697,31 @@ def _text_of(root: Traced) -> str:
     return "".join(statements) + names[id(root)]
 
 
-_SCORE_INPUTS = (("float", "s"), ("int", "b"), ("int", "h"), ("int", "i"), ("int", "j"))
+_INPUTS = {"s": "float", "b": "int", "h": "int", "i": "int", "j": "int"}
+
+
+def input_named(name: str) -> Traced:
+    """s, b, h, i or j of the pair."""
+    return Traced(_INPUTS[name], name)
+
+
+def text_of_result(argument: str, result: Any) -> str:
+    """The text of what score_mod (`argument`) or mask_mod returned."""
+    if isinstance(result, Captured) and result._rank > len(result._indices):
+        raise Error(f"its result is '{result._name}' as a whole, accepted one value")
+    result = lift(result)
+    if argument == "mask_mod" and result._type != "bool":
+        raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")
+    return _text_of(to_float(result) if argument == "score_mod" else result)
 
 
 def trace(argument: str, function: Callable[..., Any], names: Names) -> str:
     """The text of score_mod (`argument`) or mask_mod; what it captures joins `names`."""
-    is_score = argument == "score_mod"
-    inputs = [Traced(*each) for each in (_SCORE_INPUTS if is_score else _SCORE_INPUTS[1:])]
+    inputs = [input_named(name) for name in _INPUTS if name != "s" or argument == "score_mod"]
     try:
-        result = names.capture(argument, function)(*inputs)
-        if isinstance(result, Captured) and result._rank > len(result._indices):
-            raise Error(f"its result is '{result._name}' as a whole, accepted one value")
-        result = lift(result)
-        if not is_score and result._type != "bool":
-            raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")
-        return _text_of(to_float(result) if is_score else result)
+        return text_of_result(argument, names.capture(argument, function)(*inputs))
     except Error as error:
         raise Error(f"{argument}: {error}") from None
     except TypeError as error:
-        accepted = ", ".join(("score", "b", "h", "q_idx", "kv_idx")[not is_score :])
+        accepted = ", ".join(("score", "b", "h", "q_idx", "kv_idx")[5 - len(inputs) :])
         raise Error(f"{argument}: {error} (it is called with {accepted})") from error

@@ -124,13 +124,20 @@ def described(value):
     return value if has_data(value) else without_data(value)
 
 
+def _described(value):
+    """An option without data: tensors, lists of them, and numbers."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_described, value))
+    return without_data(value) if isinstance(value, Tensor) else _value(value)
+
+
 def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **others: Optional[Tensor]) -> None:
     """Raises the errors of a call with these tensors, except those that depend on data. `others`: o, lse, d_o."""
     try:
         by_rows = {name: without_data(x, contiguous_rows=True) for name, x in dict(q=q, k=k, v=v).items()}
         by_rows.update((name, without_data(x, contiguous_rows=True)) for name, x in others.items() if x is not None)
         given = {
-            name: without_data(x) if isinstance(x, Tensor) else _value(x)
+            name: _described(x)
             for name, x in options.items()
             if name != "dropout_state" or x.device == q.device  # it may be on the host for any q
         }
