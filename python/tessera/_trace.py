@@ -370,6 +370,23 @@ def relu(x: Any) -> Traced:
     return maximum(x, 0)
 
 
+def tan(x: Any) -> Traced:
+    return divide(sin(x), cos(x))
+
+
+def silu(x: Any, inplace: bool = False) -> Traced:
+    x = to_float(x)
+    return multiply(x, sigmoid(x))
+
+
+def log2(x: Any) -> Traced:
+    return multiply(log(x), 1 / math.log(2))
+
+
+def log10(x: Any) -> Traced:
+    return multiply(log(x), 1 / math.log(10))
+
+
 def clip(x: Any, min: Any = None, max: Any = None) -> Traced:
     x = x if min is None else maximum(x, min)
     return x if max is None else minimum(x, max)
@@ -383,7 +400,8 @@ _NAMES: dict[str, Callable[..., Traced]] = {
     "abs": absolute, "absolute": absolute, "fabs": absolute, "square": square, "reciprocal": reciprocal,
     "min": minimum, "minimum": minimum, "max": maximum, "maximum": maximum, "clamp": clip, "clip": clip, "relu": relu,
     "exp": exp, "exp2": exp2, "log": log, "sqrt": sqrt, "rsqrt": rsqrt, "tanh": tanh, "sigmoid": sigmoid, "sin": sin,
-    "cos": cos, "floor": floor, "sign": sign, "where": where, "isnan": isnan,
+    "cos": cos, "tan": tan, "silu": silu, "log2": log2, "log10": log10,
+    "floor": floor, "sign": sign, "where": where, "isnan": isnan,
     "logical_and": logical_and, "logical_or": logical_or, "logical_xor": logical_xor, "logical_not": logical_not,
     "bitwise_and": bitwise_and, "and": bitwise_and, "bitwise_or": bitwise_or, "or": bitwise_or,
     "bitwise_xor": bitwise_xor, "xor": bitwise_xor, "bitwise_not": invert, "invert": invert,
@@ -397,8 +415,9 @@ _NAMES: dict[str, Callable[..., Traced]] = {
 
 def _by_name(full: str, name: str) -> Callable[..., Traced]:
     if name not in _NAMES:
-        functions = "abs, clip, cos, exp, exp2, floor, log, maximum, minimum, relu, rsqrt, sigmoid, sign, sin, sqrt"
-        _refuse(f"{full} of a traced value, accepted operators, {functions}, tanh, where, comparisons and logic")
+        functions = "abs, clip, cos, exp, exp2, floor, log, log2, log10, maximum, minimum, relu, rsqrt, sigmoid, sign"
+        functions += ", silu, sin, sqrt, tan, tanh, where"
+        _refuse(f"{full} of a traced value, accepted operators, {functions}, comparisons and logic")
     return _NAMES[name]
 
 
@@ -421,7 +440,7 @@ def _operators(target: type) -> type:
         setattr(target, f"__{name}__", lambda a, f=function: f(a))
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
-                 "sign", "sin", "sqrt", "square", "tanh", "logical_and", "logical_or",
+                 "sign", "sin", "sqrt", "square", "tan", "tanh", "log2", "log10", "logical_and", "logical_or",
                  "logical_not", "pow"):  # fmt: skip
         setattr(target, name, lambda *arguments, f=_NAMES[name], **keywords: f(*arguments, **keywords))
     return target

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tessera import _core
 
+from . import kernels
 from .api import attention
 from .checks import check_tensor
 
@@ -99,6 +100,16 @@ def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, An
     return {**options, "mask_mod": visible}
 
 
+def _in_the_order_of(query: Tensor, o: Tensor) -> Tensor:
+    """o with its axes in the order in memory of query's, as PyTorch returns it. With a program it has it already."""
+    order = kernels.order_in_memory(query)
+    if kernels.order_in_memory(o) == order:
+        return o
+    outermost_first = order[::-1]
+    inverse = [outermost_first.index(axis) for axis in range(3)]
+    return o.permute(*outermost_first, 3).contiguous().permute(*inverse, 3)
+
+
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Optional[Callable] = None, block_mask: Any = None,
     scale: Optional[float] = None, enable_gqa: bool = False, return_lse: bool = False,
@@ -144,15 +155,21 @@ def flex_attention(
         options = _of_shape(block_mask, query, key)
     elif block_mask is not None:
         options = _mask_options(block_mask, query.shape[2], key.shape[2])
+    # The LSE of float64 tensors is float64.
+    in_double = wants_lse and query.dtype == torch.float64
     found = attention(
-        query, key, value, scale=scale, score_mod=score_mod, layout="bhsd", return_lse=wants_lse, **options
-    )
+        query, key, value, scale=scale, score_mod=score_mod, layout="bhsd", return_lse=wants_lse,
+        return_lse_low=in_double, **options,
+    )  # fmt: skip
+    o, *lse = found if wants_lse else (found,)
+    o = _in_the_order_of(query, o)
+    if in_double:
+        lse = [sum(x.double() for x in lse)]
     if return_aux is None:
-        return found
+        return (o, *lse) if wants_lse else o
     from torch.nn.attention.flex_attention import AuxOutput
 
-    o, lse = found if wants_lse else (found, None)
-    return o, AuxOutput(lse=lse)
+    return o, AuxOutput(lse=lse[0] if wants_lse else None)
 
 
 _replaced: List[Tuple[Any, str, Any]] = []  # (module, name, PyTorch's own function)

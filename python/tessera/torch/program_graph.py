@@ -54,8 +54,8 @@ _end = torch.library.custom_op(
 
 @_end.register_fake
 def _end_fake(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> Tuple[Tensor, Tensor, Tensor]:
-    given, _ = program_ops.split(flat[:-2])
-    return program_ops.outputs_without_data(q, v, given)
+    given, program = program_ops.split(flat[:-2])
+    return program_ops.outputs_without_data(q, v, given, program.order)
 
 
 # ---- running a body -------------------------------------------------------------------------------------------------
@@ -128,7 +128,8 @@ class _Run:
         for name, result in (("score_mod", score_result), ("mask_mod", mask_result)):
             if result is not None:
                 texts[name] = text_of_result(name, self._as_recorded(result))
-        program = program_ops.of_named(self._names.arrays, self._names.numbers, *texts.values())
+        whole = program_ops.of_named(self._names.arrays, self._names.numbers, *texts.values())
+        program = whole._replace(order=program.order)
         return program_ops.program_forward(q, k, v, *given, *program)
 
 

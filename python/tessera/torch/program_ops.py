@@ -16,7 +16,9 @@ from tessera._trace import kind_of, kind_of_number
 from . import kernels, ops, options
 from .options import Options
 
-SCHEMA = "Tensor[] captured, SymInt[] integers, float[] numbers, str score_text, str mask_text, str declared"
+SCHEMA = (
+    "Tensor[] captured, SymInt[] integers, float[] numbers, str score_text, str mask_text, str declared, int[] order"
+)
 _NUM_OPTIONS = len(options.NAMES)
 _BIAS, _SINK = options.NAMES.index("bias"), options.NAMES.index("sink")
 
@@ -30,6 +32,7 @@ class Given(NamedTuple):
     score: str
     mask: str
     declared: str  # "bias float 2; c float -1": name, type, rank of tensors, then of numbers, whose rank is -1
+    order: Sequence[int] = ()  # of o's axes in memory
 
 
 def of_named(arrays: Dict[str, Tensor], numbers: Dict[str, Any], score: str, mask: str) -> Given:
@@ -104,7 +107,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Te
     low = ops._new_low(q, given, lse.shape)
     if ops._is_kept(low, lse):
         given["lse_low"] = low
-    o, lse = kernels.forward(q, k, v, with_program(given, program), lse=lse)
+    o, lse = kernels.forward(q, k, v, with_program(given, program), o=kernels.new_output(q, v, program.order), lse=lse)
     return o, lse, low
 
 
@@ -116,16 +119,17 @@ program_forward = torch.library.custom_op(
 )
 
 
-def outputs_without_data(q: Tensor, v: Tensor, given: Options) -> Tuple[Tensor, Tensor, Tensor]:
-    o_shape, lse_shape = kernels.output_shapes(q, v)
-    return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32), ops._new_low(q, given, lse_shape)
+def outputs_without_data(q: Tensor, v: Tensor, given: Options, order: Sequence[int]) -> Tuple[Tensor, Tensor, Tensor]:
+    _, lse_shape = kernels.output_shapes(q, v)
+    lse, low = q.new_empty(lse_shape, dtype=torch.float32), ops._new_low(q, given, lse_shape)
+    return kernels.new_output(q, v, order), lse, low
 
 
 @program_forward.register_fake
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Tensor]:
     given, program = split(flat)
     kernels.check("forward", q, k, v, with_program(given, program))
-    return outputs_without_data(q, v, given)
+    return outputs_without_data(q, v, given, program.order)
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ class _Attention(torch.autograd.Function):
         if kernels.keeps_low(given):
             given["lse_low"] = q.new_empty(kernels.output_shapes(q, v)[1], dtype=torch.float32)
         program = program._replace(captured=tensors)
-        o, lse = kernels.forward(q, k, v, program_ops.with_program(given, program))
+        whole = program_ops.with_program(given, program)
+        o, lse = kernels.forward(q, k, v, whole, o=kernels.new_output(q, v, program.order))
         ctx.set_materialize_grads(False)
         saved = {name: x for name, x in given.items() if isinstance(x, Tensor)}
         ctx.save_for_backward(q, k, v, o, lse, *saved.values(), *tensors)
@@ -94,7 +95,8 @@ def attention(
 ) -> Union[Tensor, Tuple[Tensor, ...]]:  # fmt: skip
     """`tessera.torch.attention` with a program."""
     if torch.compiler.is_dynamo_compiling():
-        flat, program = of_call.pack({**given, "bias": bias, "sink": sink}), given_of(score_mod, mask_mod, captured)
+        flat = of_call.pack({**given, "bias": bias, "sink": sink})
+        program = given_of(score_mod, mask_mod, captured)._replace(order=kernels.order_in_memory(q))
         functions = [mod if callable(mod) else None for mod in (score_mod, mask_mod)]
         if functions == [None, None]:
             found = program_ops.program_forward(q, k, v, *flat, *program)
@@ -104,6 +106,7 @@ def attention(
             found = program_graph.attention(q, k, v, flat, *functions, program)
         return found[0] if results == 1 else tuple(found[:results])
     program = program_ops.of_bound(bind(score_mod, mask_mod, captured))
+    program = program._replace(order=kernels.order_in_memory(q))
     functorch = torch._C._functorch.peek_interpreter_stack() is not None
     tensors = (q, k, v, *program.captured)
     if functorch or kernels.seen_by_others(*tensors) or not all(map(kernels.has_data, tensors)):
