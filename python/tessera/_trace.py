@@ -122,7 +122,7 @@ class Traced:
             return self if self._type == "bool" else not_equal(self, 0)
         _refuse(f"to({name}), accepted floating-point types, integers and bool")
 
-    type_as = to
+    type_as = astype = to
 
     def float(self) -> Traced:
         return to_float(self)
@@ -539,6 +539,44 @@ class _Attributes:
         return bool(self._of[2])
 
 
+class _JaxModule:
+    """jax.numpy, jax.nn or jax.lax as a traced function sees it: its functions of traced values are this module's, as
+    JAX's own accept arrays alone."""
+
+    def __init__(self, module: types.ModuleType):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_jax(getattr(self._module, name))
+
+    def __call__(self, *_: Any) -> NoReturn:
+        _refuse(f"a call of the module {self._module.__name__}")
+
+
+_JAX = ("jax", "jax.numpy", "jax.nn", "jax.lax", "jax.scipy.special")
+_JAX_NAMES = {"expit": "sigmoid", "logistic": "sigmoid", "select": "where", "swish": "silu", "astype": "to"}
+
+
+def _of_jax(value: Any) -> Any:
+    """JAX's module or function as a traced function calls it; anything else as it is."""
+    if isinstance(value, types.ModuleType):
+        return _JaxModule(value) if value.__name__ in _JAX else value
+    home, name = getattr(value, "__module__", None) or "", getattr(value, "__name__", "")
+    if home.split(".")[0] not in ("jax", "jaxlib") or isinstance(value, type) or not callable(value):
+        return value
+    if _is_array(value):
+        return value
+    if hasattr(value, "dtype"):  # jax.numpy.float32 is a type and a function
+        return value
+
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        if not any(isinstance(x, (Traced, Captured)) for x in (*arguments, *keywords.values())):
+            return value(*arguments, **keywords)
+        return _by_name(f"jax.{name}", _JAX_NAMES.get(name, name))(*arguments, **keywords)
+
+    return function
+
+
 _PLAIN = (str, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType, complex, slice, range)
 _KINDS = {"f": "float", "b": "float", "i": "int", "u": "int"}
 
@@ -591,6 +629,8 @@ class Names:
 
     def capture(self, name: str, value: Any) -> Any:
         """`value` as a traced function sees it."""
+        if (own := _of_jax(value)) is not value:
+            return own
         if isinstance(value, (Traced, Captured, _Attributes)) or isinstance(value, _PLAIN) or isinstance(value, bool):
             return value
         if isinstance(value, (int, float)):
