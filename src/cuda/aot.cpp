@@ -1,6 +1,6 @@
 // tessera_aot FOLDER [TARGET...]: writes the prebuilt kernels of every target, or of the given ones (90 is sm_90a, ptx
-// all PTX), to FOLDER, and removes all other kernels there. tessera_aot --sources FOLDER [TARGET...]: writes the sources
-// that would be compiled instead, as FOLDER/sm_90a/0007-fwd_sm90.cu, for scripts/compare_sass.py. This needs no
+// all PTX), to FOLDER, and removes all other kernels there. tessera_aot --sources FOLDER [TARGET...]: writes the
+// sources that would be compiled instead, as FOLDER/sm_90a/0007-fwd_sm90.cu, for scripts/compare_sass.py. This needs no
 // compiler.
 #include <cstdio>
 #include <cstdlib>
