@@ -59,6 +59,11 @@ build-%: $(BIN)/build.ninja
 demo: build-tessera_cli
 	@bash scripts/demo.sh
 
+# Without it the recipe is not tested.
+build/conan-venv/.done: tests/install/requirements-conan.txt scripts/make_venv.sh | packages
+	-@bash scripts/make_venv.sh build/conan-venv tests/install/requirements-conan.txt && touch $@
+
+check: build/conan-venv/.done
 test check: packages build/venv/.done
 	@bash scripts/run_tests.sh $@
 
