@@ -168,7 +168,7 @@ int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<in
 
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (p.q.dtype != TESSERA_BFLOAT16) return "they take bfloat16";
+  if (!is_bfloat16(p)) return "they take bfloat16";
   if (core::score::has_program(plan)) return "score programs: not supported";
   const auto at_least = [](const char* what, int64_t given, int64_t least) {
     return given >= least ? std::string()
@@ -331,7 +331,7 @@ tessera_plan_step& configure_decoding(tessera_plan& plan, int64_t queries) {
   step.most_queries = plan.decode_queries;
   step.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
   step.block_n = decode_keys(plan);
-  own.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && p.q.dtype == TESSERA_BFLOAT16);
+  own.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && is_bfloat16(p));
   // All KV heads at once if a key's heads are adjacent in memory, else one at a time.
   const core::RowStrides k = core::row_strides(p.k);
   int64_t heads = k.head < k.row ? plan.heads_kv : 1;
@@ -379,7 +379,7 @@ void configure_tiled(tessera_plan& plan) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const AmxKernelTable* amx = amx_kernels(plan);
   tessera_plan_step& step = core::add_step(plan, *find_kernel("tiled"));
-  own_of(step).use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  own_of(step).use_dot = table.has_dot && is_bfloat16(plan.problem);
   step.block_m = amx ? amx->block_m : table.block_m;
   plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx)
                                              : configure_forward(plan, table, amx);
