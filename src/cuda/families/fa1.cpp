@@ -59,14 +59,14 @@ constexpr FwdFa1Tile kFwdTiles[] = {
 };
 
 struct FwdFa1Plan {
-  FwdConfig config;  // aligned; otherwise the same config without alignment
-  int tiles;         // of queries
+  FwdSm80Config config;  // aligned; otherwise the same config without alignment
+  int tiles;             // of queries
   Grid grid;
   int64_t o_accum, row_max, row_sum;  // offsets in the workspace, in bytes
 };
 
-FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
-  FwdConfig config{};
+FwdSm80Config fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
+  FwdSm80Config config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
   config.head_dim = config.head_dim_v = padded_head_dim(plan);
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps;
@@ -83,11 +83,11 @@ int forced_keys() {
 }
 
 // config.warps is 0 if no tile fits.
-FwdConfig choose_forward(const tessera_plan& plan) {
+FwdSm80Config choose_forward(const tessera_plan& plan) {
   const int keys = forced_keys();
   for (FwdFa1Tile tile : kFwdTiles) {
     if (keys > 0) tile.block_n = keys;
-    const FwdConfig config = fwd_config(plan, tile);
+    const FwdSm80Config config = fwd_config(plan, tile);
     if (plan.head_dim <= tile.head_dim && fwd_fa1_layout(config).bytes <= plan.device.smem_bytes) return config;
   }
   return {};
@@ -110,7 +110,7 @@ double estimate_backward_us(const tessera_plan& plan) { return us_at_rate(plan, 
 
 void configure_forward(tessera_plan& plan) {
   FwdFa1Plan own{};
-  const FwdConfig& config = own.config = choose_forward(plan);
+  const FwdSm80Config& config = own.config = choose_forward(plan);
   own.tiles = static_cast<int>(divide_up(plan.max_seqlen_q, config.block_m));
   own.grid.x = static_cast<uint32_t>(plan.batch * plan.heads_q);
   const int64_t rows = int64_t{own.grid.x} * own.tiles * config.block_m;
@@ -141,7 +141,7 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_plan_step& s
     p.row_max = reinterpret_cast<float*>(bytes + own.row_max);
     p.row_sum = reinterpret_cast<float*>(bytes + own.row_sum);
   }
-  FwdConfig config = own.config;
+  FwdSm80Config config = own.config;
   config.aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
   launch_fwd_fa1(config, p, own.grid, launches);
@@ -150,7 +150,7 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_plan_step& s
 
 std::string fwd_tiles_json() {
   return json_array(kFwdTiles, [](const FwdFa1Tile& tile) {
-    FwdConfig config{};
+    FwdSm80Config config{};
     config.dtype = Dtype::kBFloat16, config.head_dim = tile.head_dim;
     config.block_m = tile.block_m, config.block_n = tile.block_n;
     return json_object({{"head_dim", tile.head_dim},

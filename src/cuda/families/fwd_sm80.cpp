@@ -86,16 +86,16 @@ constexpr int64_t kMergeKeys = 1, kMergeRowKeys = 2;
 
 // The decisions for a problem.
 struct FwdSm80Plan {
-  FwdConfig config;  // aligned only for calls in which every row of q, k and v starts at a multiple of 16 bytes
-  WorkOrder order;   // of persistent blocks
-  Divisor tiles;     // tiles of a head (packed: of all sequences)
+  FwdSm80Config config;  // aligned only for calls in which every row of q, k and v starts at a multiple of 16 bytes
+  WorkOrder order;       // of persistent blocks
+  Divisor tiles;         // tiles of a head (packed: of all sequences)
   Grid grid;
   int num_splits, split_keys;
 };
 
 struct Choice {
   const FwdTile* tile = nullptr;
-  FwdConfig config{};
+  FwdSm80Config config{};
   bool pack_gqa = false;
   int64_t rows_a_query = 1;  // rows of a tile for each query: the heads that pack_gqa puts side by side
   // tiles of a head (packed: of all sequences); blocks of the grid without splits and slices
@@ -119,8 +119,8 @@ bool takes_bulk_copies(const tessera_plan& plan) {
          refuse_tensor_map("v", p.v).empty() && !without_bulk_copies();
 }
 
-FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_gqa) {
-  FwdConfig config{};
+FwdSm80Config make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_gqa) {
+  FwdSm80Config config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
   config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
   config.head_dim_v = slice_width(tile, plan);
@@ -136,7 +136,7 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_g
 }
 
 // Persistent blocks stage O in the memory of a tile of K and V, pairs in that of two tiles of V.
-bool room_for_o(const FwdConfig& config) {
+bool room_for_o(const FwdSm80Config& config) {
   return config.row_map == RowMap::kPairs || config.head_dim_v <= config.head_dim || config.block_m <= config.block_n;
 }
 
@@ -225,7 +225,7 @@ Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, Wor
 }
 
 // The same for data whose rows do not all start at multiples of 16 bytes.
-FwdConfig unaligned(FwdConfig config) {
+FwdSm80Config unaligned(FwdSm80Config config) {
   config.aligned = config.bulk = false;
   return config;
 }
@@ -246,7 +246,7 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
 }
 
 // Merges the parts of every row into o and lse.
-tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, LaunchList& launches) {
+tessera_status merge_splits(const tessera_plan& plan, const FwdSm80Params& p, LaunchList& launches) {
   CombineParams c{};
   const bool packed = core::packed_q(plan.problem);
   c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = Divisor(packed ? p.rows_q : p.seqlen_q);
@@ -367,7 +367,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   const auto own = core::config_of<FwdSm80Plan>(step);
   if (own.grid.x == 0) return ok();
   const tessera_problem& problem = plan.problem;
-  FwdBulkParams p{};
+  FwdSm80BulkParams p{};
   fill_problem_params(p, plan, buffers);
   if (step.sequences == TESSERA_STEP_ALL_SEQUENCES) p.decoded_queries = 0;
   p.o = row_tensor(problem.o, buffers.o);
@@ -390,7 +390,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   const bool aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
-  const FwdConfig config = aligned ? own.config : unaligned(own.config);
+  const FwdSm80Config config = aligned ? own.config : unaligned(own.config);
   if (const Driver* driver = launches.driver(); driver && config.bulk) {
     const auto box = [&](int rows, int columns) {
       return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
@@ -411,7 +411,7 @@ std::string tiles_json() {
   constexpr const char* kRowMaps[] = {"contiguous", "spread", "pairs"};
   constexpr const char* kProblems[] = {"all", "bulk_copies", "pages"};
   return json_array(kTiles, [&](const FwdTile& tile) {
-    FwdConfig config{};
+    FwdSm80Config config{};
     config.dtype = tile.float32 ? Dtype::kFloat32 : Dtype::kBFloat16;
     config.head_dim = tile.head_dim, config.head_dim_v = tile.slice;
     config.block_m = tile.block_m, config.block_n = tile.block_n, config.stages = tile.stages;

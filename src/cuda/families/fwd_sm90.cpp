@@ -110,7 +110,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   FwdSm90Config& config = choice.config;
   config.dtype = static_cast<Dtype>(p.q.dtype);
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
-  config.causal = is_causal(p);
+  config.varying_tile_cost = is_causal(p);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
   tile.apply(config);

@@ -27,7 +27,7 @@ struct Sm90Tile {
   // Whether every number is in its range. The plan and the compiler check what fits together.
   bool in_range() const;
 
-  // Sets the tile in a config whose head sizes and `causal` are known. A cluster needs blocks that see the same keys,
+  // Sets the tile in a config whose head sizes and `varying_tile_cost` are known. A cluster needs blocks that see the same keys,
   // which under a causal mask they do not. O gets as many chunks as shared memory has room for beside the tiles, at
   // least one.
   void apply(FwdSm90Config& config) const;

@@ -74,7 +74,7 @@ TEST(CudaTiles, AStaircaseHasNoClusters) {
   for (const Sm90Tile& tile : sm90_tiles()) {
     for (const bool causal : {false, true}) {
       FwdSm90Config config{};
-      config.causal = causal;
+      config.varying_tile_cost = causal;
       tile.apply(config);
       EXPECT_EQ(config.cluster, causal ? 1 : tile.cluster) << tile.head_dim << " " << tile.head_dim_v;
     }
