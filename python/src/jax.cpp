@@ -118,6 +118,12 @@ int32_t to_dtype(XLA_FFI_DataType dtype) {
       return TESSERA_INT32;
     case XLA_FFI_DataType_S64:
       return TESSERA_INT64;
+    case XLA_FFI_DataType_F8E4M3FN:
+      return TESSERA_FLOAT8_E4M3;
+    case XLA_FFI_DataType_F8E5M2:
+      return TESSERA_FLOAT8_E5M2;
+    case XLA_FFI_DataType_S8:
+      return TESSERA_INT8;
     case XLA_FFI_DataType_PRED:
       return TESSERA_BOOL;
     case XLA_FFI_DataType_S8:

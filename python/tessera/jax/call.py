@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera import _core, _score
 from tessera._core import Error
+from tessera._frameworks import output_dtype
 
 from . import sharding
 
@@ -109,7 +110,7 @@ def check(settings: Settings, tensors: Tensors) -> None:
     if len(q) < 3 or len(v) < 3:
         name, rank = ("q", len(q)) if len(q) < 3 else ("v", len(v))
         raise Error(f"{name}: rank {rank}, accepted [B, S, H, D], or packed [T, H, D]")
-    layouts.append(("o", str(tensors["q"].dtype), (*q[:-1], v[-1])))
+    layouts.append(("o", str(output_dtype(tensors["q"])), (*q[:-1], v[-1])))
     others: dict[str, Any] = {"layout": "bhsd"} if settings.heads_first else {}
     if settings.program is not None:
         others["program"] = _score.program(*settings.program[:3])
@@ -175,7 +176,7 @@ def _map_in_turn(function: Any, tensors: Tensors, batched: dict[str, bool]) -> A
 
 
 def _can_fold(settings: Settings, tensors: Tensors, batched: dict[str, bool], inner_q: tuple[int, ...]) -> bool:
-    if any(name in tensors for name in _NUMBERING) or len(inner_q) != 4:
+    if any(name in tensors for name in (*_NUMBERING, *sharding._SCALES)) or len(inner_q) != 4:
         return False
     # Dropout depends on (seed, batch, head, row, column), and each entry must get the bits that it would get alone; a
     # program may use its sequence's number.
@@ -262,7 +263,7 @@ def _mappable(call: Any) -> Any:
 @_mappable
 def _forward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
     def of_o(given: Tensors) -> Any:
-        return jax.ShapeDtypeStruct((*given["q"].shape[:-1], given["v"].shape[-1]), given["q"].dtype)
+        return jax.ShapeDtypeStruct((*given["q"].shape[:-1], given["v"].shape[-1]), output_dtype(given["q"]))
 
     def of_lse(given: Tensors) -> Any:
         return jax.ShapeDtypeStruct(_lse_shape(settings, given["q"]), np.float32)

@@ -21,6 +21,7 @@ Roles = tuple[Role, ...]
 _ACROSS = ("page_indptr", "page_indices", "prefix_groups", "prefix_lens")
 _BY_SEQUENCE = ("seqused_k", "causal_seqs", "tree_mask", "page_table")
 _BY_SCORES = ("bias", "mask", "block_mask")
+_SCALES = ("q_descale", "k_descale", "v_descale")
 
 
 class Division:
@@ -95,6 +96,10 @@ def of_attention(shapes: dict[str, tuple[int, ...]], heads_first: bool, by_numbe
         elif name in ("alibi_slopes", "sink"):
             found[-1] = "heads_q"
             if len(shape) == 2:
+                found[0] = "batch"
+        elif name in _SCALES:
+            found[-1] = "heads_kv"
+            if len(shape) == 2 or (len(shape) == 3 and not (paged and name != "q_descale")):
                 found[0] = "batch"
         return found
 

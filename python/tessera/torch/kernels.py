@@ -211,6 +211,11 @@ def planned(run, direction: str, tensors: tuple, options: dict) -> None:
         raise NotWhatEagerDoes(f"while a CUDA graph is captured: {error}") from error
 
 
+def output_dtype(q: Tensor) -> torch.dtype:
+    """q's, or bfloat16 if q has 8 bits."""
+    return q.dtype if q.dtype.itemsize > 1 else torch.bfloat16
+
+
 def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     """Shapes of o and lse: [B, Sq, Hq, Dv] and [B, Hq, Sq], or packed [Tq, Hq, Dv] and [Hq, Tq]."""
     if q.dim() == 4:
@@ -264,14 +269,15 @@ def forward(
         refuse_tangents(q, k, v, *options.values())
     if by_heads:
         batch, heads, seqlen_q, _ = q.shape
-        o = q.new_empty((batch, seqlen_q, heads, v.shape[-1]))
+        o = q.new_empty((batch, seqlen_q, heads, v.shape[-1]), dtype=output_dtype(q))
         if lse is None:
             lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
         _core.forward_by_heads(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
         return o, lse
     o_shape, lse_shape = output_shapes(q, v)
     if o is None:
-        o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
+        dtype = output_dtype(q)
+        o = _empty_twin(q) if o_shape == q.shape and dtype is q.dtype else q.new_empty(o_shape, dtype=dtype)
     if want_lse and lse is None:
         lse = q.new_empty(lse_shape, dtype=torch.float32)
     tensors, keywords = (rows(q), rows(k), rows(v), o, lse), _keywords(q, options)
