@@ -4,8 +4,8 @@
 // Grid: one block for each tile of block_n keys and KV head. It loops over the queries of all query heads of the KV
 // head, so dK and dV accumulate in registers, whatever the size of the group. dQ accumulates in float32 in global
 // memory (rows.cuh clears and converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each
-// (scores.cuh) and one for dQ (dq.cuh), or with late_dq two that also make dQ (late_dq.cuh); deterministic, also threads
-// that add dQ (dq_thread.cuh); with dropout, also warps that generate the dropout bits (dropout_warps.cuh).
+// (scores.cuh) and one for dQ (dq.cuh), or with late_dq two that make dQ, too (late_dq.cuh); deterministic, also
+// threads that add dQ (dq_thread.cuh); with dropout, also warps that generate the dropout bits (dropout_warps.cuh).
 //
 // Block: 512 threads, with late_dq 384; one block on a multiprocessor. Shared memory: BwdSm90Layout. Details and
 // measurements:
