@@ -12,7 +12,8 @@ THREADS = 2  # that add dQ, each every second step
 WAITS = ["q_empty", "q_full", "do_full", "ds_empty", "ds_full", "released"]
 
 
-def model(schedule, steps, deterministic):
+def model(schedule, steps, deterministic, skips=False):
+    """skips: the first step is hidden from the second warpgroup's keys."""
     start, wait, write, read = schedule.start, schedule.wait, schedule.write, schedule.read
     full = {ring: [Barrier(1) for _ in range(STAGES)] for ring in ("q", "do")}
     empty = {ring: [Barrier(8) for _ in range(STAGES)] for ring in ("q", "do", "ds")}
@@ -58,9 +59,20 @@ def model(schedule, steps, deterministic):
             for place in tiles["q"]:
                 yield from write(place, "dK")
 
+    def skip_step():
+        yield from wait("do_full", full["do"][0], 0)
+        empty["do"][0].arrive()
+        empty["q"][0].arrive()
+
     def score_warp(w):
-        yield from use("q", 0)
-        for j in range(steps):
+        first = int(skips and w >= 4)
+        if first:
+            yield from wait("q_full", full["q"][0], 0)
+            yield from skip_step()
+            yield from write(gradients[0][w], 0)
+            ds_full[0].arrive()
+        yield from use("q", first)
+        for j in range(first, steps):
             yield from use("do", j)  # dP
             yield from wait("ds_empty", empty["ds"][j % STAGES], j // STAGES % 2 ^ 1)
             yield from write(gradients[j % STAGES][w], j)
@@ -99,6 +111,11 @@ def model(schedule, steps, deterministic):
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])
 def test_no_schedule_finds_a_fault(steps, deterministic):
     assert first_fault(lambda schedule: model(schedule, steps, deterministic), 12) is None
+
+
+@pytest.mark.parametrize("steps", [2, 3, 8])
+def test_no_schedule_finds_a_fault_where_a_warpgroup_skips_a_step(steps):
+    assert first_fault(lambda schedule: model(schedule, steps, True, True), 12) is None
 
 
 @pytest.mark.parametrize("wait", WAITS)
