@@ -37,8 +37,8 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
 
   static_assert(kCfg.head_dim == 64 || kCfg.head_dim == 128, "a warpgroup makes 64 x 64 of a step's dQ");
   static_assert(kCfg.block_m * kCfg.head_dim == 2 * 64 * 64, "a step's dQ has two parts");
-  static_assert(!kCfg.alternate && !kCfg.block_mask && !kCfg.d_bias && !kCfg.score.entries() && !kCfg.score.dropout &&
-                    !kCfg.score.facts().reshapes,
+  static_assert(!kCfg.alternate && !kCfg.block_mask && !kCfg.d_bias && !kCfg.score.entries() && !kCfg.score.adds() &&
+                    !kCfg.score.dropout && !kCfg.score.facts().reshapes,
                 "BwdSm90Config");
   static_assert(kCfg.staged_dq, "dQ is added by bulk copies");
   static_assert(kCfg.stages * kCfg.block_m >= kCfg.block_n, "dK is stored by way of Q's stages");
@@ -47,6 +47,8 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
   static constexpr bool kValuesInRegisters = kCfg.head_dim == 64;
   // dV is stored under the last step's products, for which head size 128 has no registers, or under the last dQ's.
   static constexpr bool kStoresEarly = kCfg.head_dim == 64;
+  static constexpr bool kHalves = kCfg.block_m == 128;
+  using HalfProduct = ptx::Wgmma<kCfg.dtype, kHalves ? 64 : 32, false>;
   static constexpr int kValueSteps = kValuesInRegisters ? kCfg.head_dim / 16 : 1;
 
   float rdP[1][kM][4];
@@ -81,19 +83,20 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
       ptx::mbarrier_wait_parity(shared.v_full(), 0);
       this->clear_keys();
     }
-    const bool skips = steps > 1 && first_step_is_hidden();
-    if (skips) {
+    const bool hidden = first_queries_are_hidden();
+    if (kHalves && hidden) {
+      begin<kHalves>();
+      step<true, kHalves>(steps == 1);
+    } else if (!kHalves && hidden && steps > 1) {
       slot_before = ptx::ld_shared_s32(shared.step(at));
       this->skip_step();
       before = at;
       at.advance();
+      begin<false>();
+    } else {
+      begin<false>();
+      step<true>(steps == 1);
     }
-    issue_next_scores();
-    ptx::mbarrier_wait_parity(shared.v_full(), 0);
-    load_values();
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_pin(flat(rS));
-    if (!skips) step<true>(steps == 1);
 #pragma unroll 1
     for (int left = steps - 1; left > 0; --left) step<false>(left == 1);
     // dQ of the last step; dK is stored under its product.
@@ -106,17 +109,26 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
     ptx::cp_async_bulk_wait_group_read();  // before the next block uses this shared memory
   }
 
-  // Under a causal mask the first queries of a block see none of the second warpgroup's keys. This skips the step where
-  // that is so for all of its queries, as it is with 64.
-  TESSERA_DEVICE bool first_step_is_hidden() const {
-    if constexpr (kCfg.block_m > 64) return false;
+  // Under a causal mask the first 64 queries of a block see none of the second warpgroup's keys. With 64 queries a step,
+  // it skips the step; with 128, the products of these queries.
+  TESSERA_DEVICE bool first_queries_are_hidden() const {
     shared.wait_full(Shared::kQ, at);
     const int key = block.key0 + warpgroup * 64;
-    return key < block.s.sk && seeing_queries(p, block.s, key, key).low >= this->step_row0() + kCfg.block_m;
+    return key < block.s.sk && seeing_queries(p, block.s, key, key).low >= this->step_row0() + 64;
+  }
+  // The first S, and V.
+  template <bool kHalf>
+  TESSERA_DEVICE void begin() {
+    issue_next_scores<kHalf>();
+    ptx::mbarrier_wait_parity(shared.v_full(), 0);
+    load_values();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rS));
   }
 
-  // kFirst: there is no dQ of a step before. last: there is no next step.
-  template <bool kFirst>
+  // kFirst: there is no dQ of a step before. kHalf: of the queries, the first half is hidden; masks clear what their
+  // registers hold. last: there is no next step.
+  template <bool kFirst, bool kHalf = false>
   TESSERA_DEVICE void step(bool last) {
     const int slot = ptx::ld_shared_s32(shared.step(at));
     shared.wait_full(Shared::kDO, at);
@@ -126,7 +138,7 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
     const bool far = is_far(this->lse(0).x);
     if (far) [[unlikely]]
       this->far_exponents();
-    issue_probability_gradients();
+    issue_probability_gradients<kHalf>();
     const bool hides_some = this->masked();
     weights(hides_some, far);
     // Waits for the place of dS here: the compiler moves no exponential past the branch, so they run under dP.
@@ -135,10 +147,10 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
     ptx::wgmma_pin(flat(rdP));
     gradients();
     if (hides_some) this->clear_hidden();
-    issue_value_gradients();
+    issue_value_gradients<kHalf>();
     hand_on_gradients<Gradients>(shared.tile(Shared::kAt.d_s, Gradients::kBytes, at), warpgroup * 64 + warp_key(), rdS);
     Shared::arrive_warp(shared.full(Shared::kDS, at));
-    issue_key_gradients();
+    issue_key_gradients<kHalf>();
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(rdV));
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
@@ -153,7 +165,7 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
       ptx::wgmma_wait_group<0>();
       finish<kFirst>(mine);
     } else {
-      issue_next_scores();
+      issue_next_scores<false>();
       ptx::wgmma_wait_group<1>();
       finish<kFirst>(mine);
       ptx::wgmma_wait_group<0>();  // S is not in flight over a branch, which would serialise all products
@@ -172,10 +184,28 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
   // ---- products ----
 
   // S of the step at `at`, once its Q is there.
+  template <bool kHalf>
   TESSERA_DEVICE void issue_next_scores() {
     shared.wait_full(Shared::kQ, at);
     if constexpr (kCfg.varlen) this->template clear_queries<Queries>(Shared::kAt.q);
-    this->issue_scores();
+    if constexpr (!kHalf) {
+      this->issue_scores();
+    } else {
+      const TileDescriptor k = this->key_rows(shared.keys(Shared::kAt.k));
+      const TileDescriptor q = shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at);
+      ptx::wgmma_forget(flat(rS));
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int d = 0; d < kCfg.head_dim; d += 16) {
+        HalfProduct::ss(second_half(rS), inner_major<Keys>(k, 0, d), inner_major<Queries>(q, kCfg.block_m / 2, d),
+                        d > 0);
+      }
+      ptx::wgmma_commit_group();
+    }
+  }
+  // The accumulators of a step's second half of the queries.
+  TESSERA_DEVICE static auto second_half(float (&acc)[1][kM][4]) -> float (&)[kM * 2] {
+    return reinterpret_cast<float(&)[kM * 2]>(acc[0][kM / 2]);
   }
   TESSERA_DEVICE void load_values() {
     if constexpr (!kValuesInRegisters) return;
@@ -186,6 +216,7 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
     }
   }
   // dP^T = V dO^T.
+  template <bool kHalf>
   TESSERA_DEVICE void issue_probability_gradients() {
     const TileDescriptor v = this->key_rows(shared.keys(Shared::kAt.v));
     const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, OutputGradients::kBytes, at);
@@ -193,8 +224,10 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
-      const unsigned long long b = inner_major<OutputGradients>(d_o, 0, d);
-      if constexpr (kValuesInRegisters) {
+      const unsigned long long b = inner_major<OutputGradients>(d_o, kHalf ? kCfg.block_m / 2 : 0, d);
+      if constexpr (kHalf) {
+        HalfProduct::rs(second_half(rdP), rV[d / 16], b, d > 0);
+      } else if constexpr (kValuesInRegisters) {
         ScoreProduct::rs(flat(rdP), rV[d / 16], b, d > 0);
       } else {
         ScoreProduct::ss(flat(rdP), inner_major<Values>(v, 0, d), b, d > 0);
@@ -203,21 +236,23 @@ struct LateDqWarpgroup : ScoreWarpgroup<kCfg> {
     ptx::wgmma_commit_group();
   }
   // dV += P^T dO.
+  template <bool kHalf>
   TESSERA_DEVICE void issue_value_gradients() {
     const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, OutputGradients::kBytes, at);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = kHalf ? kSteps / 2 : 0; step < kSteps; ++step) {
       ValueGradientProduct::rs(flat(rdV), rP[step], outer_major<OutputGradients>(d_o, step * 16), 1);
     }
     ptx::wgmma_commit_group();
   }
   // dK += dS^T Q.
+  template <bool kHalf>
   TESSERA_DEVICE void issue_key_gradients() {
     const TileDescriptor q = shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = kHalf ? kSteps / 2 : 0; step < kSteps; ++step) {
       KeyGradientProduct::rs(flat(rdK), rdS[step], outer_major<Queries>(q, step * 16), 1);
     }
     ptx::wgmma_commit_group();

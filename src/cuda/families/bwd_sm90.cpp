@@ -68,7 +68,8 @@ std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   if (score.softcap || score.entries() || (score.dropout && plan.problem.deterministic)) {
     return find_bwd_sm90_tile(largest_head_dim(plan), BwdSm90Scores::kOptions);
   }
-  return find_bwd_sm90_tile(largest_head_dim(plan), score.dropout ? BwdSm90Scores::kDropout : BwdSm90Scores::kPlain);
+  const bool plain = !score.dropout && !score.adds();
+  return find_bwd_sm90_tile(largest_head_dim(plan), plain ? BwdSm90Scores::kPlain : BwdSm90Scores::kChanged);
 }
 
 BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {

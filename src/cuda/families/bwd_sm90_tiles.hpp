@@ -31,8 +31,8 @@ std::string bwd_sm90_tiles_json();
 
 // The scores for which a tile is needed.
 enum class BwdSm90Scores {
-  kPlain,    // nothing but positions decides: causal, windows, lengths, ALiBi
-  kDropout,  // or what else needs no registers for each score
+  kPlain,    // changed by positions only: causal, windows, lengths
+  kChanged,  // by dropout or ALiBi, too
   kOptions,  // BwdSm90Tile::options
 };
 
