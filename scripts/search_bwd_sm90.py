@@ -35,10 +35,10 @@ FORCED = "TESSERA_BWD_SM90_TILE"  # src/cuda/families/bwd_sm90_tiles.hpp
 LENGTHS = (512, 2048, 8192)
 TOKENS = 16384
 HIDDEN = 2048  # heads times head size
-FIELDS = ("block_m", "stages", "alternate", "staged_dq", "late_dq")  # in the order of a row
+FIELDS = ("block_m", "stages", "alternate", "staged_dq")  # in the order of a row
 BLOCK_N = 128
 MOST_HEAD_DIM_V = 128  # of V, with which Q and K may have 192
-THREADS, LATE_THREADS = 512, 384
+THREADS = 512
 ERROR_BOUND = 1.5  # times cuDNN's
 
 
@@ -48,11 +48,10 @@ class Row:
 
     head_dim: int
     options: bool
-    late_dq: bool
 
     @property
     def name(self) -> str:
-        return f"D {self.head_dim}{', a bias' if self.options else ''}{', late dQ' if self.late_dq else ''}"
+        return f"D {self.head_dim}{', a bias' if self.options else ''}"
 
     @property
     def masks(self) -> tuple[bool, ...]:
@@ -82,7 +81,7 @@ def tiles_of(key: str) -> dict[Row, list[Tile]]:
     found: dict[Row, list[Tile]] = {}
     for entry in library()[key]:
         tile = Tile(tuple(int(entry[name]) for name in FIELDS))
-        found.setdefault(Row(entry["head_dim"], entry["options"], entry["late_dq"]), []).append(tile)
+        found.setdefault(Row(entry["head_dim"], entry["options"]), []).append(tile)
     return found
 
 
@@ -112,7 +111,7 @@ def compile_tile(row: Row, tile: Tile) -> tile_search.Report:
     reports = [
         tile_search.compile_source(
             '#include "tessera/bwd_sm90/kernel.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({LATE_THREADS if row.late_dq else THREADS}, 1)\n'
+            f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)\n'
             "tessera_bwd_sm90(const __grid_constant__ tessera::BwdSm90Params p) {\n"
             f"  tessera::bwd_sm90<{config_text(row, tile, dtype)}>(p);\n}}\n"
         )
@@ -225,7 +224,7 @@ def lines_of(row: Row, cells: dict) -> list[str]:
 
 
 def read_rows(text: str) -> dict[Row, list[str]]:
-    return tile_search.read_blocks(text, lambda fields: Row(int(fields[0]), fields[1] == "true", fields[6] == "true}"))
+    return tile_search.read_blocks(text, lambda fields: Row(int(fields[0]), fields[1] == "true"))
 
 
 def table_text(before: str, measured: dict[Row, dict], gpu: str) -> str:

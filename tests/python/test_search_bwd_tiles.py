@@ -27,8 +27,7 @@ def test_the_program_s_table_is_the_file_s():
 def test_options_have_64_queries_and_a_head_size_of_128_two_stages():
     for row, tiles in search.tiles_of("candidates").items():
         for tile in tiles:
-            block_m, stages, _, _, late_dq = tile.values
-            assert late_dq == row.late_dq
+            block_m, stages, _, _ = tile.values
             assert block_m == 64 or not row.options
             # 16 KiB for each of Q, dO and dS of a stage, beside K, V and two tiles of dQ.
             assert stages == 2 or row.head_dim == 64
@@ -48,7 +47,7 @@ def measured(row, rates):
 
 
 def test_a_row_has_the_tile_with_the_best_geometric_mean():
-    row = search.Row(128, False, False)
+    row = search.Row(128, False)
     (_, best), cells = measured(row, [(300, 200), (300, 320), (300, 340), (200, 300), (300, 310), (300, 320)])
     text = search.table_text(BEFORE, {row: cells}, "a GPU, today")
     assert search.read_rows(text)[row] == [
@@ -62,7 +61,7 @@ def test_a_row_has_the_tile_with_the_best_geometric_mean():
 
 
 def test_a_tile_that_is_wrong_anywhere_does_not_win():
-    row = search.Row(96, True, False)
+    row = search.Row(96, True)
     (right, best), cells = measured(row, [(300, 400), (300, 400), (300, 400)])
     del cells[False, search.LENGTHS[0]][best]
     assert search.winner(cells) == right

@@ -26,9 +26,6 @@ struct BwdSm90Config {
   bool block_mask;     // query tiles come from block lists (block_lists/kernel), not all from first to last
   // The query heads of a KV head span several blocks; dK and dV are stored in float32: group_sums.cuh.
   bool split_group;
-  // The score warpgroups make dQ too, one step late, and there is no dQ warpgroup: late_dq.cuh. For scores without
-  // options, head sizes 64 and 128.
-  bool late_dq;
 
   // Of V and dO: 128 if Q and K have 192 columns.
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
@@ -39,7 +36,7 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group, late_dq)
+                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group)
 
 // Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {
@@ -77,14 +74,6 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns, bool d
   return {24 + drawing, scores, 4 * 128 - 24 - drawing - 2 * scores};
 }
 static_assert(bwd_registers(96).sum() <= 4 * 128 && bwd_registers(128).sum() <= 4 * 128);
-
-// With late_dq three warpgroups: the producer and two score warpgroups.
-inline constexpr int kBwdLateThreads = 384;
-inline constexpr BwdSm90Registers kBwdLateRegisters{24, 240, 0};
-static_assert(kBwdLateRegisters.sum() <= 3 * 168);
-TESSERA_HOST_DEVICE constexpr int bwd_sm90_threads(const BwdSm90Config& c) {
-  return c.late_dq ? kBwdLateThreads : kBwdSm90Threads;
-}
 
 // Columns of dQ that are computed at once: 96 need 48 registers; 128 would need 64, and the warpgroup 90 in all.
 TESSERA_HOST_DEVICE constexpr int bwd_dq_columns(int columns) { return columns == 96 ? 96 : 64; }

@@ -4,18 +4,16 @@
 // Grid: one block for each tile of block_n keys and KV head. It loops over the queries of all query heads of the KV
 // head, so dK and dV accumulate in registers, whatever the size of the group. dQ accumulates in float32 in global
 // memory (rows.cuh clears and converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each
-// (scores.cuh) and one for dQ (dq.cuh), or with late_dq two that make dQ, too (late_dq.cuh); deterministic, also
-// threads that add dQ (dq_thread.cuh); with dropout, also warps that generate the dropout bits (dropout_warps.cuh).
+// (scores.cuh) and one for dQ (dq.cuh); deterministic, also threads that add dQ (dq_thread.cuh); with dropout, also
+// warps that generate the dropout bits (dropout_warps.cuh).
 //
-// Block: 512 threads, with late_dq 384; one block on a multiprocessor. Shared memory: BwdSm90Layout. Details and
-// measurements:
+// Block: 512 threads, one block on a multiprocessor. Shared memory: BwdSm90Layout. Details and measurements:
 // docs/reference/kernels/bwd_sm90.md.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90/dq_thread.cuh"
 #include "tessera/bwd_sm90/dropout_warps.cuh"
-#include "tessera/bwd_sm90/late_dq.cuh"
 #include "tessera/bwd_sm90/producer.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
 
@@ -57,8 +55,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
-  constexpr BwdSm90Registers kRegisters =
-      kCfg.late_dq ? kBwdLateRegisters : bwd_registers(kCfg.head_dim, kCfg.score.dropout);
+  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.head_dim, kCfg.score.dropout);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kRegisters.producer>();
@@ -74,9 +71,6 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
       if (warp >= kFirstWarp) DropoutWarps<BwdSm90Shared<kCfg>, kCfg>{p, shared, block}.run(warp - kFirstWarp);
     }
-  } else if constexpr (kCfg.late_dq) {
-    ptx::setmaxnreg_inc<kRegisters.scores>();
-    LateDqWarpgroup<kCfg>(p, shared, block, warpgroup - 1).run();
   } else if (warpgroup == 3) {
     ptx::setmaxnreg_dec<kRegisters.dq>();
     DqWarpgroup<kCfg>{p, shared, block}.run();

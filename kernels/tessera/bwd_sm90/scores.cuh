@@ -30,7 +30,7 @@ struct ScoreWarpgroup {
   // kLseAhead and kDeltaAhead are the groups of eight queries whose LSE and delta are loaded before they are used; none
   // if an option needs the registers.
   static constexpr bool kNoneAhead =
-      kCfg.late_dq || kCfg.score.entries() || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
+      kCfg.score.entries() || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 
@@ -219,7 +219,7 @@ struct ScoreWarpgroup {
   }
   TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {  // this warpgroup's 64 keys of K or V
     tile.address += warpgroup * (64 * kChunkRowBytes / 16);
-    if constexpr (kParts > 1 || (kCfg.late_dq && kCfg.head_dim == 128))
+    if constexpr (kParts > 1)
       // The descriptors of all columns would need too many registers.
       tile.address = uniform(not_hoisted(tile.address));
     return tile;

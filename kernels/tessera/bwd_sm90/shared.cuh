@@ -31,7 +31,6 @@ struct BwdSm90Shared {
   static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
   static constexpr int kDrawnStages = bwd_sm90_drawn_stages(kCfg), kDrawnBytes = kCfg.block_m * kCfg.block_n / 8;
   static constexpr int kDrawnUnits = kDrawnBytes / 128;  // units of a step; a dropout warp generates one at a time
-  static constexpr int kDqWarps = kCfg.late_dq ? 8 : 4;  // that read dS and make dQ
   // Warps of the producer's warpgroup that only generate dropout bits; deterministic, one warp adds dQ instead.
   static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;
 
@@ -115,10 +114,10 @@ struct BwdSm90Shared {
     }
     for (int stage = 0; stage < kCfg.ds_stages; ++stage) {
       ptx::mbarrier_init(barrier(kDS + stage), 8);
-      ptx::mbarrier_init(barrier(kDS + kCfg.ds_stages + stage), kDqWarps);
+      ptx::mbarrier_init(barrier(kDS + kCfg.ds_stages + stage), 4);
     }
     for (int stage = 0; kCfg.deterministic && stage < kBwdDqStages; ++stage) {
-      ptx::mbarrier_init(barrier(kDQ + stage), kDqWarps);
+      ptx::mbarrier_init(barrier(kDQ + stage), 4);
       ptx::mbarrier_init(barrier(kDQ + kBwdDqStages + stage), 1);
     }
     for (int stage = 0; stage < kDrawnStages; ++stage) {

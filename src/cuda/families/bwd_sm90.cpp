@@ -65,11 +65,8 @@ bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // with block lists, a step has 64 queries as well
-  if (score.softcap || score.entries() || (score.dropout && plan.problem.deterministic)) {
-    return find_bwd_sm90_tile(largest_head_dim(plan), BwdSm90Scores::kOptions);
-  }
-  const bool plain = !score.dropout && !score.adds();
-  return find_bwd_sm90_tile(largest_head_dim(plan), plain ? BwdSm90Scores::kPlain : BwdSm90Scores::kChanged);
+  const bool options = score.softcap || score.entries() || (score.dropout && plan.problem.deterministic);
+  return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
 
 BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
@@ -99,7 +96,7 @@ BlockShape shape_of(const BwdSm90Plan& own) {
           .block_n = c.block_n,
           .key_box_rows = c.block_n,
           .cluster = 1,
-          .threads = bwd_sm90_threads(c),
+          .threads = kBwdSm90Threads,
           .stages = c.stages,
           .smem_bytes = static_cast<int>(smem_bytes(c))};
 }
@@ -168,11 +165,11 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .head_dim = kBwdSm90D512HeadDim,
                              .tensors = kAllTensors & ~kServingTensors};
 
-// At launch; afterwards the producer has 24, the score warps 208, the dQ warps 72; with late_dq 24 and 240.
-constexpr Limits kLimits{.registers = 128}, kLateLimits{.registers = 168};
+// At launch; afterwards the producer has 24, the score warps 208, the dQ warps 72.
+constexpr Limits kLimits{.registers = 128};
 constexpr PrebuiltRow kPrebuilt[] = {
-    {Use::kTraining, 64, kLateLimits}, {Use::kTraining, 96, kLimits},  {Use::kTraining, 128, kLateLimits},
-    {Use::kTraining, 192, kLimits},    {Use::kTraining, 256, kLimits},
+    {Use::kTraining, 64, kLimits},  {Use::kTraining, 96, kLimits},  {Use::kTraining, 128, kLimits},
+    {Use::kTraining, 192, kLimits}, {Use::kTraining, 256, kLimits},
 };
 
 // The slope of the softcap is computed from P in float16, whose rounding moves the tanh by 2^-11 / softcap. From the
@@ -225,7 +222,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   if (!by_pairs(plan) && !tile_of(plan)) {
     return std::string(kForcedBackwardTile) + ": '" + environment_variable(kForcedBackwardTile) +
-           "', accepted a tile that fits: block_m,stages,alternate,staged_dq,late_dq";
+           "', accepted a tile that fits: block_m,stages,alternate,staged_dq";
   }
   const BlockShape shape = shape_of(configs_of(plan));
   if (std::string reason = refuse_shared_memory(shape.smem_bytes, plan); !reason.empty()) return reason;

@@ -29,17 +29,14 @@ bool fits(const BwdSm90Tile& tile, bool deterministic, bool dropout) {
 
 // The tiles for a row's head size and options that fit shared memory with every problem the row serves. The generated
 // dropout bits do not fit beside two dQ tiles of 128 queries, so dropout together with deterministic counts as options.
-// With late_dq each score warpgroup makes 64 x 64 of a step's dQ, and dQ is always staged.
-std::vector<BwdSm90Tile> candidates(int head_dim, bool options, bool late_dq) {
+std::vector<BwdSm90Tile> candidates(int head_dim, bool options) {
   std::vector<BwdSm90Tile> found;
   for (const int block_m : {64, 128}) {
     if (options && block_m != 64) continue;  // one bit for each score
-    if (late_dq && block_m * head_dim != 2 * 64 * 64) continue;
     for (const int stages : {2, 3, 4}) {
       for (const bool alternate : {false, true}) {
         for (const bool staged_dq : {false, true}) {
-          if (late_dq && (alternate || !staged_dq)) continue;
-          const BwdSm90Tile tile{head_dim, options, block_m, stages, alternate, staged_dq, late_dq};
+          const BwdSm90Tile tile{head_dim, options, block_m, stages, alternate, staged_dq};
           const bool takes_turns = head_dim <= kMostTurnsHeadDim;
           if ((!takes_turns || fits(tile, true, options)) && fits(tile, false, true)) found.push_back(tile);
         }
@@ -55,8 +52,7 @@ std::string row_json(const BwdSm90Tile& tile) {
                       {"block_m", tile.block_m},
                       {"stages", tile.stages},
                       {"alternate", tile.alternate},
-                      {"staged_dq", tile.staged_dq},
-                      {"late_dq", tile.late_dq}});
+                      {"staged_dq", tile.staged_dq}});
 }
 
 }  // namespace
@@ -65,7 +61,7 @@ void BwdSm90Tile::apply(BwdSm90Config& config) const {
   config.head_dim = head_dim;
   config.block_m = block_m, config.block_n = kBlockN;
   config.stages = config.ds_stages = stages;
-  config.alternate = alternate, config.staged_dq = staged_dq, config.late_dq = late_dq;
+  config.alternate = alternate, config.staged_dq = staged_dq;
 }
 
 std::span<const BwdSm90Tile> bwd_sm90_tiles() { return kTiles; }
@@ -73,28 +69,22 @@ std::span<const BwdSm90Tile> bwd_sm90_tiles() { return kTiles; }
 std::string bwd_sm90_tiles_json() {
   std::vector<BwdSm90Tile> all;
   for (const BwdSm90Tile& row : kTiles)
-    std::ranges::copy(candidates(row.head_dim, row.options, row.late_dq), std::back_inserter(all));
+    std::ranges::copy(candidates(row.head_dim, row.options), std::back_inserter(all));
   const auto quoted = [](const auto& name) { return "\"" + std::string(name) + "\""; };
   return json_object({{"config_fields", JsonValue::raw(json_array(config_fields(BwdSm90Config{}), quoted))},
                       {"candidates", JsonValue::raw(json_array(all, row_json))},
                       {"rows", JsonValue::raw(json_array(kTiles, row_json))}});
 }
 
-std::optional<BwdSm90Tile> find_bwd_sm90_tile(int64_t head_dim, BwdSm90Scores scores) {
+std::optional<BwdSm90Tile> find_bwd_sm90_tile(int64_t head_dim, bool options) {
+  const BwdSm90Tile row = *std::ranges::find_if(
+      kTiles, [&](const BwdSm90Tile& tile) { return head_dim <= tile.head_dim && tile.options == options; });
   const std::string forced = environment_variable(kForcedBackwardTile);
-  int served = 0;  // the head size of the first row that serves the problem
-  for (const BwdSm90Tile& row : kTiles) {
-    if (head_dim > row.head_dim || (served != 0 && row.head_dim != served)) continue;
-    if (row.options != (scores == BwdSm90Scores::kOptions)) continue;
-    if (row.late_dq && scores != BwdSm90Scores::kPlain) continue;
-    if (forced.empty()) return row;
-    served = row.head_dim;
-    for (const BwdSm90Tile& tile : candidates(row.head_dim, row.options, row.late_dq)) {
-      std::array<char, 32> text{};
-      std::snprintf(text.data(), text.size(), "%d,%d,%d,%d,%d", tile.block_m, tile.stages, tile.alternate,
-                    tile.staged_dq, tile.late_dq);
-      if (forced == text.data()) return tile;
-    }
+  if (forced.empty()) return row;
+  for (const BwdSm90Tile& tile : candidates(row.head_dim, options)) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%d,%d,%d,%d", tile.block_m, tile.stages, tile.alternate, tile.staged_dq);
+    if (forced == text.data()) return tile;
   }
   return std::nullopt;
 }

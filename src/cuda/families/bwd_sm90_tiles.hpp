@@ -18,7 +18,6 @@ struct BwdSm90Tile {
   // The members that the search varies, in the rows' order; they are BwdSm90Config's members of the same names.
   int block_m, stages;
   bool alternate, staged_dq;
-  bool late_dq;  // BwdSm90Config's; such a row comes before the others of its head size, and serves plain scores
 
   void apply(BwdSm90Config& config) const;
 };
@@ -29,15 +28,8 @@ std::span<const BwdSm90Tile> bwd_sm90_tiles();
 // serves, "rows": the table}
 std::string bwd_sm90_tiles_json();
 
-// The scores for which a tile is needed.
-enum class BwdSm90Scores {
-  kPlain,    // changed by positions only: causal, windows, lengths
-  kChanged,  // by dropout or ALiBi, too
-  kOptions,  // BwdSm90Tile::options
-};
-
-// The first row that serves the problem. nullopt: kForcedBackwardTile (runtime/environment.hpp: block_m, stages,
-// alternate, staged_dq, late_dq, as "128,2,1,1,0", set by the search) is not a candidate.
-std::optional<BwdSm90Tile> find_bwd_sm90_tile(int64_t head_dim, BwdSm90Scores scores);
+// nullopt: kForcedBackwardTile (runtime/environment.hpp: block_m, stages, alternate, staged_dq, as "128,2,1,1", set by
+// the search) is not a candidate.
+std::optional<BwdSm90Tile> find_bwd_sm90_tile(int64_t head_dim, bool options);
 
 }  // namespace tessera::cuda
