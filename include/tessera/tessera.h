@@ -307,7 +307,9 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
   TESSERA_ISA_AVX512_BF16 = 3,
-  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX tiles; other dtypes by tessera_device.vector_isa, or by AVX512_BF16 */
+  TESSERA_ISA_AMX_BF16 = 4, /* bfloat16 by AMX tiles; other dtypes by tessera_device.vector_isa, or by AVX512_BF16 */
+  TESSERA_ISA_NEON = 5,     /* AArch64, whose sets begin here */
+  TESSERA_ISA_NEON_BF16 = 6 /* and FEAT_BF16 */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
@@ -376,7 +378,7 @@ TESSERA_API int32_t tessera_num_families(void);
 /* Family number `index`. INVALID_ARGUMENT if `index` is out of range. */
 TESSERA_API tessera_status tessera_family_at(int32_t index, tessera_family* family);
 
-/* Describes this machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and
+/* Describes this machine's CPU. Reads TESSERA_ISA (baseline; avx2, avx512, avx512_bf16, amx_bf16; neon, neon_bf16) and
  * TESSERA_NUM_THREADS from the environment. INVALID_ARGUMENT if one of them exceeds what this machine supports. */
 TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
 

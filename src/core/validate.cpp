@@ -14,6 +14,7 @@
 #include "core/fields.hpp"
 #include "core/float8.hpp"
 #include "core/geometry.hpp"
+#include "core/isa.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/philox.hpp"
@@ -513,8 +514,8 @@ tessera_status validate(const tessera_device& device) {
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
   TESSERA_RETURN_IF_ERROR(
-      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AMX_BF16));
-  if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
+      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_NEON_BF16));
+  if (!has_isa(device.isa_limit, device.isa)) {
     return invalid("device.isa: %s, accepted baseline .. %s, which this CPU has", isa_text(device.isa).text,
                    tessera_isa_name(device.isa_limit));
   }

@@ -20,8 +20,9 @@ std::string refuse_reference(const tessera_plan& plan) {
 }
 
 // A core's rates: GFLOP/s of products for each instruction set, and GB/s of keys and values. Round numbers from the
-// machines of docs/reference/kernels/cpu.md.
-constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000};
+// machines of docs/reference/kernels/cpu.md; NEON's are not measured, but two multiply-adds a cycle at 2.5 GHz and 3/4
+// of that (docs/reference/kernels/cpu.md#aarch64).
+constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000, 30, 60};
 constexpr double kGigabytesPerSecond = 10;
 
 double rate_us(const tessera_plan& plan, double flops, double passes) {

@@ -20,7 +20,7 @@ namespace tessera::cuda {
 namespace {
 
 // A row serves this type and head sizes up to head_dim. The plan uses the first row that fits the problem and the GPU's
-// shared memory, so GPUs with more shared memory get larger tiles.
+// shared memory, so a row must come before all smaller tiles that also serve its problems.
 struct BwdTile {
   bool float32;
   int head_dim;
@@ -39,22 +39,19 @@ constexpr BwdTile kTiles[] = {
     {false, 128, 64, 128, 8, false, 1, 2, 1},  // 0.85
     {false, 256, 64, 64, 8, true, 4, 2, 1},    // 1.01
     {false, 256, 64, 64, 8, false, 4, 2, 1},   // 0.91
+    {false, 256, 32, 64, 8, false, 2, 2, 1},   // for 163 KiB of shared memory
+    {false, 192, 32, 32, 4, false, 2, 2, 1},   // for 99 KiB
     {false, 512, 32, 32, 8, false, 4, 2, 1},
-    // For 163 KiB of shared memory.
-    {false, 256, 32, 64, 8, false, 2, 2, 1},
-    {false, 512, 16, 32, 8, false, 4, 2, 1},
-    // For 99 KiB.
-    {false, 128, 32, 64, 4, false, 1, 2, 1},
-    {false, 192, 32, 32, 4, false, 2, 2, 1},
-    {false, 256, 16, 32, 4, false, 2, 2, 1},
-    {false, 512, 16, 16, 8, false, 8, 1, 1},
+    {false, 256, 16, 32, 4, false, 2, 2, 1},  // for 99 KiB
+    {false, 512, 16, 32, 8, false, 4, 2, 1},  // for 163 KiB
+    {false, 512, 16, 16, 8, false, 8, 1, 1},  // for 99 KiB
     // float32: each product is three TF32 products, and registers hold both parts of a fragment.
     {true, 64, 32, 64, 4, false, 1, 2, 1},
     {true, 128, 32, 64, 8, false, 2, 2, 1},
     {true, 256, 32, 32, 8, false, 4, 2, 1},
-    {true, 512, 16, 16, 8, false, 8, 2, 1},
     {true, 128, 16, 32, 4, false, 2, 2, 1},
     {true, 256, 16, 32, 8, false, 4, 2, 1},
+    {true, 512, 16, 16, 8, false, 8, 2, 1},
     {true, 256, 16, 16, 4, false, 4, 1, 1},
     {true, 512, 16, 16, 8, false, 8, 1, 1},
     {true, 512, 16, 16, 8, false, 8, 0, 1},

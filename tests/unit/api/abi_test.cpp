@@ -172,7 +172,7 @@ TEST(Plans, MayBeCopied) {
 // As a machine with more instruction sets would make it: this one may have all that there are.
 TEST(Plans, ForAnInstructionSetThatIsNotHereAreRefused) {
   Ready ready;
-  ready.plan.device.isa = ready.plan.device.isa_limit = TESSERA_ISA_AMX_BF16 + 1;
+  ready.plan.device.isa = ready.plan.device.isa_limit = TESSERA_ISA_NEON_BF16 + 1;
   ready.plan.seal = core::seal_of(ready.plan);
   EXPECT_REFUSED(ready.run(), "plan: made for a CPU with ",
                  std::string("this machine, which has ") + tessera_isa_name(cpu().isa_limit));
