@@ -17,8 +17,8 @@ static_assert(sizeof(tessera_plan_step) % 8 == 0 && offsetof(tessera_plan, probl
 static_assert(offsetof(tessera_plan, device) == offsetof(tessera_plan, problem) + TESSERA_PLAN_PROBLEM_BYTES);
 
 // Hashes lines of eight words, one word of each lane, so that the multiplications overlap. Each step is a bijection of
-// the word and of the lane. Most of a problem is lines of zeros, which are skipped: the number of the line is hashed with
-// each of the others.
+// the word and of the lane. Most lines of a problem are zeros and are skipped; with each of the others, its number is
+// hashed.
 class Hash {
  public:
   void add(const void* data, size_t bytes) {

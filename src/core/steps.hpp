@@ -1,5 +1,5 @@
-// The steps of a plan, and plans as questions to a kernel family: a plan without steps, whose sizes are set. What a step
-// is asked to serve is then in `steps[0]`.
+// The steps of a plan, and plans as questions to a kernel family: a plan without steps, whose sizes are set. The keys
+// that a step is asked to serve are then in `steps[0]`, and so are the chunks of a prefix, as num_splits.
 #pragma once
 
 #include <algorithm>
