@@ -12,7 +12,6 @@
 #include "cuda/families/backward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/tiles_json.hpp"
@@ -117,18 +116,18 @@ void configure_forward(tessera_plan& plan) {
   const int64_t rows = int64_t{own.grid.x} * own.tiles * config.block_m;
   own.row_max = rows * config.head_dim * 4;
   own.row_sum = own.row_max + rows * 4;
-  plan.block_m = config.block_m, plan.block_n = config.block_n;
-  plan.num_warps = config.warps, plan.num_stages = config.stages;
-  plan.smem_bytes = fwd_fa1_layout(config).bytes;
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = own.grid.x;
-  plan.shared_bytes = own.row_sum + rows * 4;
-  keep_config(plan, own);
+  tessera_plan_step& step = core::add_step(plan, kFwdFa1);
+  step.block_m = config.block_m, step.block_n = config.block_n;
+  step.num_warps = config.warps, step.num_stages = config.stages;
+  step.smem_bytes = fwd_fa1_layout(config).bytes;
+  step.num_items = own.grid.x;
+  step.workspace_bytes = own.row_sum + rows * 4;
+  core::keep_config(step, own);
 }
 
-tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            LaunchList& launches) {
-  const auto own = config_of<FwdFa1Plan>(plan);
+tessera_status list_forward(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                            void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<FwdFa1Plan>(step);
   const tessera_problem& problem = plan.problem;
   FwdFa1Params p{};
   fill_problem_params(p, plan, buffers);
@@ -221,18 +220,18 @@ void configure_backward(tessera_plan& plan) {
   own.rows_grid.x = static_cast<uint32_t>(own.q_slots * plan.heads_q);
   own.products.x = own.tiles > 0 ? static_cast<uint32_t>(plan.batch * plan.heads_kv) : 0;
   own.workspace = backward_workspace(own.rows_grid.x, config.block_m, config.head_dim, false);
-  plan.block_m = config.block_m, plan.block_n = config.block_n;
-  plan.num_warps = config.warps, plan.num_stages = config.stages;
-  plan.smem_bytes = smem_bytes(config);
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = own.products.x;
-  plan.shared_bytes = own.workspace.bytes;
-  keep_config(plan, own);
+  tessera_plan_step& step = core::add_step(plan, kBwdFa1);
+  step.block_m = config.block_m, step.block_n = config.block_n;
+  step.num_warps = config.warps, step.num_stages = config.stages;
+  step.smem_bytes = smem_bytes(config);
+  step.num_items = own.products.x;
+  step.workspace_bytes = own.workspace.bytes;
+  core::keep_config(step, own);
 }
 
-tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  const auto own = config_of<BwdFa1Plan>(plan);
+tessera_status list_backward(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<BwdFa1Plan>(step);
   const tessera_problem& problem = plan.problem;
   BwdParams p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);

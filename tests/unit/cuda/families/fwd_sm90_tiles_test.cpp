@@ -113,7 +113,7 @@ TEST(CudaTiles, FewRowsHaveHalfTiles) {
     problem.batch_invariant = invariant;
     tessera_plan plan;
     ASSERT_EQ(tessera_make_plan(&problem, &device, &plan).code, TESSERA_OK);
-    EXPECT_EQ(plan.block_m, invariant ? 256 : 128);
+    EXPECT_EQ(plan.steps[0].block_m, invariant ? 256 : 128);
   }
 }
 
