@@ -128,6 +128,7 @@ deb:
 	@cmake --preset install -DCMAKE_INSTALL_PREFIX=/usr \
 	  "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" $(CMAKE_OPTIONS)
 	@cmake --build build/install --parallel $(JOBS)
+	@rm -rf build/debian
 	@cpack --config build/install/CPackConfig.cmake -G DEB -B build/debian
 	@mkdir -p dist && cp build/debian/*.deb dist/
 

@@ -144,7 +144,9 @@ TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p
     VecU v[2 * C];
 #pragma GCC unroll 2
     for (int c = 0; c < C; ++c) {
-      interleave_pairs(read(n, c), n + 1 < count ? read(n + 1, c) : VecU{}, v[2 * c], v[2 * c + 1]);
+      const VecU even = read(n, c), odd = n + 1 < count ? read(n + 1, c) : VecU{};
+      v[2 * c] = interleave_lower(even, odd);
+      v[2 * c + 1] = interleave_upper(even, odd);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

@@ -72,9 +72,8 @@ TESSERA_INLINE VecF dot_by_lane(VecF a, VecF lanes, VecF acc) {
 }
 
 // a0 b0 a1 b1 ... of words of 16 bits: of the first four, and of the last.
-TESSERA_INLINE void interleave_pairs(VecU a, VecU b, VecU& first, VecU& last) {
-  first = (VecU)vzip1q_u16((uint16x8_t)a, (uint16x8_t)b), last = (VecU)vzip2q_u16((uint16x8_t)a, (uint16x8_t)b);
-}
+TESSERA_INLINE VecU interleave_lower(VecU a, VecU b) { return (VecU)vzip1q_u16((uint16x8_t)a, (uint16x8_t)b); }
+TESSERA_INLINE VecU interleave_upper(VecU a, VecU b) { return (VecU)vzip2q_u16((uint16x8_t)a, (uint16x8_t)b); }
 #endif
 
 }  // namespace

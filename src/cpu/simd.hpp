@@ -417,10 +417,8 @@ TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
 }
 
 // a0 b0 a1 b1 ... of words of 16 bits, within each 128 bits: of their lower halves, and of their upper halves.
-TESSERA_INLINE void interleave_pairs(VecU a, VecU b, VecU& first, VecU& last) {
-  first = (VecU)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b),
-  last = (VecU)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
-}
+TESSERA_INLINE VecU interleave_lower(VecU a, VecU b) { return (VecU)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
+TESSERA_INLINE VecU interleave_upper(VecU a, VecU b) { return (VecU)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b); }
 #endif
 
 }  // namespace
