@@ -1,6 +1,7 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels deb clean packages
+.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels deb aarch64 \
+  clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -32,6 +33,8 @@ help:
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
+	@echo 'make aarch64       every case of the kernels for AArch64, cross-compiled and run by qemu (needs'
+	@echo '                   g++-aarch64-linux-gnu and qemu-user)'
 	@echo 'make wheels        the artefacts of a release into dist/: the sdist, and wheels for Python 3.10 and later,'
 	@echo '                   x86-64 and AArch64, with prebuilt kernels (needs python3.10, 3.11, 3.12 and'
 	@echo '                   g++-aarch64-linux-gnu)'
@@ -101,6 +104,10 @@ explore: build-tessera_cli build/venv/.done
 aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
 	@$(MAKE) --no-print-directory build-tessera_prebuild
+
+# Every case, on every instruction set of that processor.
+aarch64: packages
+	@bash scripts/aarch64_test.sh all
 
 # The artefacts of a release into dist/.
 wheels: aot

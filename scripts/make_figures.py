@@ -67,7 +67,7 @@ def classify_tiles(length, block_m, block_n, causal, window_left):
 def draw_tiles(tessera, out):
     length, window = 1536, 511
     plan = json.loads(run(tessera, "plan", "--sq", length, "-H", 1, "-D", 128, "--causal", "--json"))
-    block_m, block_n = plan["block_m"], plan["block_n"]
+    block_m, block_n = plan["steps"][0]["block_m"], plan["steps"][0]["block_n"]
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.9), sharey=True)
     cases = [("full", False, -1), ("causal", True, -1), (f"window of {window + 1}", True, window)]
     for axis, (title, causal, window_left) in zip(axes, cases):
