@@ -26,7 +26,7 @@ help:
 	@echo 'make test          build and run the tests that a change is tried with'
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, relative to this machine (FILTER=regex for some)'
-	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
+	@echo 'make fuzz          draw random programs and cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time; list those tests miss'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
@@ -74,7 +74,8 @@ bench: build-tessera_bench
 	@mkdir -p out
 	@$(BIN)/bench/tessera_bench --json out/bench.json $(if $(FILTER),--filter '$(FILTER)')
 
-fuzz: build-tessera_fuzz
+fuzz: build-tessera_fuzz build-tessera_program_fuzz
+	@$(BIN)/tests/tessera_program_fuzz --seconds $$(($(FUZZ_SECONDS) / 10))
 	@$(BIN)/tests/tessera_fuzz --seconds $(FUZZ_SECONDS)
 
 build/mutate-venv/.done: tests/requirements-mutate.txt scripts/make_venv.sh | packages

@@ -49,7 +49,6 @@ constexpr BwdTile kTiles[] = {
     {true, 64, 32, 64, 4, false, 1, 2, 1},
     {true, 128, 32, 64, 8, false, 2, 2, 1},
     {true, 256, 32, 32, 8, false, 4, 2, 1},
-    {true, 128, 16, 32, 4, false, 2, 2, 1},
     {true, 256, 16, 32, 8, false, 4, 2, 1},
     {true, 512, 16, 16, 8, false, 8, 2, 1},
     {true, 256, 16, 16, 4, false, 4, 1, 1},

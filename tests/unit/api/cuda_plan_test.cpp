@@ -343,6 +343,34 @@ TEST(FwdSm90, TheOtherCanBeAskedFor) {
   EXPECT_STREQ(tessera_kernel_name(TESSERA_KERNEL_FWD_SM90), "fwd_sm90");
 }
 
+// ---- bwd_sm80 -------------------------------------------------------------------------------------------------------
+
+// Of the tiles that fit the GPU's shared memory, the largest: 227, 163 and 99 KiB.
+TEST(BwdSm80, TakesTheLargestTileThatFits) {
+  struct Row {
+    std::int32_t arch;
+    std::int64_t d;
+    DType dtype;
+    std::int32_t block_m, block_n;
+  };
+  for (const auto& [arch, d, dtype, block_m, block_n] :
+       {Row{90, 128, bfloat16, 64, 128}, Row{90, 256, bfloat16, 64, 64}, Row{90, 512, bfloat16, 32, 32},
+        Row{80, 128, bfloat16, 64, 128}, Row{80, 256, bfloat16, 32, 64}, Row{80, 512, bfloat16, 16, 32},
+        Row{86, 96, bfloat16, 64, 64}, Row{89, 128, bfloat16, 32, 64}, Row{120, 192, bfloat16, 32, 32},
+        Row{86, 256, bfloat16, 16, 32}, Row{86, 512, bfloat16, 16, 16}, Row{80, 128, float32, 32, 64},
+        Row{80, 256, float32, 16, 32}, Row{86, 128, float32, 16, 32}, Row{86, 256, float32, 16, 16}}) {
+    Problem problem = large_problem(d, d, 4096, dtype);
+    problem.direction = TESSERA_BACKWARD;
+    problem.d_q = problem.q, problem.d_k = problem.k, problem.d_v = problem.v, problem.d_o = problem.o;
+    problem.lse = layout(float32, {4, 16, 4096});
+    Device device = cuda_arch(arch);
+    device.kernel = TESSERA_KERNEL_BWD_SM80;
+    const Plan plan = tessera::plan(problem, device);
+    EXPECT_EQ(plan.block_m, block_m) << arch << ", " << d;
+    EXPECT_EQ(plan.block_n, block_n) << arch << ", " << d;
+  }
+}
+
 // ---- bwd_sm90 -------------------------------------------------------------------------------------------------------
 
 Problem training_problem(std::int64_t d, std::int64_t dv, DType dtype = bfloat16) {
