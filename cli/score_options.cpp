@@ -167,9 +167,18 @@ std::shared_ptr<ScoreProgram> ScoreOptions::program(bool of_layouts) const {
     }
     const std::string source = "--bind " + name + "=" + value;
     std::optional<Tensor> tensor = of_layouts ? layout_of(source, value) : std::nullopt;
-    if (!tensor) tensor = tensor_of(read_tensor_file(value, source, name));
-    names.push_back({name.c_str(), type_of(*tensor), static_cast<std::int32_t>(tensor->shape.size())});
-    if (tensor->shape.empty()) tensor->shape = {1}, tensor->strides = {1};
+    Shape shape;
+    if (tensor) {
+      shape = tensor->shape;
+      if (shape.empty()) tensor->shape = {1}, tensor->strides = {1};
+    } else {
+      FileTensor file = read_tensor_file(value, source, name);
+      shape = file.shape;
+      if (shape.empty()) file.shape = {1};
+      tensor = tensor_of(std::move(file));
+    }
+    names.push_back({name.c_str(), type_of(*tensor), static_cast<std::int32_t>(shape.size())});
+    result->shapes.push_back(shape);
     result->names.push_back(name);
     result->tensors.push_back(std::move(*tensor));
   }

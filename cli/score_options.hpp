@@ -19,6 +19,7 @@ struct ScoreProgram {
   std::vector<std::string> names;           // of the tensors
   std::vector<core::score::Name> declared;  // of the tensors, and of the scalars
   std::vector<Tensor> tensors;              // those of rank 0 as [1]
+  std::vector<Shape> shapes;                // as given: of rank 0 empty
   std::vector<Tensor> gradients;            // as many; absent: not requested
   std::vector<std::string> files;           // of the gradients
   std::vector<double> scalars;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 

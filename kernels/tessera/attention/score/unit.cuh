@@ -1,7 +1,7 @@
 // The units in which scores are held and compared, for finite scores of any size.
 #pragma once
 
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 
