@@ -1,5 +1,7 @@
 #include "extents.hpp"
 
+#include "core/float8.hpp"
+
 namespace tessera::cli {
 namespace {
 
@@ -37,13 +39,15 @@ std::string shape_symbols(const core::TensorField& field) {
   return text + "]";
 }
 
-tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q) {
+tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q, tessera_dtype kv) {
   switch (field.dtypes) {
     case core::Dtypes::kFloating:
     case core::Dtypes::kAsQ:
-    case core::Dtypes::kKeys:
-    case core::Dtypes::kOutput:
       return q;
+    case core::Dtypes::kKeys:
+      return kv;
+    case core::Dtypes::kOutput:
+      return core::is_float8(q) ? TESSERA_BFLOAT16 : q;
     case core::Dtypes::kFloat32:
     case core::Dtypes::kFloat32OrAsQ:
       return TESSERA_FLOAT32;

@@ -30,8 +30,9 @@ class Extents {
 // The same in symbols, for a dense problem: "[1, Hq, Sq, Sk]".
 std::string shape_symbols(const core::TensorField& field);
 
-// The first accepted dtype, or q's.
-tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q);
+// The first accepted dtype, or q's; for o of 8-bit queries bfloat16. `kv`: that of k and v.
+tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q, tessera_dtype kv);
+inline tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q) { return dtype_of(field, q, q); }
 
 // "float32 [B, Hq, Sq], packed [Hq, Tq]": a file's contents, for a help text.
 std::string contents_text(const core::TensorField& field);

@@ -26,7 +26,8 @@ constexpr Descr kDescrs[] = {
     {"<f2", Element::kFloat16}, {"<f4", Element::kFloat32}, {"<f8", Element::kFloat64}, {"<i4", Element::kInt32},
     {"<i8", Element::kInt64},   {"|b1", Element::kBool},    {"|u1", Element::kUint8},   {"<u2", Element::kUint16},
     {"<V2", Element::kUint16},  // NumPy's code for types without a name, such as bfloat16
-    {"|V2", Element::kUint16},
+    {"|V2", Element::kUint16},  {"|i1", Element::kInt8},    {"<V1", Element::kUint8},  // likewise float8_e4m3fn
+    {"<f1", Element::kUint8},  // float8_e5m2, as ml_dtypes names it
 };
 
 // The header is a Python literal: {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
@@ -189,8 +190,8 @@ FileTensor read_npy(const std::string& path, const std::string& source) {
     }
   }
   if (!known) {
-    throw WrongUse(fmt::format("{}: dtype '{}', accepted are little-endian f2, f4, f8, i4, i8, u1, u2 and b1", source,
-                               header.descr));
+    throw WrongUse(fmt::format("{}: dtype '{}', accepted are little-endian f2, f4, f8, i1, i4, i8, u1, u2 and b1",
+                               source, header.descr));
   }
   const std::int64_t bytes = checked_bytes(tensor.shape, element_bytes(tensor.element), source);
   const auto does_not_fit = [&](const std::string& held, const char* what) {

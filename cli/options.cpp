@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -236,19 +237,40 @@ void AttentionOptions::apply(tessera_problem& problem) const {
   }
 }
 
-tessera_dtype parse_dtype(const std::string& name) {
-  struct Row {
-    const char *full, *brief;
-    tessera_dtype dtype;
-  };
-  constexpr Row kRows[] = {{"float32", "f32", TESSERA_FLOAT32},
-                           {"float16", "f16", TESSERA_FLOAT16},
-                           {"bfloat16", "bf16", TESSERA_BFLOAT16},
-                           {"float64", "f64", TESSERA_FLOAT64}};
-  for (const Row& row : kRows) {
+namespace {
+
+struct DtypeName {
+  const char *full, *brief;
+  tessera_dtype dtype;
+};
+constexpr DtypeName kDtypeNames[] = {
+    {"float32", "f32", TESSERA_FLOAT32},          {"float16", "f16", TESSERA_FLOAT16},
+    {"bfloat16", "bf16", TESSERA_BFLOAT16},       {"float64", "f64", TESSERA_FLOAT64},
+    {"float8_e4m3", "e4m3", TESSERA_FLOAT8_E4M3}, {"float8_e5m2", "e5m2", TESSERA_FLOAT8_E5M2}};
+constexpr DtypeName kCacheDtypeNames[] = {{"float8_e4m3", "e4m3", TESSERA_FLOAT8_E4M3},
+                                          {"float8_e5m2", "e5m2", TESSERA_FLOAT8_E5M2},
+                                          {"int8", "i8", TESSERA_INT8}};
+
+tessera_dtype parse_dtype(std::span<const DtypeName> rows, const std::string& name, const char* refusal) {
+  for (const DtypeName& row : rows) {
     if (name == row.full || name == row.brief) return row.dtype;
   }
-  throw WrongUse(fmt::format("--dtype: '{}', accepted float32, float16, bfloat16 and float64", name));
+  throw WrongUse(fmt::format(fmt::runtime(refusal), name));
+}
+
+}  // namespace
+
+tessera_dtype parse_dtype(const std::string& name) {
+  constexpr std::size_t kWide = 4;
+  return parse_dtype(std::span(kDtypeNames).first(kWide), name,
+                     "--dtype: '{}', accepted float32, float16, bfloat16 and float64");
+}
+tessera_dtype parse_input_dtype(const std::string& name) {
+  return parse_dtype(kDtypeNames, name,
+                     "--dtype: '{}', accepted float32, float16, bfloat16, float64, float8_e4m3 and float8_e5m2");
+}
+tessera_dtype parse_cache_dtype(const std::string& name) {
+  return parse_dtype(kCacheDtypeNames, name, "--dtype-kv: '{}', accepted float8_e4m3, float8_e5m2 and int8");
 }
 
 void check_status(const tessera_status& status, const std::vector<ArgumentName>& tensors) {

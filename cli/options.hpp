@@ -71,6 +71,10 @@ tessera_device described_gpu(const std::string& arch);
 
 // "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also accepts f32, f16, bf16, f64.
 tessera_dtype parse_dtype(const std::string& name);
+// The same with float8_e4m3 and float8_e5m2 (e4m3, e5m2).
+tessera_dtype parse_input_dtype(const std::string& name);
+// Of an 8-bit cache. Throws WrongUse naming --dtype-kv.
+tessera_dtype parse_cache_dtype(const std::string& name);
 
 // The user's name of a library argument: "window_left" is "--window".
 struct ArgumentName {

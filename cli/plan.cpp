@@ -20,7 +20,7 @@ namespace {
 
 struct PlanOptions {
   ProblemSizes sizes;
-  std::string dtype = "float32", direction = "forward";
+  std::string dtype = "float32", dtype_kv, direction = "forward";
   bool json = false;
   AttentionOptions attention;
   ScoreOptions score;
@@ -40,7 +40,8 @@ bool has_flag(const core::TensorField& field) {
 
 ProblemSizes sizes_of(const PlanOptions& o) {
   ProblemSizes sizes = o.sizes;
-  sizes.dtype = parse_dtype(o.dtype);
+  sizes.dtype = parse_input_dtype(o.dtype);
+  if (!o.dtype_kv.empty()) sizes.kv_dtype = parse_cache_dtype(o.dtype_kv);
   if (o.direction != "forward" && o.direction != "backward") {
     throw WrongUse(fmt::format("--direction: '{}', accepted forward and backward", o.direction));
   }
@@ -149,7 +150,10 @@ void add_plan(CLI::App& program, Outcome& outcome) {
       ->check(kInteger)
       ->capture_default_str();
   command->add_option("--dv", o.sizes.head_dim_v, "Head size of values (default: -D)")->check(kInteger);
-  command->add_option("--dtype", o.dtype, "float32, float16, bfloat16 or float64")->capture_default_str();
+  command->add_option("--dtype", o.dtype, "float32, float16, bfloat16, float64, float8_e4m3 or float8_e5m2")
+      ->capture_default_str();
+  command->add_option("--dtype-kv", o.dtype_kv,
+                      "Of an 8-bit cache: float8_e4m3, float8_e5m2 or int8 (default: --dtype)");
   command->add_option("--direction", o.direction, "forward or backward")->capture_default_str();
   command->add_flag("--packed", o.sizes.packed, "Sequences lie one after another, with cu_seqlens");
   command->add_option("--page-size", o.sizes.page_size, "Keys and values lie in pages of this many rows")

@@ -7,10 +7,12 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "attention_call.hpp"
 #include "check.hpp"
 #include "commands.hpp"
+#include "core/float8.hpp"
 #include "error.hpp"
 #include "extents.hpp"
 #include "files.hpp"
@@ -24,7 +26,7 @@ using Json = nlohmann::ordered_json;
 
 struct RunOptions {
   std::array<std::string, core::kNumTensors> files;  // of each tensor; "" if none
-  std::string dtype, layout = "bshd";
+  std::string dtype, dtype_kv, layout = "bshd";
   bool check = false, json = false;
   AttentionOptions attention;
   ScoreOptions score;
@@ -63,6 +65,10 @@ class Run {
     }
     device_ = options.device.device();
     read_inputs();
+    if (options.check && core::is_8bit(tensors_["k"].dtype)) {
+      throw WrongUse(
+          fmt::format("--check: given with {}, accepted with tensors of 16 bits or more", tensors_["k"].describe()));
+    }
     make_outputs();
   }
 
@@ -120,15 +126,19 @@ class Run {
   }
 
   Tensor floating(FileTensor file) const {
-    const bool bfloat16 = !options_.dtype.empty() && parse_dtype(options_.dtype) == TESSERA_BFLOAT16;
+    const bool bfloat16 = !options_.dtype.empty() && parse_input_dtype(options_.dtype) == TESSERA_BFLOAT16;
     return as_floating(std::move(file), bfloat16);
   }
 
   // One of q, k, v and their cotangents, in the requested layout.
-  Tensor sequence(FileTensor file) const {
-    Tensor tensor = floating(std::move(file));
-    if (!options_.dtype.empty() && tensor.dtype != parse_dtype(options_.dtype)) {
-      throw WrongUse(fmt::format("{}, --dtype says {}", tensor.describe(), options_.dtype));
+  Tensor sequence(FileTensor file, bool of_cache) const {
+    const bool own = of_cache && !options_.dtype_kv.empty();
+    const std::string& name = own ? options_.dtype_kv : options_.dtype;
+    std::optional<tessera_dtype> dtype;
+    if (!name.empty()) dtype = own ? parse_cache_dtype(name) : parse_input_dtype(name);
+    Tensor tensor = as_sequence(std::move(file), dtype);
+    if (dtype && tensor.dtype != *dtype) {
+      throw WrongUse(fmt::format("{}, {} says {}", tensor.describe(), own ? "--dtype-kv" : "--dtype", name));
     }
     if (heads_first_) view_heads_first(tensor);
     return tensor;
@@ -141,7 +151,7 @@ class Run {
       case core::Dtypes::kAsQ:
       case core::Dtypes::kKeys:
       case core::Dtypes::kOutput:
-        return sequence(std::move(file));
+        return sequence(std::move(file), field.dtypes == core::Dtypes::kKeys);
       case core::Dtypes::kFloat32OrAsQ:
         return floating(std::move(file));
       case core::Dtypes::kFloat32:
@@ -331,6 +341,9 @@ void add_run(CLI::App& program, Outcome& outcome) {
     if (field.flag != nullptr) option->group(field.written != core::Written::kNever ? "Results" : "Tensors");
   }
   command->add_option("--dtype", o.dtype, "What q, k, v must hold; bfloat16: uint16 files are bfloat16 bits");
+  command->add_option(
+      "--dtype-kv", o.dtype_kv,
+      "What k and v must hold, of an 8-bit cache: float8_e4m3, float8_e5m2 (uint8 files are codes), int8");
   command->add_option("--layout", o.layout, "Order of axes in files: bshd or bhsd")->capture_default_str();
   command->add_flag("--check", o.check, "Compare every result to the float64 oracle; exit 1 if an error is too large");
   command->add_flag("--json", o.json, "Say what was done as JSON");

@@ -24,8 +24,9 @@ struct TypeName {
   Element element;
 };
 constexpr TypeName kTypes[] = {
-    {"F16", Element::kFloat16}, {"BF16", Element::kBfloat16}, {"F32", Element::kFloat32}, {"F64", Element::kFloat64},
-    {"I32", Element::kInt32},   {"I64", Element::kInt64},     {"BOOL", Element::kBool},   {"U8", Element::kUint8},
+    {"F16", Element::kFloat16}, {"BF16", Element::kBfloat16}, {"F32", Element::kFloat32},  {"F64", Element::kFloat64},
+    {"I32", Element::kInt32},   {"I64", Element::kInt64},     {"BOOL", Element::kBool},    {"U8", Element::kUint8},
+    {"I8", Element::kInt8},     {"F8_E4M3", Element::kE4m3},  {"F8_E5M2", Element::kE5m2},
 };
 
 // A header's JSON. Discarded if it is not JSON, or if an object repeats a key, since readers disagree about repeated
@@ -117,7 +118,8 @@ FileTensor read_safetensors(const std::string& path, const std::string& name, co
     }
   }
   if (!known) {
-    throw WrongUse(fmt::format("{}: dtype {}, accepted are F16, BF16, F32, F64, I32, I64, BOOL and U8", source, type));
+    throw WrongUse(fmt::format(
+        "{}: dtype {}, accepted are F16, BF16, F32, F64, F8_E4M3, F8_E5M2, I8, I32, I64, BOOL and U8", source, type));
   }
   const std::int64_t bytes = checked_bytes(tensor.shape, element_bytes(tensor.element), source);
   const std::int64_t data_at = 8 + static_cast<std::int64_t>(length);

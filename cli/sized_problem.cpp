@@ -58,6 +58,8 @@ Extents extents_of(const ProblemSizes& s, const tessera_problem& problem) {
     extents[core::kMaxPages] = ceil_div(seqlen_k, *s.page_size);
     extents[core::kPages] = s.batch * extents[core::kMaxPages];
   }
+  extents[core::kScaleBlocksQ] = ceil_div(s.seqlen_q, core::kScaleTokens);
+  extents[core::kScaleBlocksK] = ceil_div(seqlen_k, core::kScaleTokens);
   if (s[core::kTensorFields[core::TensorName("block_mask").index]]) {
     if (problem.mask_block_q < 1 || problem.mask_block_k < 1) {
       throw WrongUse("--block-mask: needs --mask-block with two numbers of at least 1");
@@ -103,7 +105,8 @@ tessera_problem problem_of(const ProblemSizes& sizes, const std::function<void(t
     for (const core::TensorField& field : core::kTensorFields) {
       if ((field.form == core::Form::kByRank) != by_rank || !is_there(field, sizes)) continue;
       const Shape shape = extents.shape(field, core::shape_of(field, problem));
-      problem.*field.layout = layout_of(dtype_of(field, sizes.dtype), shape, flag_of(field));
+      problem.*field.layout =
+          layout_of(dtype_of(field, sizes.dtype, sizes.kv_dtype.value_or(sizes.dtype)), shape, flag_of(field));
     }
   }
   return problem;

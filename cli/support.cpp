@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/text.hpp"
@@ -18,7 +19,8 @@
 namespace tessera::cli {
 namespace {
 
-constexpr tessera_dtype kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16, TESSERA_FLOAT64};
+constexpr tessera_dtype kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16,     TESSERA_BFLOAT16,
+                                     TESSERA_FLOAT64, TESSERA_FLOAT8_E4M3, TESSERA_FLOAT8_E5M2};
 constexpr tessera_direction kDirections[] = {TESSERA_FORWARD, TESSERA_BACKWARD};
 
 const char* direction_name(tessera_direction direction) {
@@ -111,11 +113,17 @@ std::vector<Case> cases() {
   decoding.sizes.seqlen_k = 4096;
   add("packed", "Sequences of different lengths one after another: cu_seqlens_q, cu_seqlens_k").sizes.packed = true;
   add("paged", "Keys and values in pages: page_table, or page_indptr and page_indices; seqused_k").sizes.page_size = 16;
+  constexpr std::pair<const char*, tessera_dtype> kCaches[] = {{"float8_e4m3 cache", TESSERA_FLOAT8_E4M3},
+                                                               {"float8_e5m2 cache", TESSERA_FLOAT8_E5M2},
+                                                               {"int8 cache", TESSERA_INT8}};
+  for (const auto& [name, dtype] : kCaches) add(name, "k and v of 8 bits under 16-bit q").sizes.kv_dtype = dtype;
   for (const core::TensorField& field : core::kTensorFields) {
     const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;
     if (!core::is_option(field) || of_packed_or_paged) continue;
     Case& with = add(field.name, field.what);
     with.sizes[field] = true;
+    const bool of_cache = field.layout == &tessera_problem::k_descale || field.layout == &tessera_problem::v_descale;
+    if (of_cache) with.sizes.kv_dtype = TESSERA_FLOAT8_E4M3;
     if (const core::TensorField* primal = core::primal_of(field)) with.sizes[*primal] = true;
     with.only_backward = !core::takes_part(field, false);
     // Blocks of 64 and 64, which only the block mask uses.

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/float8.hpp"
 #include "error.hpp"
 #include "peers/standard_attention.hpp"
 
@@ -23,6 +24,7 @@ constexpr ElementRow kElements[] = {
     {Element::kFloat16, "float16", 2}, {Element::kBfloat16, "bfloat16", 2}, {Element::kFloat32, "float32", 4},
     {Element::kFloat64, "float64", 8}, {Element::kInt32, "int32", 4},       {Element::kInt64, "int64", 8},
     {Element::kBool, "bool", 1},       {Element::kUint8, "uint8", 1},       {Element::kUint16, "uint16", 2},
+    {Element::kInt8, "int8", 1},       {Element::kE4m3, "float8_e4m3", 1},  {Element::kE5m2, "float8_e5m2", 1},
 };
 
 const ElementRow& row_of(Element element) { return kElements[static_cast<std::size_t>(element)]; }
@@ -167,6 +169,22 @@ Tensor as_floating(FileTensor file, bool sixteen_bit_is_bfloat16) {
       refuse(file, "float32, float16, float64, or bfloat16 bits in uint16 with --dtype bfloat16");
     default:
       refuse(file, "float32, float16, float64 and bfloat16");
+  }
+}
+
+Tensor as_sequence(FileTensor file, std::optional<tessera_dtype> dtype) {
+  switch (file.element) {
+    case Element::kInt8:
+      return adopt(std::move(file), TESSERA_INT8);
+    case Element::kE4m3:
+      return adopt(std::move(file), TESSERA_FLOAT8_E4M3);
+    case Element::kE5m2:
+      return adopt(std::move(file), TESSERA_FLOAT8_E5M2);
+    case Element::kUint8:
+      if (dtype && core::is_float8(*dtype)) return adopt(std::move(file), *dtype);
+      refuse(file, "floating types, int8, or codes of --dtype or --dtype-kv float8_e4m3 or float8_e5m2");
+    default:
+      return as_floating(std::move(file), dtype == TESSERA_BFLOAT16);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,7 +32,20 @@ class Memory {
 };
 
 // Element types of files.
-enum class Element { kFloat16, kBfloat16, kFloat32, kFloat64, kInt32, kInt64, kBool, kUint8, kUint16 };
+enum class Element {
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kInt32,
+  kInt64,
+  kBool,
+  kUint8,
+  kUint16,
+  kInt8,
+  kE4m3,
+  kE5m2
+};
 const char* element_name(Element element);
 std::int64_t element_bytes(Element element);
 
@@ -69,6 +83,9 @@ Tensor make_tensor(std::string source, tessera_dtype dtype, Shape shape);
 // Converts files' tensors for the library. Each throws WrongUse naming the source, its contents and the accepted types.
 // 16-bit integers are bfloat16 bits if `sixteen_bit` says so, and refused otherwise.
 Tensor as_floating(FileTensor file, bool sixteen_bit_is_bfloat16);
+// q, k or v, which may have 8 bits. `dtype`: what it should hold, if given; uint8 is codes of the 8-bit float that it
+// names, and uint16 bfloat16 bits.
+Tensor as_sequence(FileTensor file, std::optional<tessera_dtype> dtype);
 Tensor as_float32(FileTensor file);  // any floating type, converted
 Tensor as_int32(FileTensor file);    // int32, or int64 within its range
 Tensor as_int64(FileTensor file);

@@ -63,12 +63,12 @@ def attention(
     [pages, Hkv, page_size, D].
 
     q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); or, without
-    gradients, k and v are an 8-bit cache under 16-bit q (float8_e4m3, float8_e5m2 or, on the CPU, int8), or q, k and v
-    are all float8_e4m3 or float8_e5m2, and o is bfloat16. ``tessera.quantize`` makes 8-bit arrays with their scales. D is
-    1 .. 576 and Dv is 1 .. 512. Strides are arbitrary as long as the last dimension is contiguous. Arrays may be read-only;
-    nothing is copied. They may be arrays of NumPy (bfloat16 by ml_dtypes), PyTorch, JAX (on the CPU), CuPy, or any
-    other library with ``__dlpack__``, all on one device: the CPU, or a GPU, where the kernels run in the current stream
-    of the framework.
+    gradients, k and v are an 8-bit cache under 16-bit q (float8_e4m3, float8_e5m2 or, on the CPU, int8), or q, k and
+    v are all float8_e4m3 or float8_e5m2, and o is bfloat16. ``tessera.quantize`` makes 8-bit arrays with their scales.
+    D is 1 .. 576 and Dv is 1 .. 512. Strides are arbitrary as long as the last dimension is contiguous. Arrays may be
+    read-only; nothing is copied. They may be arrays of NumPy (bfloat16 and 8-bit floats by ml_dtypes), PyTorch, JAX (on
+    the CPU), CuPy, or any other library with ``__dlpack__``, all on one device: the CPU, or a GPU, where the kernels
+    run in the current stream of the framework.
 
     For query i and key j of one sequence, in this order::
 

@@ -25,6 +25,9 @@ class Options(TypedDict, total=False):
     alibi_slopes: Any
     sink: Any
     dropout_state: Any
+    q_descale: Any
+    k_descale: Any
+    v_descale: Any
     scale: float | None
     causal: bool
     top_left: bool

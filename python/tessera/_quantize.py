@@ -28,8 +28,8 @@ def quantize(
     Args:
         x: [B, S, H, D], or pages [pages, page_size, H, D]; NumPy (8-bit floats by ml_dtypes), PyTorch or JAX.
         dtype: "float8_e4m3", "float8_e5m2" or "int8".
-        scheme: what shares a scale: "tensor" all of x ([1]); "head" a head ([H]); "block" 128 tokens of a sequence and a
-            head ([B, ceil(S / 128), H]); "token" a token and head ([pages, page_size, H]), for pages.
+        scheme: what shares a scale: "tensor" all of x ([1]); "head" a head ([H]); "block" 128 tokens of a sequence and
+            a head ([B, ceil(S / 128), H]); "token" a token and head ([pages, page_size, H]), for pages.
         rotate: first multiply each row by an orthogonal matrix, which spreads an outlier over all columns (see
             `rotate`). q . k is unchanged if both are rotated.
         heads_kv: for q: the number of KV heads, whose query heads share their scale.

@@ -126,8 +126,8 @@ inline constexpr Shape kScalesQ{3, {{kB}, {kScaleBlocksQ}, {kHkv}}}, kScalesK{3,
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
 
-// What selects a row's shape: cu_seqlens_q; cu_seqlens_k and page_table; the tensor's own rank; or kLastAxes: the shape
-// or its last axes, broadcast by NumPy's rules; kScales: shapes::kScales, kScalesBatch or, of rank 3, `dense`, or `paged`.
+// What selects a row's shape: cu_seqlens_q; cu_seqlens_k and page_table; its own rank; or kLastAxes: the shape or its
+// last axes, broadcast by NumPy's rules; kScales: shapes::kScales, kScalesBatch or, of rank 3, `dense` or `paged`.
 enum class Form { kByRank, kQueries, kKeys, kLastAxes, kScales };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
 // kKeys: that of q or, under 16 bits, an 8-bit type. kOutput: that of q, of 8 bits bfloat16, float16 or float32.

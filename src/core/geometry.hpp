@@ -103,8 +103,8 @@ constexpr SlopeStrides slope_strides(const tessera_layout& layout) {
   return layout.rank == 1 ? SlopeStrides{0, layout.strides[0]} : SlopeStrides{layout.strides[0], layout.strides[1]};
 }
 
-// Scales of q, k or v. That of token j of sequence b and KV head h is at batch * b + row * (j / tokens) + head * h; with
-// `tokens` 1 and pages, at batch * page_of(b, j) + row * (j % page_size) + head * h.
+// Scales of q, k or v. That of token j of sequence b and KV head h is at batch * b + row * (j / tokens) + head * h; of
+// tokens in pages, at batch * page_of(b, j) + row * (j % page_size) + head * h.
 inline constexpr int64_t kScaleTokens = 128;  // of a block
 struct ScaleStrides {
   int64_t batch, row, head;

@@ -21,8 +21,8 @@ struct ScoreTensor {
   int64_t batch, head, row, col;
 };
 
-// Scales of 8-bit q, k or v; strides in bytes. NULL: 1. The scale of token j of sequence b and KV head h is at batch * b
-// + row * (j / tokens) + head * h; in_pages: at batch * (j's page) + row * (j's place in it) + head * h.
+// Scales of 8-bit q, k or v; strides in bytes. NULL: 1. The scale of token j of sequence b and KV head h is at
+// batch * b + row * (j / tokens) + head * h; in_pages: at batch * (j's page) + row * (j's place in it) + head * h.
 struct Scales {
   const char* data;
   int64_t batch, row, head;

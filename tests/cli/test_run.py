@@ -136,6 +136,24 @@ def test_float16(folder, random):
     assert_close(folder.load("out"), exact.o, plain.o, "float16")
 
 
+@pytest.mark.parametrize("name", ("float8_e4m3", "float8_e5m2", "int8"))
+def test_8_bit_cache(folder, random, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2, "int8": np.int8}[name]
+    inputs = tensors(random)
+    codes = {n: (inputs[n] * 20).astype(dtype) for n in ("k", "v")}
+    k_scales, v_scales = np.float32([0.05]), (0.04 + 0.02 * random.random((2, 1, 2))).astype(np.float32)
+    for as_saved in (True, False):  # as NumPy saves its type, and as uint8
+        bits = {n: x if as_saved or name == "int8" else x.view(np.uint8) for n, x in codes.items()}
+        folder.save(q=inputs["q"].astype(np.float16), k_scales=k_scales, v_scales=v_scales, **bits)
+        folder.succeeds(*INPUTS, "--dtype-kv", name, "--k-descale", "k_scales.npy", "--v-descale", "v_scales.npy")
+        given = {"q": inputs["q"].astype(np.float16).astype(np.float32),
+                 "k": codes["k"].astype(np.float32) * k_scales,
+                 "v": codes["v"].astype(np.float32) * v_scales[..., None]}  # fmt: skip
+        assert folder.load("out").dtype == np.float16
+        assert_close(folder.load("out"), Plain(**given).o, Plain(**given, dtype="float16").o, "float16")
+
+
 def test_bfloat16_bits(folder, random):
     inputs = tensors(random)
     folder.save(**{name: bfloat16_bits(x) for name, x in inputs.items()})

@@ -29,8 +29,8 @@ struct Inputs {
   std::vector<double> tree;          // [rows_q, words] of int32, or empty
   std::vector<double> prefix_groups, prefix_lens;  // [G + 1], [G], or empty
 
-  // Of 8-bit tensors, whose elements are scale * code: codes in the tensors' shapes, scales in the shape of Case::scales.
-  // The scales of tokens of no sequence are NaN.
+  // Of 8-bit tensors, whose elements are scale * code: codes in the tensors' shapes, scales in that of scale_shape. The
+  // scales of tokens of no sequence are NaN.
   std::vector<double> q_codes, k_codes, v_codes;
   std::vector<double> q_scales, k_scales, v_scales;
   std::vector<int64_t> scale_shape(bool of_q) const;

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "append_step.hpp"
+#include "core/convert.hpp"
 
 namespace tessera::test {
 namespace {
@@ -80,6 +84,148 @@ TEST(Append, RefusesBeforeAnythingIsWritten) {
   expect_refused("interleaved: 2", dense, [](Step& s) { s.call.interleaved = 2; });
   expect_refused("k: NULL", dense, [](Step& s) { s.call.k.data = nullptr; });
   expect_refused("call: struct_size 0", dense, [](Step& s) { s.call.struct_size = 0; });
+}
+
+// An 8-bit cache of two sequences with 2 and 3 new tokens after 3 and 0 others, in pages of 4.
+template <class Element>
+struct CacheOf8Bits {
+  static constexpr std::int64_t kHeads = 2, kDim = 24, kPages = 4, kPageSize = 4;
+  std::vector<float> k = std::vector<float>(5 * kHeads * kDim), v = k, cos = std::vector<float>(8 * kDim / 4),
+                     sin = cos;
+  std::vector<Element> k_cache = std::vector<Element>(kPages * kPageSize * kHeads * kDim, Element{33}),
+                       v_cache = k_cache;
+  std::vector<float> k_scales = std::vector<float>(kPages * kPageSize * kHeads, -1.0f), v_scales = k_scales;
+  std::vector<std::int32_t> cu_seqlens = {0, 2, 5}, used = {5, 3}, pages = {2, 0, 3, 1};
+  tessera_append_call call{};
+
+  explicit CacheOf8Bits(DType dtype) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (float& x : k) x = normal(random);
+    for (float& x : v) x = 100 * normal(random);
+    for (std::size_t n = 0; n < cos.size(); ++n) cos[n] = std::cos(0.1f * static_cast<float>(n)), sin[n] = 1 - cos[n];
+    const Layout tokens = layout(float32, {5, kHeads, kDim}), cache = layout(dtype, {kPages, kPageSize, kHeads, kDim});
+    call.k = tensor(tokens, k.data()), call.v = tensor(tokens, v.data());
+    call.k_cache = tensor(cache, k_cache.data()), call.v_cache = tensor(cache, v_cache.data());
+    call.seqused_k = tensor(layout(int32, {2}), used.data());
+    call.cu_seqlens = tensor(layout(int32, {3}), cu_seqlens.data());
+    call.page_table = tensor(layout(int32, {2, 2}), pages.data());
+    const Layout angles = layout(float32, {8, kDim / 4});  // half of the columns are rotated
+    call.cos = tensor(angles, cos.data()), call.sin = tensor(angles, sin.data());
+    const Layout scales = layout(float32, {kPages, kPageSize, kHeads});
+    call.k_descale = tensor(scales, k_scales.data()), call.v_descale = tensor(scales, v_scales.data());
+    call.compute_scales = 1;
+  }
+
+  // Row of the cache, counted over all pages, of token t.
+  std::int64_t row(std::int64_t t) const {
+    const std::int64_t b = t < 2 ? 0 : 1, key = t < 2 ? 3 + t : t - 2;
+    return pages[b * 2 + key / kPageSize] * kPageSize + key % kPageSize;
+  }
+  float rotated(std::int64_t t, std::int64_t h, std::int64_t d) const {
+    const std::int64_t position = t < 2 ? 3 + t : t - 2, half = kDim / 4;
+    const float* of = &k[(t * kHeads + h) * kDim];
+    if (d >= 2 * half) return of[d];
+    const float c = cos[position * half + d % half], s = sin[position * half + d % half];
+    return d < half ? of[d] * c - of[d + half] * s : of[d - half] * s + of[d] * c;
+  }
+};
+
+// Rotation and rounding in one pass: the codes are those of the exact values, the scales those of each token's largest.
+template <class Element>
+void expect_quantized(DType dtype, float largest) {
+  using Cache = CacheOf8Bits<Element>;
+  Cache cache(dtype);
+  append(cache.call);
+  std::vector<char> written(static_cast<std::size_t>(Cache::kPages * Cache::kPageSize));
+  for (std::int64_t t = 0; t < 5; ++t) {
+    written[cache.row(t)] = 1;
+    for (std::int64_t h = 0; h < Cache::kHeads; ++h) {
+      const std::int64_t at = cache.row(t) * Cache::kHeads + h;
+      float k_most = 0, v_most = 0;
+      for (std::int64_t d = 0; d < Cache::kDim; ++d) {
+        k_most = std::max(k_most, std::fabs(cache.rotated(t, h, d)));
+        v_most = std::max(v_most, std::fabs(cache.v[(t * Cache::kHeads + h) * Cache::kDim + d]));
+      }
+      EXPECT_FLOAT_EQ(cache.k_scales[at], k_most / largest);
+      EXPECT_FLOAT_EQ(cache.v_scales[at], v_most / largest);
+      for (std::int64_t d = 0; d < Cache::kDim; ++d) {
+        const auto code = [&](const std::vector<Element>& codes) {
+          return core::load(static_cast<std::int32_t>(dtype), codes.data(), at * Cache::kDim + d);
+        };
+        const auto half_step = [&](double value) {  // of the format, at a value in units of the scale
+          if (dtype == int8) return 0.5;
+          const int bits = dtype == float8_e4m3 ? 3 : 2, least = dtype == float8_e4m3 ? -6 : -14;
+          return std::ldexp(0.5, std::max(value == 0 ? least : std::ilogb(value), least) - bits);
+        };
+        const double k_value = cache.rotated(t, h, d) / cache.k_scales[at];
+        const double v_value = cache.v[(t * Cache::kHeads + h) * Cache::kDim + d] / cache.v_scales[at];
+        EXPECT_NEAR(code(cache.k_cache), k_value, 1.0001 * half_step(k_value));
+        EXPECT_NEAR(code(cache.v_cache), v_value, 1.0001 * half_step(v_value));
+      }
+    }
+  }
+  for (std::size_t row = 0; row < written.size(); ++row) {
+    for (std::int64_t n = 0; n < Cache::kHeads * Cache::kDim && !written[row]; ++n) {
+      EXPECT_EQ(cache.k_cache[row * Cache::kHeads * Cache::kDim + n], Element{33});
+    }
+    if (!written[row]) {
+      EXPECT_EQ(cache.k_scales[row * Cache::kHeads], -1.0f);
+    }
+  }
+}
+
+TEST(Append, ComputesTheScalesOf8Bits) {
+  expect_quantized<std::uint8_t>(float8_e4m3, 448);
+  expect_quantized<std::uint8_t>(float8_e5m2, 57344);
+  expect_quantized<std::int8_t>(int8, 127);
+}
+
+// Every instruction set stores and reads the codes as core/float8.hpp does: special numbers by a given scale of 2.
+TEST(Append, SaturatesAndKeepsNaN) {
+  for (const DType dtype : {float8_e4m3, float8_e5m2}) {
+    for (int isa = TESSERA_ISA_BASELINE; isa <= std::min<int>(cpu().isa_limit, TESSERA_ISA_AVX512_BF16); ++isa) {
+      CacheOf8Bits<std::uint8_t> cache(dtype);
+      const auto e = static_cast<std::int32_t>(dtype);
+      const float infinity = std::numeric_limits<float>::infinity();
+      const float special[] = {infinity, -infinity, 1e30f, -1e30f, NAN, 0.0f, -0.0f, 2e-9f, 0.0156f, 0.00294f, 3.1e-5f};
+      std::copy(std::begin(special), std::end(special), cache.v.begin());
+      std::vector<float> scale = {2.0f};
+      cache.call.compute_scales = 0;
+      cache.call.k_descale = cache.call.v_descale = tensor(layout(float32, {1}), scale.data());
+      Device device = cpu();
+      device.isa = isa, device.vector_isa = 0;
+      append(cache.call, &device);
+      for (std::int64_t n = 0; n < CacheOf8Bits<std::uint8_t>::kHeads * CacheOf8Bits<std::uint8_t>::kDim; ++n) {
+        std::uint8_t expected[8] = {};
+        core::store(e, expected, 0, cache.v[n] / 2.0f);
+        const std::uint8_t given =
+            cache.v_cache[cache.row(0) * CacheOf8Bits<std::uint8_t>::kHeads * CacheOf8Bits<std::uint8_t>::kDim + n];
+        EXPECT_EQ(given, expected[0]) << cache.v[n] << " by " << tessera_isa_name(isa);
+      }
+    }
+  }
+}
+
+TEST(Append, RefusesScalesInWords) {
+  const auto refused = [](const char* message, auto spoil) {
+    CacheOf8Bits<std::uint8_t> cache(float8_e4m3);
+    spoil(cache.call);
+    const Status status = try_append(cache.call);
+    EXPECT_TRUE(status.message().starts_with(message)) << status.message();
+  };
+  refused("k_descale: absent", [](tessera_append_call& call) { call.k_descale = {}; });
+  refused("compute_scales: 1 without page_table", [](tessera_append_call& call) {
+    call.page_table = {};  // two sequences of at most 8 keys
+    call.k_cache.layout.shape[0] = call.v_cache.layout.shape[0] = 2;
+  });
+  refused("compute_scales: 2", [](tessera_append_call& call) { call.compute_scales = 2; });
+  refused("k_descale: shape [4, 4, 2], accepted [1], [2] and [2, 2]",
+          [](tessera_append_call& call) { call.compute_scales = 0; });
+  refused("v_cache: dtype int8, must be that of k_cache: float8_e4m3",
+          [](tessera_append_call& call) { call.v_cache.layout.dtype = TESSERA_INT8; });
+  refused("compute_scales: 1 with a cache of float32",
+          [](tessera_append_call& call) { call.k_cache.layout.dtype = call.v_cache.layout.dtype = TESSERA_FLOAT32; });
 }
 
 // A forward call with the same lengths sees the appended tokens.

@@ -40,6 +40,24 @@ Problem large_problem(std::int64_t d, std::int64_t dv, std::int64_t length = 409
   return problem;
 }
 
+// No GPU family reads 8 bits: each says so.
+TEST(CudaPlan, RefusesEightBits) {
+  Problem cached = large_problem(128, 128);
+  cached.k.dtype = cached.v.dtype = TESSERA_FLOAT8_E4M3;
+  cached.k_descale = layout(float32, {16});
+  Problem float8 = large_problem(128, 128, 4096, float8_e4m3);
+  float8.o.dtype = TESSERA_BFLOAT16;
+  const std::pair<Problem, std::string> refused[] = {
+      {cached, "fwd_sm90: keys and values of float8_e4m3, accepted those of q's dtype"},
+      {float8, "fwd_sm80: float8_e4m3, accepted"}};
+  for (const auto& [problem, reason] : refused) {
+    Plan plan;
+    const Status status = try_plan(problem, gpu(), plan);
+    EXPECT_EQ(status.code(), Code::unsupported);
+    EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
+  }
+}
+
 Problem packed_large_problem() {
   Problem problem;
   problem.q = problem.k = problem.v = problem.o = layout(float16, {16384, 16, 128});

@@ -50,6 +50,23 @@ Problem block_masked() {
   return p;
 }
 
+// bfloat16 queries over an 8-bit cache.
+Problem cached() {
+  Problem p = dense_problem(bfloat16);
+  p.k.dtype = p.v.dtype = TESSERA_FLOAT8_E4M3;
+  return p;
+}
+Problem cached_in_pages() {
+  Problem p = paged_problem(float16);
+  p.k.dtype = p.v.dtype = TESSERA_INT8;
+  return p;
+}
+Problem float8() {
+  Problem p = dense_problem(float8_e5m2);
+  p.o.dtype = TESSERA_BFLOAT16;
+  return p;
+}
+
 const Rule kRules[] = {
     // presence and rank
     {"q_absent", dense, [](Problem& p) { p.q.rank = 0; }, {"q: ", "absent"}},
@@ -133,6 +150,58 @@ const Rule kRules[] = {
      packed,
      [](Problem& p) { p.cu_seqlens_q.dtype = TESSERA_FLOAT32; },
      {"cu_seqlens_q: ", "float32", "int32"}},
+    // 8 bits
+    {"k_8bit_under_float32",
+     dense,
+     [](Problem& p) { p.k.dtype = p.v.dtype = TESSERA_FLOAT8_E4M3; },
+     {"k: dtype float8_e4m3, must be that of q: float32"}},
+    {"k_16bit_under_others", cached, [](Problem& p) { p.k.dtype = TESSERA_FLOAT16; }, {"k: ", "float16", "int8"}},
+    {"v_not_as_k", cached, [](Problem& p) { p.v.dtype = TESSERA_INT8; }, {"v: dtype int8, must be that of k"}},
+    {"k_not_as_float8_q", float8, [](Problem& p) { p.k.dtype = TESSERA_INT8; }, {"k: dtype int8", "float8_e5m2"}},
+    {"q_int8", dense, [](Problem& p) { p.q.dtype = TESSERA_INT8; }, {"q: dtype int8, accepted"}},
+    {"o_of_float8",
+     float8,
+     [](Problem& p) { p.o.dtype = TESSERA_FLOAT8_E5M2; },
+     {"o: ", "bfloat16, float16 and float32"}},
+    {"o_of_a_cache", cached, [](Problem& p) { p.o.dtype = TESSERA_FLOAT32; }, {"o: ", "that of q: bfloat16"}},
+    {"bias_of_float8",
+     float8,
+     [](Problem& p) { p.bias = layout(float16, {1, 1, 1, 24}); },
+     {"bias: ", "float32 and that of o, bfloat16"}},
+    {"gradient_of_8bit",
+     backward,
+     [](Problem& p) { p.v.dtype = TESSERA_FLOAT8_E4M3; },
+     {"v: dtype float8_e4m3 with direction backward"},
+     Code::unsupported},
+    {"scales_of_16_bits",
+     cached,
+     [](Problem& p) { p.q_descale = layout(float32, {1}); },
+     {"q_descale: given with q of bfloat16"}},
+    {"scales_dtype", cached, [](Problem& p) { p.k_descale = layout(float16, {1}); }, {"k_descale: ", "float32"}},
+    {"scales_rank",
+     cached,
+     [](Problem& p) { p.k_descale = layout(float32, {2, 1, 1, 2}); },
+     {"k_descale: rank 4, accepted [1], [Hkv], [B, Hkv] and [B, ceil(Sk / 128), Hkv]"}},
+    {"scales_of_heads", cached, [](Problem& p) { p.v_descale = layout(float32, {4}); }, {"v_descale: ", "Hkv = 2"}},
+    {"scales_of_the_batch",
+     cached,
+     [](Problem& p) { p.v_descale = layout(float32, {1, 2}); },
+     {"v_descale: ", "B = 2"}},
+    {"scales_of_blocks",
+     cached,
+     [](Problem& p) { p.k_descale = layout(float32, {2, 24, 2}); },
+     {"k_descale: ", "ceil(Sk / 128) = 1"}},
+    {"scales_of_blocks_in_pages",
+     cached_in_pages,
+     [](Problem& p) { p.k_descale = layout(float32, {2, 1, 2}); },
+     {"k_descale: ", "[pages, page_size, Hkv]", "pages = 5"}},
+    {"scales_of_packed_blocks",
+     packed,
+     [](Problem& p) {
+       p.q.dtype = p.o.dtype = TESSERA_BFLOAT16, p.k.dtype = p.v.dtype = TESSERA_FLOAT8_E4M3;
+       p.k_descale = layout(float32, {3, 1, 2});
+     },
+     {"max_seqlen_k: 0", "scales of blocks"}},
     // shapes
     {"heads_not_a_multiple",
      dense,
@@ -589,6 +658,20 @@ TEST(ValidateAccepts, MixedForms) {
   p.q = layout(float32, {16, 4, 8});
   p.o = layout(float32, {16, 4, 6});
   p.cu_seqlens_q = layout(int32, {3});
+  expect_accepted(p);
+}
+
+TEST(ValidateAccepts, EightBitsWithScalesOfEveryShape) {
+  for (const Layout& scales : {layout(float32, {1}), layout(float32, {2}), layout(float32, {2, 2}, {0, 5}),
+                               layout(float32, {2, 1, 2}, {1, 8, 2})}) {
+    for (Problem p : {cached(), float8()}) {
+      p.k_descale = p.v_descale = scales;
+      if (p.q.dtype == TESSERA_FLOAT8_E5M2) p.q_descale = scales, p.o.dtype = TESSERA_FLOAT32;
+      expect_accepted(p);
+    }
+  }
+  Problem p = cached_in_pages();
+  p.k_descale = layout(float32, {5, 8, 2}), p.v_descale = layout(float32, {2, 2});
   expect_accepted(p);
 }
 
