@@ -139,6 +139,7 @@ class Run {
     switch (field.dtypes) {
       case core::Dtypes::kFloating:
       case core::Dtypes::kAsQ:
+      case core::Dtypes::kAsQOrFloat32:
         return sequence(std::move(file));
       case core::Dtypes::kFloat32OrAsQ:
         return floating(std::move(file));
@@ -321,6 +322,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<RunOptions>();
   RunOptions& o = *options;
   for (const core::TensorField& field : core::kTensorFields) {
+    if (core::of_several_calls(field)) continue;
     const bool is_output = &field == &core::kTensorFields[core::TensorName("o").index];
     CLI::Option* option = command->add_option((is_output ? "-o," : "") + std::string(argument_of(field)),
                                               o.files[&field - core::kTensorFields],

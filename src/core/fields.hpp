@@ -42,6 +42,7 @@ enum Symbol {
   kBlocksQ,
   kBlocksK,
   kTwo,
+  kFour,
   kSymbols
 };
 
@@ -68,6 +69,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"ceil(Sq / mask_block_q)", 0, kMaxLength},
     {"ceil(Sk / mask_block_k)", 0, kMaxLength},
     {"2", 2, 2},
+    {"4", 4, 4},
 };
 static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
 
@@ -114,7 +116,7 @@ inline constexpr Shape kGroupOffsets{1, {{kGroups, kPlusOne}}}, kPerGroup{1, {{k
 inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk, kEqualOrOne}}};
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
-inline constexpr Shape kPair{1, {{kTwo}}};
+inline constexpr Shape kPair{1, {{kTwo}}}, kPlaces{2, {{kB}, {kFour}}};
 }  // namespace shapes
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ inline constexpr Shape kPair{1, {{kTwo}}};
 // or its last axes, broadcast by NumPy's rules.
 enum class Form { kByRank, kQueries, kKeys, kLastAxes };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
-enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
+enum class Dtypes { kFloating, kAsQ, kAsQOrFloat32, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
 enum class LastAxis { kAnyStride, kContiguous };
 enum class Written { kNever, kForward, kBackward };
 
@@ -171,7 +173,7 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(tree_mask),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseTree,   shapes::kPackedTree,         shapes::kNone,   "--tree-mask",    "tree mask",   "Bits of the keys from Sk - Sq on that each query sees"},
     {TESSERA_TENSOR(prefix_groups), Need::kIfGiven,        Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kGroupOffsets, shapes::kNone,              shapes::kNone,   "--prefix-groups", "shared prefixes", "Where each group of sequences that share a prefix starts in the batch"},
     {TESSERA_TENSOR(prefix_lens),  Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerGroup,    shapes::kNone,               shapes::kNone,   "--prefix-lens",  nullptr,       "Keys of each group's prefix"},
-    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
+    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
     {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
     {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
     {TESSERA_TENSOR(mask),         Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--mask",         "mask",        "Visible keys"},
@@ -179,20 +181,23 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(alibi_slopes), Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerHead,     shapes::kPerSequenceAndHead, shapes::kNone,   "--alibi",        "ALiBi",       "ALiBi slopes"},
     {TESSERA_TENSOR(sink),         Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--sink",         "sink",        "A logit a head that joins the denominator"},
     {TESSERA_TENSOR(d_o),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--grad",         nullptr,       "Cotangent of the output: asks for gradients"},
-    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
-    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
-    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
+    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kBackward, Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
+    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
+    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
     {TESSERA_TENSOR(d_lse),        Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--dlse",         nullptr,       "Cotangent of the log-sum-exp"},
     {TESSERA_TENSOR(d_bias),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kContiguous, Written::kBackward, Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--dbias",        nullptr,       "Gradient of the bias"},
     {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
     {TESSERA_TENSOR(lse_low),      Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse-low",      "lse_low",     "What the log-sum-exp's rounding leaves out"},
     {TESSERA_TENSOR(dropout_state), Need::kIfGiven,        Dtypes::kInt64,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPair,        shapes::kNone,               shapes::kNone,   "--dropout-state", "dropout state", "Seed and offset of the dropout, in place of --seed and --offset"},
+    {TESSERA_TENSOR(places),       Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPlaces,      shapes::kNone,               shapes::kNone,   "--places",       "places",      "First query, queries, first key and keys of each sequence in the whole"},
+    {TESSERA_TENSOR(o_accum),      Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--o-accum",      "accumulated partial result", "Partial result with which the call's is merged, with --lse and --lse-low"},
 };
 #undef TESSERA_TENSOR
 // clang-format on
 
 inline constexpr int kNumTensors = std::size(kTensorFields);
-static_assert(kNumTensors * sizeof(void*) + offsetof(tessera_buffers, q) == offsetof(tessera_buffers, captured),
+static_assert(kNumTensors * sizeof(void*) == offsetof(tessera_buffers, captured) - offsetof(tessera_buffers, q) +
+                                                 sizeof(tessera_buffers) - offsetof(tessera_buffers, places),
               "a row for each pointer of tessera_buffers");
 
 constexpr int tensor_index(std::string_view name) {
@@ -226,6 +231,10 @@ constexpr bool is_option(const TensorField& field) {
   return field.need == Need::kIfGiven || field.need == Need::kIfGivenBackward;
 }
 
+// Partial results exist between calls: the command line, which makes one call, has no flag for them, and Python has
+// arguments of its own.
+constexpr bool of_several_calls(const TensorField& field) { return field.layout == &tessera_problem::o_accum; }
+
 // The tensor of which a result of the backward pass is the gradient, such as bias for d_bias; nullptr for all others.
 constexpr const TensorField* primal_of(const TensorField& field) {
   constexpr std::string_view kPrefix = "d_";
@@ -236,7 +245,8 @@ constexpr const TensorField* primal_of(const TensorField& field) {
 // q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not one: [B, H, S], nor is tree_mask.)
 constexpr bool is_sequence(const TensorField& field) {
   return (field.form == Form::kQueries || field.form == Form::kKeys) &&
-         (field.dtypes == Dtypes::kFloating || field.dtypes == Dtypes::kAsQ);
+         (field.dtypes == Dtypes::kFloating || field.dtypes == Dtypes::kAsQ || field.dtypes == Dtypes::kAsQOrFloat32 ||
+          field.layout == &tessera_problem::o_accum);
 }
 
 // "float32 or that of q"
@@ -244,6 +254,7 @@ constexpr const char* dtypes_text(Dtypes dtypes) {
   switch (dtypes) {
     case Dtypes::kFloating:
     case Dtypes::kAsQ:
+    case Dtypes::kAsQOrFloat32:
       return "float32, float16, bfloat16 or float64";
     case Dtypes::kFloat32OrAsQ:
       return "float32 or that of q";
@@ -356,9 +367,19 @@ inline constexpr OptionField kOptionFields[] = {
     {"max_seqlen_k",    "--max-seqlen-k",    OptionKind::kInteger,        nullptr,      "Packed or paged: keys of the longest sequence, 0 for unknown", {detail::length("max_seqlen_k", &tessera_problem::max_seqlen_k)}},
     {"max_prefix_k",    "--max-prefix-k",    OptionKind::kInteger,        nullptr,      "Shared prefixes: keys of the longest, 0 for unknown",     {detail::length("max_prefix_k", &tessera_problem::max_prefix_k)}},
     {"max_suffix_k",    "--max-suffix-k",    OptionKind::kInteger,        nullptr,      "Shared prefixes: the most keys of a sequence that are not read once, 0 for unknown", {detail::length("max_suffix_k", &tessera_problem::max_suffix_k)}},
+    {"place_q",         "--place-q",         OptionKind::kPair,           "FIRST TOTAL", "Global place of the queries: the first, of how many",    {detail::length("first_q", &tessera_problem::first_q), detail::length("total_q", &tessera_problem::total_q)}},
+    {"place_k",         "--place-k",         OptionKind::kPair,           "FIRST TOTAL", "Global place of the keys: the first, of how many",       {detail::length("first_k", &tessera_problem::first_k), detail::length("total_k", &tessera_problem::total_k)}},
+    {"place_heads",     "--place-heads",     OptionKind::kPair,           "FIRST TOTAL", "Global place of the query heads: the first, of how many", {detail::length("first_head", &tessera_problem::first_head), detail::length("total_heads", &tessera_problem::total_heads)}},
+    {"total_heads_kv",  "--total-heads-kv",  OptionKind::kInteger,        nullptr,      "KV heads of the whole, 0: as many for each query head as here", {detail::length("total_heads_kv", &tessera_problem::total_heads_kv)}},
+    {"first_sequence",  "--first-sequence",  OptionKind::kInteger,        nullptr,      "Global number of the first sequence",                     {detail::length("first_sequence", &tessera_problem::first_sequence)}},
+    {"accumulate",      nullptr,             OptionKind::kInteger,        nullptr,      "1: results are merged with those that the outputs hold",  {{.name = "accumulate", .integer = &tessera_problem::accumulate, .max = 1, .accepted = "0 and 1"}}},
     {"deterministic",   "--deterministic",   OptionKind::kFlag,           nullptr,      "Gradients have the same bits every time",                 {detail::flag("deterministic", &tessera_problem::deterministic)}},
     {"batch_invariant", "--batch-invariant", OptionKind::kFlag,           nullptr,      "A sequence's bits do not depend on its batch",            {detail::flag("batch_invariant", &tessera_problem::batch_invariant)}},
 };
 // clang-format on
+
+constexpr bool of_several_calls(const OptionField& field) {
+  return field.members[0].integer == &tessera_problem::accumulate;
+}
 
 }  // namespace tessera::core
