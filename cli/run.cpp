@@ -139,6 +139,8 @@ class Run {
     switch (field.dtypes) {
       case core::Dtypes::kFloating:
       case core::Dtypes::kAsQ:
+      case core::Dtypes::kKeys:
+      case core::Dtypes::kOutput:
       case core::Dtypes::kAsQOrFloat32:
         return sequence(std::move(file));
       case core::Dtypes::kFloat32OrAsQ:

@@ -51,6 +51,9 @@ struct Buffers {
   std::array<const void*, TESSERA_MAX_CAPTURED_TENSORS> captured{};
   std::array<void*, TESSERA_MAX_CAPTURED_TENSORS> d_captured{};
   std::array<double, TESSERA_MAX_CAPTURED_SCALARS> scalars{};
+  const float* q_descale = nullptr;
+  const float* k_descale = nullptr;
+  const float* v_descale = nullptr;
   const std::int32_t* places = nullptr;
   const void* o_accum = nullptr;
 

@@ -92,11 +92,11 @@ TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor
   for (int64_t n = 0; n < rows; ++n) {
     char* out = tensor.data + tensor.batch * batch + tensor.row * (k_row + n) + tensor.head * head_kv;
     if (!f.keys_started[n / kStageKeys]) {
-      if (!f.p.accumulate) __builtin_memset(out, 0, static_cast<size_t>(cols * f.p.out_bytes));
+      if (!f.p.accumulate) __builtin_memset(out, 0, static_cast<size_t>(cols * f.p.d_elem_bytes));
       continue;
     }
     for (int64_t c = 0; c < cols; c += kBlockM) {
-      if (f.p.out_dtype == TESSERA_FLOAT32) {
+      if (f.p.d_dtype == TESSERA_FLOAT32) {
         const float* sums = in + (c / kBlockM * f.p.block_n + n) * kBlockM;
         float* to = reinterpret_cast<float*>(out) + c;
         for (int64_t d = 0; d < min_of<int64_t>(kBlockM, cols - c); ++d) {

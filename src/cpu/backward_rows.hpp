@@ -14,7 +14,7 @@ TESSERA_INLINE void write_gradient_row(const Params& p, char* out, float* row, i
     const float* before = reinterpret_cast<const float*>(out);
     for (int64_t d = 0; d < cols; ++d) row[d] += before[d];
   }
-  with_float_elem(p.out_dtype, [&](auto elem) { write_row<decltype(elem)>(out, row, cols); });
+  with_float_elem(p.d_dtype, [&](auto elem) { write_row<decltype(elem)>(out, row, cols); });
 }
 
 // The float32 accumulator of d_q's row `query` in this split.

@@ -47,10 +47,24 @@ ScoreTensor score_tensor(const core::TensorView<core::ScoreStrides>& view) {
   return {static_cast<char*>(view.data), s.batch * bytes, s.head * bytes, s.row * bytes, s.col * bytes};
 }
 
+Scales scales_of(const core::TensorView<core::ScaleStrides>& view, bool paged) {
+  const core::ScaleStrides& s = view.stride;
+  const bool in_pages = paged && s.tokens == 1;
+  return {static_cast<const char*>(view.data),
+          s.batch * view.elem_bytes,
+          s.row * view.elem_bytes,
+          s.head * view.elem_bytes,
+          view.data ? s.tokens : 1,
+          in_pages};
+}
+
 void fill_tensors(Params& p, const core::ProblemView& view, const tessera_problem& problem,
                   const tessera_buffers& buffers) {
   p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
   p.o = row_tensor(core::row_view(problem.o, buffers.o));
+  p.q_scales = scales_of(view.q_scales, false);
+  p.k_scales = scales_of(view.k_scales, core::paged(problem));
+  p.v_scales = scales_of(view.v_scales, core::paged(problem));
   const core::TensorView<core::LseStrides> lse = core::lse_view(problem.lse, buffers.lse);
   p.lse = static_cast<char*>(lse.data);
   p.lse_batch = lse.stride.batch * 4, p.lse_head = lse.stride.head * 4, p.lse_row = lse.stride.row * 4;
@@ -191,9 +205,9 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.dtype = plan.problem.q.dtype;
   const core::ProblemView view = core::problem_view(plan.problem, buffers);
   p.elem_bytes = static_cast<int32_t>(view.q.elem_bytes);
-  const bool backward = plan.problem.direction == TESSERA_BACKWARD;
-  p.out_dtype = backward ? plan.problem.d_q.dtype : plan.problem.o.dtype;
-  p.out_bytes = static_cast<int32_t>(tessera_dtype_bytes(p.out_dtype));
+  p.kv_dtype = plan.problem.k.dtype, p.kv_elem_bytes = static_cast<int32_t>(view.k.elem_bytes);
+  p.o_dtype = plan.problem.o.dtype, p.o_elem_bytes = static_cast<int32_t>(tessera_dtype_bytes(p.o_dtype));
+  p.d_dtype = plan.problem.d_q.dtype, p.d_elem_bytes = static_cast<int32_t>(tessera_dtype_bytes(p.d_dtype));
   p.accumulate = plan.problem.accumulate != 0;
   fill_tensors(p, view, plan.problem, buffers);
   fill_options(p, view, plan.problem, buffers);
@@ -223,7 +237,7 @@ struct Served {
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
   const KernelTable& table = decode_table(plan);
   const AmxKernelTable* amx = amx_kernels(plan);
-  const bool dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  const bool dot = table.has_dot && is_bfloat16(plan.problem);
   Served served{base, amx ? amx->decode : dot ? table.decode_dot : table.decode};
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
@@ -274,7 +288,7 @@ void merge_rows(const Served& served, const core::TensorView<core::RowStrides>& 
   CombineParams c{};
   c.parts = decoded ? (&sequence)[1].item_begin - sequence.item_begin : p.num_splits;
   c.batch = 1, c.rows = sequence.sq, c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
-  c.part_dtype = TESSERA_FLOAT32, c.dtype = p.out_dtype;
+  c.part_dtype = TESSERA_FLOAT32, c.dtype = p.o_dtype;
   const int64_t row_bytes = p.head_dim_v * 4;
   c.o_parts = reinterpret_cast<const char*>(p.partial_o) + first * row_bytes;
   c.o_part = p.heads_q * p.rows_total * row_bytes, c.o_part_row = row_bytes, c.o_part_head = p.rows_total * row_bytes;
@@ -308,12 +322,12 @@ void clear_outputs(const Params& p, const core::TensorView<core::RowStrides>& ac
         const char* of_partial = from.data + from.row * row + from.head * head;
         char* out = p.o.data + p.o.row * row + p.o.head * head;
         for (int64_t d = 0; d < p.head_dim_v; ++d) {
-          core::store(p.out_dtype, out, d, core::load(TESSERA_FLOAT32, of_partial, d));
+          core::store(p.o_dtype, out, d, core::load(TESSERA_FLOAT32, of_partial, d));
         }
       }
       return;
     }
-    clear_row(p.o, row, p.heads_q, p.head_dim_v * p.out_bytes);
+    clear_row(p.o, row, p.heads_q, p.head_dim_v * p.o_elem_bytes);
     for (int64_t head = 0; p.lse && head < p.heads_q; ++head) {
       *reinterpret_cast<float*>(p.lse + p.lse_head * head + p.lse_row * row) = -std::numeric_limits<float>::infinity();
       if (p.lse_low) *reinterpret_cast<float*>(p.lse_low + p.lse_low_head * head + p.lse_low_row * row) = 0.0f;
@@ -412,7 +426,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);
-  p.rows_in_items = amx && plan.num_splits == 1 && p.out_dtype == p.dtype;
+  p.rows_in_items = amx && plan.num_splits == 1 && p.d_dtype == p.dtype;
   const auto preprocess = amx ? amx->backward_preprocess : table.backward_preprocess;
   const int64_t row_items = p.rows_in_items ? 0 : tiles * plan.heads_q;
   const core::Sizes size = core::sizes(problem);
@@ -423,12 +437,12 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
     item -= row_items;
     if (p.accumulate) return;
     if (item < unowned_queries.items()) {
-      return unowned_queries.for_each(item,
-                                      [&](int64_t row) { clear_row(p.d_q, row, p.heads_q, p.head_dim * p.out_bytes); });
+      return unowned_queries.for_each(
+          item, [&](int64_t row) { clear_row(p.d_q, row, p.heads_q, p.head_dim * p.d_elem_bytes); });
     }
     unowned_keys.for_each(item - unowned_queries.items(), [&](int64_t row) {
-      clear_row(p.d_k, row, p.heads_kv, p.head_dim * p.out_bytes);
-      clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.out_bytes);
+      clear_row(p.d_k, row, p.heads_kv, p.head_dim * p.d_elem_bytes);
+      clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.d_elem_bytes);
     });
   });
   const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;

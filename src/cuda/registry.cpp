@@ -55,12 +55,18 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!(supports.dtypes >> p.q.dtype & 1)) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
+  if (p.k.dtype != p.q.dtype && !(supports.cache_dtypes >> p.k.dtype & 1)) {
+    const std::string accepted = supports.cache_dtypes ? " and " + dtypes_text(supports.cache_dtypes) : "";
+    return std::string("keys and values of ") + tessera_dtype_name(p.k.dtype) + ", accepted those of q's dtype" +
+           accepted;
+  }
   if (core::score::has_program(plan)) return "score programs: not supported";
   // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   const bool backward = p.direction == TESSERA_BACKWARD;
   if (!supports.partials && p.accumulate) return "accumulate: not taken";
-  if (const auto& result = backward ? p.d_q : p.o; !supports.partials && result.dtype != p.q.dtype) {
+  const tessera_layout& result = backward ? p.d_q : p.o;
+  if (!supports.partials && result.dtype != p.q.dtype && tessera_dtype_bytes(p.q.dtype) > 1) {
     return std::string(backward ? "d_q" : "o") + ": " + tessera_dtype_name(result.dtype) + ", must be that of q";
   }
   if (core::present(p.places)) return "places: not taken; the same place for all sequences is";

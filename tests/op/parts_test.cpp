@@ -9,7 +9,8 @@
 
 #include "error_bound.hpp"
 #include "execute.hpp"
-#include "numbers.hpp"
+#include "gpu_call.hpp"
+#include "gpu_memory.hpp"
 #include "plain.hpp"
 
 namespace tessera::testing {
@@ -42,16 +43,32 @@ Tensor scores_of(const Tensor& scores, Range q, Range k, int64_t block_q = 1, in
 }
 
 // Runs a call on its outputs as they are.
-void execute(Call& call, tessera_direction direction, const Place& place) {
-  call.describe();
-  tessera_plan plan;
-  const tessera_status planned = make_plan(call, direction, {.place = place}, plan);
-  ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+void execute_on_cpu(const tessera_plan& plan, Call& call, tessera_direction direction) {
   std::vector<std::byte> workspace(tessera_workspace_bytes(&plan), std::byte{0xFF});
   const tessera_buffers buffers = call.buffers();
   const auto run = direction == TESSERA_FORWARD ? tessera_forward : tessera_backward;
   const tessera_status status = run(&plan, &buffers, workspace.data(), workspace.size(), nullptr);
   ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+}
+void execute_on_gpu(const tessera_plan& plan, Call& call, tessera_direction direction) {
+  std::vector<std::vector<double>> before;
+  for (const NamedTensor& output : outputs(call, direction)) before.push_back(output.tensor->load());
+  GpuCall on_gpu(call, direction, tessera_workspace_bytes(&plan), 0xFF);
+  size_t n = 0;
+  for (const NamedTensor& output : outputs(call, direction)) const_cast<Tensor*>(output.tensor)->store(before[n++]);
+  Gpu& gpu = Gpu::get();
+  on_gpu.upload(gpu.stream());
+  const tessera_status status = testing::execute(plan, on_gpu, gpu.stream());
+  gpu.synchronize(gpu.stream());
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  EXPECT_EQ(on_gpu.download(gpu.stream()), "");
+}
+void execute(Call& call, tessera_direction direction, const Place& place) {
+  call.describe();
+  tessera_plan plan;
+  const tessera_status planned = make_plan(call, direction, {.place = place}, plan);
+  ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+  (place.backend == TESSERA_BACKEND_CUDA ? execute_on_gpu : execute_on_cpu)(plan, call, direction);
 }
 
 void fill(const Tensor& tensor, double value) {
@@ -73,71 +90,101 @@ Call part_of(const Call& whole, const Case& c, Range q, Range k) {
   return part;
 }
 
-class Parts : public ::testing::TestWithParam<const char*> {};
+// Random parts of a case's problem.
+struct Cut {
+  explicit Cut(const Case& c) {
+    std::mt19937_64 random(static_cast<uint64_t>(c.seed));
+    q = random_ranges(random, c.sq), k = random_ranges(random, c.sk);
+    std::shuffle(k.begin(), k.end(), random);
+  }
+  std::vector<Range> q, k;
+};
 
-TEST_P(Parts, AccumulateToTheWhole) {
-  for (const int32_t dtype : {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16}) {
-    Case c = parse_case(GetParam(), nullptr).value();
-    c.dtype = dtype, c.low = c.lse = c.backward = 1;
-    c = legalised(c);
-    const Inputs in = make_inputs(c);
-    Call oracle = make_oracle_call(in);
-    ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
-    ASSERT_TRUE(run(oracle, TESSERA_BACKWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
-    const PlainResult plain = plain_attention(in, Precision::kSame);
-    for (const Place& place : cpu_places()) {
-      SCOPED_TRACE(place_name(place) + ": " + to_text(c));
-      std::mt19937_64 random(static_cast<uint64_t>(c.seed));
-      const std::vector<Range> ranges_q = random_ranges(random, c.sq);
-      std::vector<Range> ranges_k = random_ranges(random, c.sk);
-      std::shuffle(ranges_k.begin(), ranges_k.end(), random);
-      Call whole = make_call(in);
-      const Tensor accumulated(TESSERA_FLOAT32, {c.b, c.sq, c.hq, c.dv});
-      fill(accumulated, std::numeric_limits<double>::quiet_NaN());  // a row with lse = -inf may hold anything
-      fill(whole.lse, -std::numeric_limits<double>::infinity()), fill(whole.lse_low, 0);
-      for (const Range& q : ranges_q) {
-        for (const Range& k : ranges_k) {
-          const bool last = &k == &ranges_k.back();
-          Call part = part_of(whole, c, q, k);
-          part.problem.accumulate = 1;
-          if (!last) part.sink = Tensor();
-          (last ? part.o_accum : part.o) = accumulated.slice(1, q.begin, q.count);
-          ASSERT_NO_FATAL_FAILURE(execute(part, TESSERA_FORWARD, place));
-        }
-      }
-      EXPECT_EQ(excess_error(whole.o.load(), oracle.o.load(), plain.o, dtype), "") << "o";
-      EXPECT_EQ(excess_error(whole.lse.load(), oracle.lse.load(), plain.lse, TESSERA_FLOAT32), "") << "lse";
-
-      const Tensor d_q(TESSERA_FLOAT32, {c.b, c.sq, c.hq, c.d});
-      const Tensor d_k(TESSERA_FLOAT32, {c.b, c.sk, c.hkv, c.d}), d_v(TESSERA_FLOAT32, {c.b, c.sk, c.hkv, c.dv});
-      for (const Tensor* sum : {&d_q, &d_k, &d_v}) fill(*sum, 0);
-      for (const Range& q : ranges_q) {
-        for (const Range& k : ranges_k) {
-          Call part = part_of(whole, c, q, k);
-          part.problem.accumulate = 1;
-          part.d_o = whole.d_o.slice(1, q.begin, q.count);
-          if (whole.d_lse.present()) part.d_lse = whole.d_lse.slice(2, q.begin, q.count);
-          part.d_q = d_q.slice(1, q.begin, q.count);
-          part.d_k = d_k.slice(1, k.begin, k.count), part.d_v = d_v.slice(1, k.begin, k.count);
-          ASSERT_NO_FATAL_FAILURE(execute(part, TESSERA_BACKWARD, place));
-        }
-      }
-      EXPECT_EQ(excess_error(d_q.load(), oracle.d_q.load(), plain.d_q, dtype), "") << "d_q";
-      EXPECT_EQ(excess_error(d_k.load(), oracle.d_k.load(), plain.d_k, dtype), "") << "d_k";
-      EXPECT_EQ(excess_error(d_v.load(), oracle.d_v.load(), plain.d_v, dtype), "") << "d_v";
+// o and lse of the whole, from a call for each part.
+void forward_by_parts(Call& whole, const Case& c, const Cut& cut, const Place& place) {
+  const Tensor accumulated(TESSERA_FLOAT32, {c.b, c.sq, c.hq, c.dv});
+  fill(accumulated, std::numeric_limits<double>::quiet_NaN());  // a row with lse = -inf may hold anything
+  fill(whole.lse, -std::numeric_limits<double>::infinity()), fill(whole.lse_low, 0);
+  for (const Range& q : cut.q) {
+    for (const Range& k : cut.k) {
+      const bool last = &k == &cut.k.back();
+      Call part = part_of(whole, c, q, k);
+      part.problem.accumulate = 1;
+      if (!last) part.sink = Tensor();
+      (last ? part.o_accum : part.o) = accumulated.slice(1, q.begin, q.count);
+      ASSERT_NO_FATAL_FAILURE(execute(part, TESSERA_FORWARD, place));
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cpu, Parts,
-    ::testing::Values("b=2 sq=150 sk=210 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
-                      "b=1 sq=140 sk=130 hq=2 hkv=1 d=40 dv=24 causal=1 top_left=1 alibi=bh seed=2",
-                      "b=2 sq=100 sk=300 hq=4 hkv=1 d=64 dv=64 wl=40 wr=25 sink=1 d_lse=1 seed=3",
-                      "b=2 sq=96 sk=160 hq=2 hkv=2 d=32 dv=32 dropout=0.3 alibi=h causal=1 seed=4",
-                      "b=2 sq=128 sk=192 hq=2 hkv=2 d=64 dv=64 bias=bhqk mask=hqk softcap=9 seed=5",
-                      "b=1 sq=128 sk=192 hq=2 hkv=1 d=64 dv=64 block_mask=bhk block_q=32 block_k=32 seed=6",
-                      "b=1 sq=3 sk=500 hq=4 hkv=2 d=64 dv=64 causal=1 sink=2 seed=7"));
+struct Sums {
+  Tensor d_q, d_k, d_v;
+};
+void backward_by_parts(const Call& whole, const Case& c, const Cut& cut, const Place& place, Sums& sums) {
+  sums = {Tensor(TESSERA_FLOAT32, {c.b, c.sq, c.hq, c.d}), Tensor(TESSERA_FLOAT32, {c.b, c.sk, c.hkv, c.d}),
+          Tensor(TESSERA_FLOAT32, {c.b, c.sk, c.hkv, c.dv})};
+  for (const Tensor* sum : {&sums.d_q, &sums.d_k, &sums.d_v}) fill(*sum, 0);
+  for (const Range& q : cut.q) {
+    for (const Range& k : cut.k) {
+      Call part = part_of(whole, c, q, k);
+      part.problem.accumulate = 1;
+      part.d_o = whole.d_o.slice(1, q.begin, q.count);
+      if (whole.d_lse.present()) part.d_lse = whole.d_lse.slice(2, q.begin, q.count);
+      part.d_q = sums.d_q.slice(1, q.begin, q.count);
+      part.d_k = sums.d_k.slice(1, k.begin, k.count), part.d_v = sums.d_v.slice(1, k.begin, k.count);
+      ASSERT_NO_FATAL_FAILURE(execute(part, TESSERA_BACKWARD, place));
+    }
+  }
+}
+
+void expect_the_whole(const char* text, int32_t dtype, const std::vector<Place>& places, bool backward) {
+  Case c = parse_case(text, nullptr).value();
+  c.dtype = dtype, c.low = c.lse = c.backward = 1;
+  c = legalised(c);
+  const Inputs in = make_inputs(c);
+  Call oracle = make_oracle_call(in);
+  ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+  ASSERT_TRUE(run(oracle, TESSERA_BACKWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+  const PlainResult plain = plain_attention(in, Precision::kSame);
+  const Cut cut(c);
+  for (const Place& place : places) {
+    SCOPED_TRACE(place_name(place) + ": " + to_text(c));
+    Call whole = make_call(in);
+    ASSERT_NO_FATAL_FAILURE(forward_by_parts(whole, c, cut, place));
+    EXPECT_EQ(excess_error(whole.o.load(), oracle.o.load(), plain.o, dtype), "") << "o";
+    EXPECT_EQ(excess_error(whole.lse.load(), oracle.lse.load(), plain.lse, TESSERA_FLOAT32), "") << "lse";
+    if (!backward) continue;
+    Sums sums;
+    ASSERT_NO_FATAL_FAILURE(backward_by_parts(whole, c, cut, place, sums));
+    EXPECT_EQ(excess_error(sums.d_q.load(), oracle.d_q.load(), plain.d_q, dtype), "") << "d_q";
+    EXPECT_EQ(excess_error(sums.d_k.load(), oracle.d_k.load(), plain.d_k, dtype), "") << "d_k";
+    EXPECT_EQ(excess_error(sums.d_v.load(), oracle.d_v.load(), plain.d_v, dtype), "") << "d_v";
+  }
+}
+
+constexpr int32_t kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16};
+
+class Parts : public ::testing::TestWithParam<const char*> {};
+TEST_P(Parts, AccumulateToTheWhole) {
+  for (const int32_t dtype : kDtypes) expect_the_whole(GetParam(), dtype, cpu_places(), true);
+}
+
+// Forward: gradients do not accumulate on a GPU.
+class GpuParts : public ::testing::TestWithParam<const char*> {};
+TEST_P(GpuParts, AccumulateToTheWhole) {
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
+  for (const int32_t dtype : kDtypes) expect_the_whole(GetParam(), dtype, {kGpu}, false);
+}
+
+constexpr const char* kCases[] = {"b=2 sq=150 sk=210 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
+                                  "b=1 sq=140 sk=130 hq=2 hkv=1 d=40 dv=24 causal=1 top_left=1 alibi=bh seed=2",
+                                  "b=2 sq=100 sk=300 hq=4 hkv=1 d=64 dv=64 wl=40 wr=25 sink=1 d_lse=1 seed=3",
+                                  "b=2 sq=96 sk=160 hq=2 hkv=2 d=32 dv=32 dropout=0.3 alibi=h causal=1 seed=4",
+                                  "b=2 sq=128 sk=192 hq=2 hkv=2 d=64 dv=64 bias=bhqk mask=hqk softcap=9 seed=5",
+                                  "b=1 sq=128 sk=192 hq=2 hkv=1 d=64 dv=64 block_mask=bhk block_q=32 block_k=32 seed=6",
+                                  "b=1 sq=3 sk=500 hq=4 hkv=2 d=64 dv=64 causal=1 sink=2 seed=7"};
+INSTANTIATE_TEST_SUITE_P(Cpu, Parts, ::testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuParts, ::testing::ValuesIn(kCases));
 
 // A rank that has some of the heads and sequences drops the entries that the whole drops, and reads the slopes of its
 // heads.

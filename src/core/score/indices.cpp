@@ -242,11 +242,11 @@ class Checker {
   }
 
   bool is_inside(int64_t b, int64_t h0, int64_t h1, const Block& block) {
-    const score::Inputs first = inputs(b, h0, block.i0, block.j0), last = inputs(b, h1, block.i1 - 1, block.j1 - 1);
+    const score::Inputs low = inputs(b, h0, block.i0, block.j0), high = inputs(b, h1, block.i1 - 1, block.j1 - 1);
     Bounds bounds;
-    bounds.b = range(first.b, last.b), bounds.h = range(first.h, last.h), bounds.h_kv = range(first.h_kv, last.h_kv);
-    bounds.i = range(first.i, last.i), bounds.j = range(first.j, last.j), bounds.q_pos = range(first.q_pos, last.q_pos);
-    bounds.len_q = range(first.len_q, last.len_q), bounds.len_k = range(first.len_k, last.len_k);
+    bounds.b = range(low.b, high.b), bounds.h = range(low.h, high.h), bounds.h_kv = range(low.h_kv, high.h_kv);
+    bounds.i = range(low.i, high.i), bounds.j = range(low.j, high.j), bounds.q_pos = range(low.q_pos, high.q_pos);
+    bounds.len_q = range(low.len_q, high.len_q), bounds.len_k = range(low.len_k, high.len_k);
     bounds.element = [this](int tensor, const Interval* index) { return elements_.within(tensor, index); };
     bounds.scalar = [this](int scalar) {
       const Interval exact = Interval::exactly(bound_.scalars[static_cast<size_t>(scalar)]);
