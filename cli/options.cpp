@@ -40,7 +40,7 @@ std::string kernels_text() {
 std::string_view flag_of(std::string_view token) {
   for (const core::OptionField& field : core::kOptionFields) {
     for (const core::OptionMember& member : field.members) {
-      if (member.name != nullptr && member.name == token) return field.flag;
+      if (member.name != nullptr && member.name == token && field.flag != nullptr) return field.flag;
     }
   }
   for (const core::TensorField& field : core::kTensorFields) {
@@ -190,13 +190,16 @@ tessera_device DeviceOptions::cpu() const {
 }
 
 void AttentionOptions::add_to(CLI::App& command) {
-  for (std::size_t i = 0; i < values_.size(); ++i) add_to(command, core::kOptionFields[i], values_[i]);
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    if (core::kOptionFields[i].flag != nullptr) add_to(command, core::kOptionFields[i], values_[i]);
+  }
 }
 
 void AttentionOptions::add_to(CLI::App& command, std::initializer_list<std::string_view> flags) {
   for (std::size_t i = 0; i < values_.size(); ++i) {
     const core::OptionField& field = core::kOptionFields[i];
-    if (std::ranges::find(flags, field.flag) != flags.end()) add_to(command, field, values_[i]);
+    if (field.flag != nullptr && std::ranges::find(flags, field.flag) != flags.end())
+      add_to(command, field, values_[i]);
   }
 }
 

@@ -84,8 +84,11 @@ void set_sample(const core::OptionField& field, tessera_problem& problem) {
   if (field.kind == core::OptionKind::kAlignment) problem.causal = 1;
 }
 
-// Options without a meaning of their own: seeds, bounds of lengths and the block mask's blocks.
+// Options without a meaning of their own: seeds, bounds of lengths, the block mask's blocks and places.
 bool stands_alone(const core::OptionField& field) {
+  for (const auto place : {&tessera_problem::first_q, &tessera_problem::first_k, &tessera_problem::first_head}) {
+    if (field.members[0].integer == place) return false;
+  }
   const bool of_block_mask = field.members[0].integer == &tessera_problem::mask_block_q;
   return field.kind != core::OptionKind::kUnsigned && field.kind != core::OptionKind::kInteger && !of_block_mask;
 }
@@ -119,7 +122,7 @@ std::vector<Case> cases() {
   for (const auto& [name, dtype] : kCaches) add(name, "k and v of 8 bits under 16-bit q").sizes.kv_dtype = dtype;
   for (const core::TensorField& field : core::kTensorFields) {
     const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;
-    if (!core::is_option(field) || of_packed_or_paged) continue;
+    if (!core::is_option(field) || of_packed_or_paged || core::of_several_calls(field)) continue;
     Case& with = add(field.name, field.what);
     with.sizes[field] = true;
     const bool of_cache = field.layout == &tessera_problem::k_descale || field.layout == &tessera_problem::v_descale;
@@ -133,6 +136,14 @@ std::vector<Case> cases() {
     if (!stands_alone(field)) continue;
     add(field.name, field.what).set_options = [&field](tessera_problem& problem) { set_sample(field, problem); };
   }
+  add("global place", "A part of a longer sequence, with causal, windows and ALiBi of the whole").set_options =
+      [](tessera_problem& problem) {
+        problem.first_q = problem.first_k = 256, problem.total_q = problem.total_k = 1024;
+        problem.causal = 1;
+      };
+  Case& accumulate = add("accumulate", "Partial results and gradients in float32 that the call adds to");
+  accumulate.sizes[core::kTensorFields[core::TensorName("lse_low").index]] = true;
+  accumulate.set_options = [](tessera_problem& problem) { problem.accumulate = 1; };
   return all;
 }
 

@@ -174,7 +174,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *   lse_low float32   as lse                as lse                            as q
  *
  * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o have the same dtype: float32,
- * float16, bfloat16 or float64. Two exceptions, forward only:
+ * float16, bfloat16 or float64 (o: also `accumulate`). Two exceptions, forward only:
  *   - An 8-bit cache: q and o are float16 or bfloat16, and k and v are both float8_e4m3, float8_e5m2 or (CPU) int8.
  *   - q, k and v are float8_e4m3 or float8_e5m2; o is then bfloat16, float16 or float32.
  * An element of 8 bits has the value scale * code. q_descale, k_descale and v_descale hold the scales; without them
@@ -285,6 +285,32 @@ typedef struct tessera_problem {
    *   a head
    * A scale of q belongs to all query heads of a KV head. Scales of hidden keys do not affect a result. */
   tessera_layout q_descale, k_descale, v_descale;
+  /* Global places: the problem is a part of a whole, such as a rank's chunk of a sequence that several devices share.
+   * Each sequence's queries are rows first_q .. first_q + Sq - 1 of total_q in the whole, and its keys first_k .. of
+   * total_k; its heads are heads first_head .. first_head + Hq - 1 of total_heads, and its sequences begin with number
+   * first_sequence. Then causal, windows, ALiBi, dropout and a program's b, h, h_kv, i, j, q_pos, len_q and len_k mean
+   * the same as in the whole. Tensors of scores and of heads (bias, mask, block_mask, alibi_slopes, sink) are those of
+   * the part: views of the whole's. If one of first_q .. total_k is given, both totals must be; all 0: each sequence is
+   * a whole. total_heads 0: the heads are all. total_heads_kv: KV heads of the whole; 0: as many for each query head as
+   * in the problem. With dropout, first_k must be a multiple of 32. Not supported together with tree_mask or
+   * prefix_groups. */
+  int64_t first_q, total_q, first_k, total_k;
+  int64_t first_head, total_heads, total_heads_kv;
+  int64_t first_sequence;
+  /* int32 [B, 4], instead of first_q, total_q, first_k and total_k, which are then 0: these four for each sequence.
+   * Only on the CPU. */
+  tessera_layout places;
+  /* Partial results over disjoint sets of keys, which are summed without loss.
+   * Forward: o may be float32 where q is not. With accumulate = 1, o, lse and lse_low, which are then all required,
+   * hold a partial result on entry (0, -inf and 0: nothing yet; in a row with lse = -inf, o may hold anything), and the
+   * call merges its own with it, exactly, as tessera_combine does. o must be float32, unless o_accum holds the partial
+   * result in its place: thus the last of several calls rounds once, into o of any dtype. A sink is to be given to that
+   * call alone. Rows that belong to no sequence keep the partial result.
+   * Backward: d_q, d_k and d_v may, all three, be float32 where q is not. With accumulate = 1 they must be, and the
+   * call adds to them; rows that belong to no sequence are unchanged. Other gradients are written as usual.
+   * Not supported together with prefix_groups. Only on the CPU. */
+  int64_t accumulate;     /* 0 or 1 */
+  tessera_layout o_accum; /* float32, shaped as o; forward with accumulate */
   /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */
 } tessera_problem;
 
@@ -554,6 +580,8 @@ typedef struct tessera_buffers {
   void* d_captured[TESSERA_MAX_CAPTURED_TENSORS];
   double scalars[TESSERA_MAX_CAPTURED_SCALARS]; /* of the program, on the host: an int or bool (0 or 1) exactly */
   const float *q_descale, *k_descale, *v_descale;
+  const int32_t* places;
+  const void* o_accum;
 } tessera_buffers;
 
 /* Where a call runs. NULL means the library's threads, or on CUDA the default stream; every member may be NULL. In C:

@@ -74,7 +74,7 @@ double ramp_sum(double end, double cap) {
 
 // Pairs (i, j) that causal and the window leave of one Sq x Sk head: row i sees [i + d - left, i + d + right].
 double visible_pairs(const tessera_problem& problem, int64_t sq, int64_t sk) {
-  const int64_t d = diagonal(problem, sq, sk);
+  const int64_t d = diagonal(problem, place_of(problem, sq, sk));
   const double rows = static_cast<double>(sq), keys = static_cast<double>(sk);
   const auto keys_below = [&](int64_t shift) {  // sum over rows of the keys j < i + shift
     return ramp_sum(rows + static_cast<double>(shift), keys) - ramp_sum(static_cast<double>(shift), keys);

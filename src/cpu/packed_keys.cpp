@@ -27,7 +27,7 @@ struct KeyRange {
   int64_t keys() const { return std::max<int64_t>(0, high - low + 1); }
 };
 KeyRange keys_seen(const tessera_problem& problem, const core::SequenceView& sequence, int64_t first, int64_t last) {
-  const int64_t diagonal = core::diagonal(problem, sequence.sq, sequence.sk);
+  const int64_t diagonal = core::diagonal(problem, sequence.place);
   KeyRange range{0, sequence.sk - 1};
   if (problem.window_left >= 0) range.low = std::max(range.low, first + diagonal - problem.window_left);
   if (problem.window_right >= 0) range.high = std::min(range.high, last + diagonal + problem.window_right);

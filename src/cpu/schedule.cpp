@@ -206,7 +206,7 @@ KeySplits key_splits(const tessera_plan& plan, int64_t longest) {
 }
 
 bool accumulates_in_place(const tessera_plan& plan) {
-  return step_of(plan).num_splits == 1 && plan.problem.q.dtype == TESSERA_FLOAT32 &&
+  return step_of(plan).num_splits == 1 && plan.problem.q.dtype == TESSERA_FLOAT32 && !plan.problem.accumulate &&
          plan.head_dim % kernel_table(plan.device.isa).lanes == 0;
 }
 
@@ -241,8 +241,8 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
       shared.program_sums = carver.take<double>(program.chains(plan) * program.sums());
     }
   } else {
-    const int64_t tiled =
-        step_of(plan).num_splits > 1 && plan.kernel == TESSERA_KERNEL_TILED ? step_of(plan).num_splits * rows : 0;
+    const bool partial = step_of(plan).num_splits > 1 || plan.problem.accumulate;
+    const int64_t tiled = partial && plan.kernel == TESSERA_KERNEL_TILED ? step_of(plan).num_splits * rows : 0;
     shared.partial_o = carver.take(tiled * plan.head_dim_v);
     shared.partial_lse = carver.take(tiled);
     shared.partial_lse_low = carver.take(tiled);

@@ -53,7 +53,8 @@ bool combine_aligned(const CombineConfig& config, const CombineParams& p) {
          starts(config.part_dtype, p.o_parts,
                 {p.o_part, p.o_part_batch, p.o_part_row, p.o_part_head, config.chunks ? c.o_in_group : 0}) &&
          starts(config.dtype, p.o.data, {p.o.batch, p.o.row, p.o.head}) &&
-         (!config.chunks || starts(config.part_dtype, c.own_o, {c.own_o_batch, c.own_o_row, c.own_o_head}));
+         (!(config.chunks || config.accumulate) ||
+          starts(config.part_dtype, c.own_o, {c.own_o_batch, c.own_o_row, c.own_o_head}));
 }
 
 template <class Config, class Params>

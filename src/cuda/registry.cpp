@@ -83,6 +83,13 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (core::score::has_program(plan)) return "score programs: not supported";
   // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  if (!supports.partials && p.accumulate) return "accumulate: not taken";
+  const tessera_layout& result = backward ? p.d_q : p.o;
+  if (!supports.partials && result.dtype != p.q.dtype && tessera_dtype_bytes(p.q.dtype) > 1) {
+    return std::string(backward ? "d_q" : "o") + ": " + tessera_dtype_name(result.dtype) + ", must be that of q";
+  }
+  if (core::present(p.places)) return "places: not taken; the same place for all sequences is";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];
     if (!(supports.tensors >> t & 1) && core::present(p.*field.layout)) return std::string(field.name) + ": not taken";

@@ -46,8 +46,9 @@ TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdSm80Params& p, const F
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + m * kRowStep + half * 8 + lane_row();
-      tessera::drop<kCfg.score.dropout_state>(rP[m], half, p, b.work.batch * p.heads_q + b.map.head(row),
-                                              b.map.query(row), key0);
+      const int head = dropout_head<kCfg.score>(p, b.work.batch, b.map.head(row));
+      tessera::drop<kCfg.score.dropout_state>(rP[m], half, p, head, dropout_query<kCfg.score>(p, b.map.query(row)),
+                                              dropout_key<kCfg.score>(p, key0));
     }
 }
 

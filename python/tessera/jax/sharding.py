@@ -19,7 +19,7 @@ Roles = tuple[Role, ...]
 
 # What numbers sequences across the batch: none of them is divided.
 _ACROSS = ("page_indptr", "page_indices", "prefix_groups", "prefix_lens")
-_BY_SEQUENCE = ("seqused_k", "causal_seqs", "tree_mask", "page_table")
+_BY_SEQUENCE = ("seqused_k", "causal_seqs", "tree_mask", "page_table", "places")
 _BY_SCORES = ("bias", "mask", "block_mask")
 _SCALES = ("q_descale", "k_descale", "v_descale")
 

@@ -203,6 +203,8 @@ def attention(
         sink: [Hq], a logit that joins the denominator and the LSE.
         causal_seqs, tree_mask, prefix_groups, prefix_lens, max_prefix_k, max_suffix_k: as in `tessera.attention`; a
             tree mask and prefixes have no gradient.
+        place_q, place_k, places, place_heads, total_heads_kv, first_sequence: where rows, heads and sequences are in a
+            whole of which they are a part, as in `tessera.attention`.
         dropout_p: 0 <= p < 1. Seed and offset come from torch's generator, unless `dropout_seed` or `dropout_state`
             (int64 [2]: seed, offset) is given.
         max_seqlen_q, max_seqlen_k: upper bounds of a packed sequence, 0 = unknown; required with bias or masks on

@@ -291,8 +291,10 @@ def forward(
 def backward(
     d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     want_d_bias: bool, want_d_sink: bool, options: Options, by_heads: bool = False,
+    sums: Optional[Tuple[Tensor, Tensor, Tensor]] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
-    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, or None if not requested. by_heads: as in forward."""
+    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, or None if not requested. by_heads: as in forward.
+    sums: float32 d_q, d_k, d_v to which the call adds (the option `accumulate`)."""
     if forward_ad._current_level >= 0:
         refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options.values())
     keywords = _keywords(q, options)
@@ -304,7 +306,7 @@ def backward(
     if want_d_sink:
         keywords["d_sink"] = d_sink = q.new_empty(options["sink"].shape, dtype=torch.float32)
     twin, run = (_twin_by_heads, _core.backward_by_heads) if by_heads else (_empty_twin, _core.backward)
-    d_q, d_k, d_v = twin(q), twin(k), twin(v)
+    d_q, d_k, d_v = sums or (twin(q), twin(k), twin(v))
     d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
     tensors = (rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v)
     if by_heads:

@@ -45,7 +45,7 @@ std::vector<CodeTensor> code_tensors(const core::score::Bound& bound) {
 
 ProgramCall::ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers)
     : bound_(core::score::bind(plan, buffers)),
-      group_(std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv))),
+      group_(core::whole_heads(plan.problem).group),
       backward_(plan.problem.direction == TESSERA_BACKWARD) {
   if (const core::score::Program& program = bound_.program(); program.mask >= 0) {
     int root = program.mask;

@@ -37,6 +37,7 @@ std::string refuse_shapes(const tessera_plan& plan) {
     return "v: head size " + std::to_string(plan.head_dim_v) + ", must be that of q and k, " +
            std::to_string(plan.head_dim);
   }
+  if (core::is_part(plan.problem)) return "a global place: not taken";
   if (plan.problem.softcap > 0) return "softcap: not taken";
   return plan.batch * plan.heads_q > INT32_MAX ? "more than 2^31 heads" : "";
 }

@@ -198,6 +198,12 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   return static_cast<int32_t>(best);
 }
 
+// Whether tiles give partial results in float32, which the merge turns into o.
+bool merges(const tessera_plan& plan, int num_splits) {
+  const tessera_problem& p = plan.problem;
+  return num_splits > 1 || p.accumulate || p.o.dtype != p.q.dtype;
+}
+
 int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
   return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, kWorkspaceAlignment);
 }
@@ -239,14 +245,15 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   own.tiles = Divisor(static_cast<int>(choice.tiles));
   own.grid = grid_of(plan, choice, num_splits, own.order);
   own.config = choice.config;
-  own.config.split = num_splits > 1;
+  own.config.split = merges(plan, num_splits);
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
   if (!may_be_aligned) own.config = unaligned(own.config);
   return own;
 }
 
-// Merges the parts of every row into o and lse.
-tessera_status merge_splits(const tessera_plan& plan, const FwdSm80Params& p, LaunchList& launches) {
+// Merges the parts of every row into o and lse, with the partial result that a call accumulates to.
+tessera_status merge_splits(const tessera_plan& plan, const tessera_buffers& buffers, const FwdSm80Params& p,
+                            LaunchList& launches) {
   CombineParams c{};
   const bool packed = core::packed_q(plan.problem);
   c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = Divisor(packed ? p.rows_q : p.seqlen_q);
@@ -258,8 +265,15 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdSm80Params& p, La
   c.lse_low_parts = c.lse_parts, c.lse_low_parts.data = p.partial_lse_low;
   c.o = p.o, c.lse = p.lse, c.lse_low = p.lse_low;
   c.sink = p.sink, c.sink_head = p.sink_head;
+  const tessera_problem& problem = plan.problem;
+  if (problem.accumulate) {
+    const RowTensor from = core::present(problem.o_accum) ? row_tensor(problem.o_accum, buffers.o_accum) : p.o;
+    c.chunks.own_o = from.data, c.chunks.own_o_batch = from.batch;
+    c.chunks.own_o_row = from.row, c.chunks.own_o_head = from.head;
+  }
   if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32, false}, c, launches);
+  const auto dtype = static_cast<Dtype>(problem.o.dtype);
+  return launch_combine({dtype, Dtype::kFloat32, false, problem.accumulate != 0}, c, launches);
 }
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
@@ -267,7 +281,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDim,
-                             .tensors = kAllTensors};
+                             .tensors = kAllTensors,
+                             .partials = true};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {
@@ -378,7 +393,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.masks = position_masks(problem, buffers);
   p.num_splits = own.num_splits;
   p.split_keys = own.split_keys;
-  if (own.num_splits > 1) {
+  const bool merged = merges(plan, own.num_splits);
+  if (merged) {
     p.partial_o = static_cast<float*>(workspace);
     char* const lse = workspace ? static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits) : nullptr;
     p.partial_lse = reinterpret_cast<float*>(lse);
@@ -386,7 +402,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   if (plan.batch == 0) {  // all rows belong to no sequence and are not split
     p.num_splits = 0;
-    return merge_splits(plan, p, launches);
+    return merge_splits(plan, buffers, p, launches);
   }
   const bool aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
@@ -404,7 +420,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
                                             box(config.block_n, config.head_dim_v), p.v_map));
   }
   launch_fwd_sm80(config, p, own.grid, launches);
-  return own.num_splits > 1 ? merge_splits(plan, p, launches) : ok();
+  return merged ? merge_splits(plan, buffers, p, launches) : ok();
 }
 
 std::string tiles_json() {
@@ -448,7 +464,7 @@ void add_fwd_sm80(tessera_plan& plan, Splits splits) {
   step.smem_bytes = smem_bytes(choice.config);
   step.num_splits = splits == Splits::kNone ? 1 : splits_of(choice, plan);
   step.num_items = choice.blocks * step.num_splits * choice.slices;
-  if (step.num_splits > 1) {
+  if (merges(plan, step.num_splits)) {
     step.workspace_bytes = partial_o_bytes(plan, step.num_splits) + 2 * partial_lse_bytes(plan, step.num_splits);
   }
   core::keep_config(step, planned(plan, choice, step.num_splits));

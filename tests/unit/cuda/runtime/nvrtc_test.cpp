@@ -48,7 +48,7 @@ TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
                "__launch_bounds__(128, 5)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
   EXPECT_PRED2(contains, source,
                "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}, .part_dtype = tessera::Dtype{0}, "
-               ".chunks = false}>(p);");
+               ".chunks = false, .accumulate = false}>(p);");
 }
 
 TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
