@@ -81,8 +81,8 @@ struct FwdSm80Params : ProblemParams {
   PositionMasks masks;
 };
 
-// If tiles are loaded by bulk copies: FwdSm80Config::bulk. The maps are of [batch, head, row, two columns], with boxes of a
-// tile's rows with their padding.
+// If tiles are loaded by bulk copies: FwdSm80Config::bulk. The maps are of [batch, head, row, two columns], with boxes
+// of a tile's rows with their padding.
 struct FwdSm80BulkParams : FwdSm80Params {
   TensorMap q_map, k_map, v_map;  // pairs: q_map is unused
 };
