@@ -366,8 +366,8 @@ TEST(BwdSm80, TakesTheLargestTileThatFits) {
     Device device = cuda_arch(arch);
     device.kernel = TESSERA_KERNEL_BWD_SM80;
     const Plan plan = tessera::plan(problem, device);
-    EXPECT_EQ(plan.block_m, block_m) << arch << ", " << d;
-    EXPECT_EQ(plan.block_n, block_n) << arch << ", " << d;
+    EXPECT_EQ(plan.steps[0].block_m, block_m) << arch << ", " << d;
+    EXPECT_EQ(plan.steps[0].block_n, block_n) << arch << ", " << d;
   }
 }
 
