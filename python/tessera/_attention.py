@@ -100,7 +100,7 @@ def attention(
         partial, finish: partial=True returns a partial result (o, lse, lse_low), o in float32, which loses nothing.
             Given to a call with other keys, partial=(o, lse, lse_low), it is merged with that call's, in place, and
             returned: exactly, so that keys may come in any number of parts. The last call has finish=True: its o is a
-            new array of q's dtype, rounded once, and its sink, if any, counts for all. No gradient; on the CPU.
+            new array of q's dtype, rounded once, and its sink, if any, counts for all. No gradient.
         place_q, place_k: (first, total), the place of the queries and keys in a whole of which they are a part: causal,
             window, ALiBi, dropout and score programs then mean the same as in the whole. bias and masks are those of
             the part. With dropout, the first key is a multiple of 32.
