@@ -43,6 +43,7 @@ tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q, tessera_
   switch (field.dtypes) {
     case core::Dtypes::kFloating:
     case core::Dtypes::kAsQ:
+    case core::Dtypes::kAsQOrFloat32:
       return q;
     case core::Dtypes::kKeys:
       return kv;

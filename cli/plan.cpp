@@ -35,6 +35,7 @@ bool has_flag(const core::TensorField& field) {
                                       core::TensorName("page_indices"), core::TensorName("prefix_lens")}) {
     if (&field == &core::kTensorFields[name.index]) return false;
   }
+  if (core::of_several_calls(field)) return false;
   return core::is_option(field) || (field.need == core::Need::kBackward && core::takes_part(field, false));
 }
 

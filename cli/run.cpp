@@ -87,7 +87,7 @@ class Run {
     }
     for (const std::size_t n : gradients_of_program()) {
       const Tensor& gradient = tensors_.program->gradients[n];
-      files_.set("--dbind " + tensors_.program->names[n], gradient, gradient.shape);
+      files_.set("--dbind " + tensors_.program->names[n], gradient, tensors_.program->shapes[n]);
     }
     throw_if_interrupted();
     files_.commit();
@@ -151,6 +151,7 @@ class Run {
       case core::Dtypes::kAsQ:
       case core::Dtypes::kKeys:
       case core::Dtypes::kOutput:
+      case core::Dtypes::kAsQOrFloat32:
         return sequence(std::move(file), field.dtypes == core::Dtypes::kKeys);
       case core::Dtypes::kFloat32OrAsQ:
         return floating(std::move(file));
@@ -333,6 +334,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<RunOptions>();
   RunOptions& o = *options;
   for (const core::TensorField& field : core::kTensorFields) {
+    if (core::of_several_calls(field)) continue;
     const bool is_output = &field == &core::kTensorFields[core::TensorName("o").index];
     CLI::Option* option = command->add_option((is_output ? "-o," : "") + std::string(argument_of(field)),
                                               o.files[&field - core::kTensorFields],

@@ -50,7 +50,9 @@ std::vector<BackEnd> back_ends() {
        "every prebuilt kernel compiled for sm_80; its kernels run on Hopper and on the emulated GPU, never on an "
        "Ampere GPU"},
       {"Hopper", true, "case table, fuzzer, PyTorch's programs and compute-sanitizer on H100 and H200: 2026-11-26"},
-      {"Blackwell", false, "every prebuilt kernel compiled for sm_100 and sm_120, never run there"}};
+      {"Blackwell", false,
+       "every prebuilt kernel compiled for sm_100 and sm_120, never run there; on sm_100 expect a quarter to a third "
+       "of what tcgen05 kernels reach (docs/reference/cuda.md)"}};
   constexpr std::int32_t kArchs[] = {0, 80, 90, 100};
   check(tessera_device_cpu(&all[0].device));
   all[0].device.isa = TESSERA_ISA_BASELINE;
@@ -83,8 +85,11 @@ void set_sample(const core::OptionField& field, tessera_problem& problem) {
   if (field.kind == core::OptionKind::kAlignment) problem.causal = 1;
 }
 
-// Options without a meaning of their own: seeds, bounds of lengths and the block mask's blocks.
+// Options without a meaning of their own: seeds, bounds of lengths, the block mask's blocks and places.
 bool stands_alone(const core::OptionField& field) {
+  for (const auto place : {&tessera_problem::first_q, &tessera_problem::first_k, &tessera_problem::first_head}) {
+    if (field.members[0].integer == place) return false;
+  }
   const bool of_block_mask = field.members[0].integer == &tessera_problem::mask_block_q;
   return field.kind != core::OptionKind::kUnsigned && field.kind != core::OptionKind::kInteger && !of_block_mask;
 }
@@ -121,7 +126,7 @@ std::vector<Case> cases() {
   }
   for (const core::TensorField& field : core::kTensorFields) {
     const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;
-    if (!core::is_option(field) || of_packed_or_paged) continue;
+    if (!core::is_option(field) || of_packed_or_paged || core::of_several_calls(field)) continue;
     Case& with = add(field.name, field.what);
     with.sizes[field] = true;
     const bool of_cache = field.layout == &tessera_problem::k_descale || field.layout == &tessera_problem::v_descale;
@@ -136,6 +141,14 @@ std::vector<Case> cases() {
     if (!stands_alone(field)) continue;
     add(field.name, field.what).set_options = [&field](tessera_problem& problem) { set_sample(field, problem); };
   }
+  add("global place", "A part of a longer sequence, with causal, windows and ALiBi of the whole").set_options =
+      [](tessera_problem& problem) {
+        problem.first_q = problem.first_k = 256, problem.total_q = problem.total_k = 1024;
+        problem.causal = 1;
+      };
+  Case& accumulate = add("accumulate", "Partial results and gradients in float32 that the call adds to");
+  accumulate.sizes[core::kTensorFields[core::TensorName("lse_low").index]] = true;
+  accumulate.set_options = [](tessera_problem& problem) { problem.accumulate = 1; };
   return all;
 }
 

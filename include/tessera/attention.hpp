@@ -54,13 +54,15 @@ struct Buffers {
   const float* q_descale = nullptr;
   const float* k_descale = nullptr;
   const float* v_descale = nullptr;
+  const std::int32_t* places = nullptr;
+  const void* o_accum = nullptr;
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, v_descale) == offsetof(tessera_buffers, v_descale),
+                  offsetof(Buffers, o_accum) == offsetof(tessera_buffers, o_accum),
               "the members of tessera_buffers, in order, each absent by default");
 
 // Runs a call on your own threads, or stops it; see tessera_executor. NULL means the library's threads.

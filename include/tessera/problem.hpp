@@ -29,6 +29,14 @@ struct Problem : tessera_problem {
     return *this;
   }
 
+  // The queries and keys of every sequence are rows `first_query` .. and `first_key` .. of a whole with `queries` and
+  // `keys`.
+  Problem& set_place(std::int64_t first_query, std::int64_t queries, std::int64_t first_key, std::int64_t keys) {
+    first_q = first_query, total_q = queries;
+    first_k = first_key, total_k = keys;
+    return *this;
+  }
+
   // Drops entries of the softmax with probability p (0 <= p < 1, in steps of 2^-16): the same entries for the same seed
   // and offset on every device.
   Problem& set_dropout(double p, std::uint64_t seed, std::uint64_t offset = 0) {
@@ -51,6 +59,8 @@ inline Layout lse_layout(const tessera_problem& problem) {
 inline Problem gradient_of(const tessera_problem& forward) {
   Problem problem = forward;
   problem.direction = TESSERA_BACKWARD;
+  problem.accumulate = 0;
+  problem.o_accum = {};
   problem.d_o = problem.o;
   problem.d_q = problem.q;
   problem.d_k = problem.k;

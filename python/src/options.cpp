@@ -313,6 +313,7 @@ nb::list option_fields() {
     fields.append(field);
   };
   for (const core::TensorField& field : core::kTensorFields) {
+    if (core::of_several_calls(field)) continue;
     if (field.need == core::Need::kIfGiven) {
       add(field.name, "Any", field.written == core::Written::kNever ? "tensor" : "result");
     }
@@ -320,6 +321,7 @@ nb::list option_fields() {
   }
   const Call fresh(TESSERA_FORWARD);
   for (const core::OptionField& field : core::kOptionFields) {
+    if (core::of_several_calls(field)) continue;
     add(field.name, annotation_of(field.kind), "value", value_of(fresh.problem, field));
   }
   for (const ExecutionOption& option : kExecutionOptions) {

@@ -31,6 +31,11 @@ class Gradients(NamedTuple):
 
 @overload
 def attention(
+    q: Any, k: Any, v: Any, *, partial: Literal[True] | tuple[Any, Any, Any], finish: Literal[False] = False,
+    score_mod: Mod = None, mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
+) -> tuple[Any, Any, Any]: ...
+@overload
+def attention(
     q: Any, k: Any, v: Any, *, return_lse_low: Literal[True], return_lse: bool = False, score_mod: Mod = None,
     mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
 ) -> tuple[Any, Any, Any]: ...
@@ -42,12 +47,14 @@ def attention(
 @overload
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, score_mod: Mod = None,
-    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, partial: Any = None, finish: bool = False,
+    **options: Unpack[Options],
 ) -> Any: ...
 @with_options
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, score_mod: Mod = None,
-    mask_mod: Mod = None, captured: dict[str, Any] | None = None, **options: Unpack[Options],
+    mask_mod: Mod = None, captured: dict[str, Any] | None = None, partial: Any = None, finish: bool = False,
+    **options: Unpack[Options],
 ) -> Any:
     """Exact attention: ``O = softmax(scale Q K^T + ...) V``, in memory linear in the length.
 
@@ -90,6 +97,16 @@ def attention(
         return_lse: return (o, lse) instead of o. The lse is a natural logarithm.
         return_lse_low: return (o, lse, lse_low). lse_low, float32, is the rounding error of lse: lse + lse_low has
             twice the digits, for `attention_backward` and `combine`.
+        partial, finish: partial=True returns a partial result (o, lse, lse_low), o in float32, which loses nothing.
+            Given to a call with other keys, partial=(o, lse, lse_low), it is merged with that call's, in place, and
+            returned: exactly, so that keys may come in any number of parts. The last call has finish=True: its o is a
+            new array of q's dtype, rounded once, and its sink, if any, counts for all. No gradient; on the CPU.
+        place_q, place_k: (first, total), the place of the queries and keys in a whole of which they are a part: causal,
+            window, ALiBi, dropout and score programs then mean the same as in the whole. bias and masks are those of
+            the part. With dropout, the first key is a multiple of 32.
+        places: int32 [B, 4], first query, queries, first key and keys of each sequence, instead. On the CPU.
+        place_heads, total_heads_kv, first_sequence: (first, total) of the query heads, the KV heads of the whole (0: as
+            many for each query head as here), and the number of the first sequence, for dropout and score programs.
         layout: "bshd", or "bhsd" if heads precede rows in q, k, v and o (and in their gradients).
         scale: 0, or 1e-18 .. 1e18 of either sign; None means 1 / sqrt(D).
         causal: key j is visible to query i if j <= i + Sk - Sq (the last query sees the last key).
@@ -137,6 +154,11 @@ def attention(
     """
     like = framework_of(q)
     mods = {"score_mod": score_mod, "mask_mod": mask_mod, "captured": captured}
+    if partial is not None or finish:
+        results = _merged(q, k, v, partial, finish, mods, options)
+        if not finish or return_lse_low:
+            return results
+        return results[:2] if return_lse else results[0]
     if like.attention is not None:
         options.pop("openmp", None)
         return like.attention(q, k, v, return_lse=return_lse, return_lse_low=return_lse_low, **mods, **options)
@@ -359,6 +381,43 @@ def append(
     if is_torch(k):
         from tessera.torch.cache import append as run
     run(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved, compute_scales=compute_scales)
+
+
+def _merged(
+    q: Any, k: Any, v: Any, partial: Any, finish: bool, mods: dict[str, Any], options: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """(o, lse, lse_low) of a call, merged with the partial result that it is given."""
+    if partial is None:
+        raise _core.Error("finish: True without partial, accepted with a partial result (o, lse, lse_low)")
+    if partial is not True and not (isinstance(partial, tuple) and len(partial) == 3):
+        raise _core.Error(f"partial: {type(partial).__name__}, accepted True and a tuple (o, lse, lse_low)")
+    like = framework_of(q)
+    if like.finish is not None:
+        raise _core.Error("partial: given with JAX arrays, which nothing can be merged with in place")
+    if options.get("layout", "bshd") != "bshd":
+        raise _core.Error(f'partial: given with layout {options["layout"]!r}, accepted with "bshd"')
+    if is_torch(q):
+        from tessera.torch.kernels import refuse_gradients
+
+        refuse_gradients("a partial result", q=q, k=k, v=v)
+    if partial is True:
+        shape = q.shape
+        o = like.empty(shape[:-1] + v.shape[-1:], like.float32 if str(q.dtype)[-7:] != "float64" else q.dtype)
+        lse, low = (like.empty((*shape[:-3], shape[-2], shape[-3]), like.float32) for _ in range(2))
+    else:
+        o, lse, low = partial
+        options["accumulate"] = 1
+    check_arrays("q", q, {"k": k, "v": v, "o": o, "lse": lse, "lse_low": low, **options})
+    if finish:
+        if partial is not True:
+            options["o_accum"] = o
+        o = like.empty(o.shape, q.dtype)
+    if (bound := _bound(q, mods)) is not None:
+        options.update(bound.options())
+    if like.workspace is not None:
+        options["workspace"] = like.workspace
+    _core.forward(q, k, v, o, lse, lse_low=low, **options)
+    return o, lse, low
 
 
 def _bound(q: Any, mods: dict[str, Any]) -> Bound | None:

@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     q_descale: Any
     k_descale: Any
     v_descale: Any
+    places: Any
     scale: float | None
     causal: bool
     top_left: bool
@@ -41,6 +42,11 @@ class Options(TypedDict, total=False):
     max_seqlen_k: int
     max_prefix_k: int
     max_suffix_k: int
+    place_q: tuple[int, int]
+    place_k: tuple[int, int]
+    place_heads: tuple[int, int]
+    total_heads_kv: int
+    first_sequence: int
     deterministic: bool
     batch_invariant: bool
     kernel: Literal["auto", "decode", "tiled", "shared_prefix", "reference", "decode_sm90", "mixed_sm90", "fwd_sm90", "fwd_sm80", "bwd_sm90", "bwd_sm80", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard"]

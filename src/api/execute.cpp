@@ -12,7 +12,9 @@
 #include "core/cancel.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
+#include "core/isa.hpp"
 #include "core/own_memory.hpp"
+#include "core/philox.hpp"
 #include "core/score/bound.hpp"
 #include "core/score/indices.hpp"
 #include "core/seal.hpp"
@@ -133,6 +135,31 @@ tessera_status check_page_table(const tessera_plan& plan, const tessera_buffers&
   return ok();
 }
 
+tessera_status check_places(const tessera_plan& plan, const tessera_buffers& buffers) {
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    const SequenceView view = sequence(plan.problem, buffers, b);
+    const Place& place = view.place;
+    const struct {
+      int axis;
+      int64_t first, total, count;
+      const char* what;
+    } rows[] = {{1, place.first_q, place.total_q, view.sq, "queries"},
+                {3, place.first_k, place.total_k, view.sk, "keys"}};
+    for (const auto& [axis, first, total, count, what] : rows) {
+      if (first < 0) return invalid("places[%" PRId64 ", %d]: %" PRId64 ", accepted at least 0", b, axis - 1, first);
+      if (total >= first + count) continue;
+      return invalid("places[%" PRId64 ", %d]: %" PRId64 ", accepted at least %" PRId64 ": the sequence has %" PRId64
+                     " %s from %" PRId64 " on",
+                     b, axis, total, first + count, count, what, first);
+    }
+    if (plan.problem.dropout_p > 0 && place.first_k % kDropoutKeys != 0) {
+      return invalid("places[%" PRId64 ", 2]: %" PRId64 " with dropout_p, accepted multiples of %" PRId64, b,
+                     place.first_k, kDropoutKeys);
+    }
+  }
+  return ok();
+}
+
 tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers) {
   const tessera_problem& p = plan.problem;
   if (packed_q(p)) {
@@ -149,6 +176,7 @@ tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& bu
   }
   if (present(p.seqused_k)) TESSERA_RETURN_IF_ERROR(check_key_lengths(plan, buffers));
   if (paged(p)) TESSERA_RETURN_IF_ERROR(check_page_table(plan, buffers));
+  if (has_place(p)) TESSERA_RETURN_IF_ERROR(check_places(plan, buffers));
   if (!shares_prefixes(p)) return ok();
   TESSERA_RETURN_IF_ERROR(check_offsets("prefix_groups", p.prefix_groups, buffers.prefix_groups,
                                         "the sequences of the batch", plan.batch, "", 0));
@@ -172,7 +200,7 @@ tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buf
 
 tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                            const tessera_executor& executor) {
-  if (plan.device.isa > cpu::best_isa()) {
+  if (!core::has_isa(cpu::best_isa(), plan.device.isa)) {
     return invalid("plan: made for a CPU with %s, accepted one for this machine, which has %s",
                    tessera_isa_name(plan.device.isa), tessera_isa_name(cpu::best_isa()));
   }

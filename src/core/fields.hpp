@@ -44,6 +44,7 @@ enum Symbol {
   kTwo,
   kScaleBlocksQ,
   kScaleBlocksK,
+  kFour,
   kSymbols
 };
 
@@ -72,6 +73,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"2", 2, 2},
     {"ceil(Sq / 128)", 0, kMaxLength},
     {"ceil(Sk / 128)", 0, kMaxLength},
+    {"4", 4, 4},
 };
 static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
 
@@ -122,6 +124,7 @@ inline constexpr Shape kPair{1, {{kTwo}}};
 inline constexpr Shape kScales{1, {{kHkv, kEqualOrOne}}}, kScalesBatch{2, {{kB}, {kHkv}}};
 inline constexpr Shape kScalesQ{3, {{kB}, {kScaleBlocksQ}, {kHkv}}}, kScalesK{3, {{kB}, {kScaleBlocksK}, {kHkv}}},
     kScalesPaged{3, {{kPages}, {kPageSize}, {kHkv}}};
+inline constexpr Shape kPlaces{2, {{kB}, {kFour}}};
 }  // namespace shapes
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
@@ -130,8 +133,9 @@ inline constexpr Shape kScalesQ{3, {{kB}, {kScaleBlocksQ}, {kHkv}}}, kScalesK{3,
 // last axes, broadcast by NumPy's rules; kScales: shapes::kScales, kScalesBatch or, of rank 3, `dense` or `paged`.
 enum class Form { kByRank, kQueries, kKeys, kLastAxes, kScales };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
-// kKeys: that of q or, under 16 bits, an 8-bit type. kOutput: that of q, of 8 bits bfloat16, float16 or float32.
-enum class Dtypes { kFloating, kAsQ, kKeys, kOutput, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
+// kKeys: that of q or, under 16 bits, an 8-bit type. kOutput: that of q or float32, of 8 bits bfloat16, float16 or
+// float32.
+enum class Dtypes { kFloating, kAsQ, kAsQOrFloat32, kKeys, kOutput, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
 enum class LastAxis { kAnyStride, kContiguous };
 enum class Written { kNever, kForward, kBackward };
 
@@ -187,9 +191,9 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(alibi_slopes), Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerHead,     shapes::kPerSequenceAndHead, shapes::kNone,   "--alibi",        "ALiBi",       "ALiBi slopes"},
     {TESSERA_TENSOR(sink),         Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--sink",         "sink",        "A logit a head that joins the denominator"},
     {TESSERA_TENSOR(d_o),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--grad",         nullptr,       "Cotangent of the output: asks for gradients"},
-    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
-    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
-    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
+    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kBackward, Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
+    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
+    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQOrFloat32, LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
     {TESSERA_TENSOR(d_lse),        Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--dlse",         nullptr,       "Cotangent of the log-sum-exp"},
     {TESSERA_TENSOR(d_bias),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kContiguous, Written::kBackward, Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--dbias",        nullptr,       "Gradient of the bias"},
     {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
@@ -198,6 +202,8 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(q_descale),    Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kScales,   shapes::kScalesQ,     shapes::kNone,               shapes::kScalesQ, "--q-descale",   "scales of q", "Scales of 8-bit queries"},
     {TESSERA_TENSOR(k_descale),    Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kScales,   shapes::kScalesK,     shapes::kNone,               shapes::kScalesPaged, "--k-descale", "scales of k", "Scales of 8-bit keys"},
     {TESSERA_TENSOR(v_descale),    Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kScales,   shapes::kScalesK,     shapes::kNone,               shapes::kScalesPaged, "--v-descale", "scales of v", "Scales of 8-bit values"},
+    {TESSERA_TENSOR(places),       Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPlaces,      shapes::kNone,               shapes::kNone,   "--places",       "places",      "First query, queries, first key and keys of each sequence in the whole"},
+    {TESSERA_TENSOR(o_accum),      Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--o-accum",      "accumulated partial result", "Partial result with which the call's is merged, with --lse and --lse-low"},
 };
 #undef TESSERA_TENSOR
 // clang-format on
@@ -239,6 +245,10 @@ constexpr bool is_option(const TensorField& field) {
   return field.need == Need::kIfGiven || field.need == Need::kIfGivenBackward;
 }
 
+// Partial results exist between calls: the command line, which makes one call, has no flag for them, and Python has
+// arguments of its own.
+constexpr bool of_several_calls(const TensorField& field) { return field.layout == &tessera_problem::o_accum; }
+
 // The tensor of which a result of the backward pass is the gradient, such as bias for d_bias; nullptr for all others.
 constexpr const TensorField* primal_of(const TensorField& field) {
   constexpr std::string_view kPrefix = "d_";
@@ -260,7 +270,9 @@ constexpr const char* dtypes_text(Dtypes dtypes) {
     case Dtypes::kKeys:
       return "that of q or, with 16 bits in q, float8_e4m3, float8_e5m2 or int8";
     case Dtypes::kOutput:
-      return "that of q; with 8 bits in q bfloat16, float16 or float32";
+      return "that of q or float32; with 8 bits in q bfloat16, float16 or float32";
+    case Dtypes::kAsQOrFloat32:
+      return "float32, float16, bfloat16 or float64";
     case Dtypes::kFloat32OrAsQ:
       return "float32 or that of q";
     case Dtypes::kFloat32:
@@ -379,9 +391,19 @@ inline constexpr OptionField kOptionFields[] = {
     {"max_seqlen_k",    "--max-seqlen-k",    OptionKind::kInteger,        nullptr,      "Packed or paged: keys of the longest sequence, 0 for unknown", {detail::length("max_seqlen_k", &tessera_problem::max_seqlen_k)}},
     {"max_prefix_k",    "--max-prefix-k",    OptionKind::kInteger,        nullptr,      "Shared prefixes: keys of the longest, 0 for unknown",     {detail::length("max_prefix_k", &tessera_problem::max_prefix_k)}},
     {"max_suffix_k",    "--max-suffix-k",    OptionKind::kInteger,        nullptr,      "Shared prefixes: the most keys of a sequence that are not read once, 0 for unknown", {detail::length("max_suffix_k", &tessera_problem::max_suffix_k)}},
+    {"place_q",         "--place-q",         OptionKind::kPair,           "FIRST TOTAL", "Global place of the queries: the first, of how many",    {detail::length("first_q", &tessera_problem::first_q), detail::length("total_q", &tessera_problem::total_q)}},
+    {"place_k",         "--place-k",         OptionKind::kPair,           "FIRST TOTAL", "Global place of the keys: the first, of how many",       {detail::length("first_k", &tessera_problem::first_k), detail::length("total_k", &tessera_problem::total_k)}},
+    {"place_heads",     "--place-heads",     OptionKind::kPair,           "FIRST TOTAL", "Global place of the query heads: the first, of how many", {detail::length("first_head", &tessera_problem::first_head), detail::length("total_heads", &tessera_problem::total_heads)}},
+    {"total_heads_kv",  "--total-heads-kv",  OptionKind::kInteger,        nullptr,      "KV heads of the whole, 0: as many for each query head as here", {detail::length("total_heads_kv", &tessera_problem::total_heads_kv)}},
+    {"first_sequence",  "--first-sequence",  OptionKind::kInteger,        nullptr,      "Global number of the first sequence",                     {detail::length("first_sequence", &tessera_problem::first_sequence)}},
+    {"accumulate",      nullptr,             OptionKind::kInteger,        nullptr,      "1: results are merged with those that the outputs hold",  {{.name = "accumulate", .integer = &tessera_problem::accumulate, .max = 1, .accepted = "0 and 1"}}},
     {"deterministic",   "--deterministic",   OptionKind::kFlag,           nullptr,      "Gradients have the same bits every time",                 {detail::flag("deterministic", &tessera_problem::deterministic)}},
     {"batch_invariant", "--batch-invariant", OptionKind::kFlag,           nullptr,      "A sequence's bits do not depend on its batch",            {detail::flag("batch_invariant", &tessera_problem::batch_invariant)}},
 };
 // clang-format on
+
+constexpr bool of_several_calls(const OptionField& field) {
+  return field.members[0].integer == &tessera_problem::accumulate;
+}
 
 }  // namespace tessera::core

@@ -118,6 +118,54 @@ constexpr ScaleStrides scale_strides(const tessera_layout& layout, bool in_pages
   return {stride(0), stride(1), stride(2), in_pages ? 1 : kScaleTokens};
 }
 
+// ---- the whole of which a problem is a part -------------------------------------------------------------------------
+
+// The place of a sequence's queries and keys in the whole.
+struct Place {
+  int64_t first_q, total_q, first_k, total_k;
+};
+
+constexpr bool has_place(const tessera_problem& problem) {
+  return present(problem.places) || problem.first_q > 0 || problem.total_q > 0 || problem.first_k > 0 ||
+         problem.total_k > 0;
+}
+
+// Whether the problem is a part of a whole, by its sequences or by its heads.
+constexpr bool is_part(const tessera_problem& problem) {
+  return has_place(problem) || problem.first_head > 0 || problem.total_heads > 0 || problem.total_heads_kv > 0 ||
+         problem.first_sequence > 0;
+}
+
+// For a sequence of sq queries and sk keys, if `places` is absent.
+constexpr Place place_of(const tessera_problem& problem, int64_t sq, int64_t sk) {
+  if (!has_place(problem)) return {0, sq, 0, sk};
+  return {problem.first_q, problem.total_q, problem.first_k, problem.total_k};
+}
+
+// Query i is aligned bottom-right with key i + bottom_right(...): the position of ALiBi and q_pos, in numbers of the
+// part.
+constexpr int64_t bottom_right(const Place& place) {
+  return (place.total_k - place.first_k) - (place.total_q - place.first_q);
+}
+
+// Query i is aligned with key i + diagonal(...), from which causal and the window are measured.
+constexpr int64_t diagonal(const tessera_problem& problem, const Place& place) {
+  return problem.alignment == TESSERA_TOP_LEFT ? place.first_q - place.first_k : bottom_right(place);
+}
+
+// The heads and sequences of the whole.
+struct WholeHeads {
+  int64_t first_head, heads;  // query heads
+  int64_t group;              // query heads that share a KV head
+  int64_t first_sequence;
+};
+constexpr WholeHeads whole_heads(const tessera_problem& problem) {
+  const int64_t heads_q = problem.q.shape[problem.q.rank - 2], heads_kv = problem.k.shape[problem.k.rank - 2];
+  const int64_t heads = problem.total_heads > 0 ? problem.total_heads : heads_q;
+  return {problem.first_head, heads, problem.total_heads_kv > 0 ? heads / problem.total_heads_kv : heads_q / heads_kv,
+          problem.first_sequence};
+}
+
 // ---- one sequence --------------------------------------------------------------------------------------------------
 
 struct SequenceView {
@@ -125,6 +173,7 @@ struct SequenceView {
   int64_t k_begin, sk;  // its keys in use
   int64_t k_rows;       // including those past seqused_k (dense and packed; paged: sk)
   bool causal;
+  Place place;
 };
 
 inline SequenceView sequence(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b) {
@@ -148,6 +197,12 @@ inline SequenceView sequence(const tessera_problem& problem, const tessera_buffe
   if (paged(problem)) view.k_rows = view.sk;
   view.causal = problem.causal != 0;
   if (present(problem.causal_seqs)) view.causal = buffers.causal_seqs[b * problem.causal_seqs.strides[0]] != 0;
+  view.place = place_of(problem, view.sq, view.sk);
+  if (present(problem.places)) {
+    const int32_t* row = buffers.places + b * problem.places.strides[0];
+    const int64_t stride = problem.places.strides[1];
+    view.place = {row[0], row[stride], row[2 * stride], row[3 * stride]};
+  }
   return view;
 }
 
@@ -159,11 +214,6 @@ inline int64_t page_of(const tessera_problem& problem, const tessera_buffers& bu
   }
   const tessera_layout& table = problem.page_table;
   return buffers.page_table[b * table.strides[0] + j / problem.k.shape[1] * table.strides[1]];
-}
-
-// Query i is aligned with key i + diagonal(...), from which causal and the window are measured.
-constexpr int64_t diagonal(const tessera_problem& problem, int64_t sq, int64_t sk) {
-  return problem.alignment == TESSERA_TOP_LEFT ? 0 : sk - sq;
 }
 
 }  // namespace tessera::core

@@ -22,6 +22,7 @@ using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 
 inline constexpr int kPhiloxRounds = 10;
+inline constexpr int64_t kDropoutKeys = 32;  // of a group
 
 // The key of the next round.
 constexpr PhiloxKey next_key(PhiloxKey key) {

@@ -139,8 +139,11 @@ struct Head {
   void load_row(const void* data, int64_t row, std::span<double> to) const {
     for (size_t d = 0; d < to.size(); ++d) to[d] = load(layout.dtype, data, offset(row) + static_cast<int64_t>(d));
   }
-  void store_row(std::span<const double> from, void* data, int64_t row) const {
-    for (size_t d = 0; d < from.size(); ++d) store(layout.dtype, data, offset(row) + static_cast<int64_t>(d), from[d]);
+  void store_row(std::span<const double> from, void* data, int64_t row, bool adds = false) const {
+    for (size_t d = 0; d < from.size(); ++d) {
+      const int64_t at = offset(row) + static_cast<int64_t>(d);
+      store(layout.dtype, data, at, adds ? load(layout.dtype, data, at) + from[d] : from[d]);
+    }
   }
 };
 
@@ -151,6 +154,19 @@ void clear_packed(const tessera_layout& layout, void* data) {
     for (int64_t head = 0; head < layout.shape[1]; ++head) {
       for (int64_t d = 0; d < layout.shape[2]; ++d) {
         store(layout.dtype, data, row * layout.strides[0] + head * layout.strides[1] + d, 0.0);
+      }
+    }
+  }
+}
+
+// Copies a packed tensor [T, H, D]: the rows that belong to no sequence keep the partial result.
+void copy_packed(const tessera_layout& from, const void* data, const tessera_layout& to, void* out) {
+  if (to.rank != 3) return;
+  for (int64_t row = 0; row < to.shape[0]; ++row) {
+    for (int64_t head = 0; head < to.shape[1]; ++head) {
+      const int64_t at = row * from.strides[0] + head * from.strides[1];
+      for (int64_t d = 0; d < to.shape[2]; ++d) {
+        store(to.dtype, out, row * to.strides[0] + head * to.strides[1] + d, load(from.dtype, data, at + d));
       }
     }
   }
@@ -282,7 +298,7 @@ class HeadAttention {
 
   // Whether causal, window and all masks allow query i to see key j.
   bool visible(int64_t i, int64_t j) const {
-    const int64_t distance = j - (i + diagonal(problem_, view_.sq, view_.sk));  // distance to the right of the diagonal
+    const int64_t distance = j - (i + diagonal(problem_, view_.place));  // distance to the right of the diagonal
     if (view_.causal && distance > 0) return false;
     if (problem_.window_left >= 0 && -distance > problem_.window_left) return false;
     if (problem_.window_right >= 0 && distance > problem_.window_right) return false;
@@ -296,6 +312,7 @@ class HeadAttention {
   struct RowSums {
     Twofold largest;
     double sum;
+    double partial;  // the share of the partial result
 
     bool sees_nothing() const { return largest.high == kMinusInfinity; }
     Twofold lse() const {
@@ -304,6 +321,13 @@ class HeadAttention {
       return two_sum(high.high, high.low + largest.low);
     }
   };
+
+  // The LSE of the partial result with which row i is merged; -infinity: there is none.
+  Twofold partial_lse(int64_t i) const {
+    if (!problem_.accumulate || problem_.direction == TESSERA_BACKWARD) return {kMinusInfinity, 0};
+    const double high = buffers_.lse[lse_offset(problem_.lse, i)];
+    return two_sum(high, buffers_.lse_low[lse_offset(problem_.lse_low, i)]);
+  }
 
   // Row i: scores, softmax and dropout's factors. If it sees nothing, s, p and keep are undefined.
   RowSums softmax_row(int64_t i) const {
@@ -325,37 +349,49 @@ class HeadAttention {
       raise(s.high, s.low);
       undefined = undefined || std::isnan(s.high);
     }
-    if (undefined) largest = {std::numeric_limits<double>::quiet_NaN(), 0};
-    if (largest.high == kMinusInfinity) return {largest, 0};
+    const Twofold partial = partial_lse(i);
+    raise(partial.high, partial.low);
+    if (undefined || std::isnan(partial.high)) largest = {std::numeric_limits<double>::quiet_NaN(), 0};
+    if (largest.high == kMinusInfinity) return {largest, 0, 0};
     double sum = 0;
     if (present(problem_.sink)) {
       raise(sink(), 0);
       sum = exp_below(largest, {sink(), 0});
     }
+    const double of_partial = partial.high == kMinusInfinity ? 0 : exp_below(largest, partial);
+    sum += of_partial;
     for (int64_t j = 0; j < view_.sk; ++j) {
       w_.p[j] = hidden(j) ? 0 : exp_below(largest, {w_.s[j], w_.s_low[j]});
       sum += w_.p[j];
     }
     const Dropout dropout = dropout_on_host(problem_, buffers_);
-    const uint32_t philox_head = static_cast<uint32_t>(b_ * heads_q_ + h_);
+    const Place& place = view_.place;
+    const WholeHeads whole = whole_heads(problem_);
+    const int64_t philox_head = (b_ + whole.first_sequence) * whole.heads + h_ + whole.first_head;
     for (int64_t j = 0; j < view_.sk; ++j) {
       if (!hidden(j)) w_.p[j] /= sum;
       w_.keep[j] = 1;
       if (dropout.threshold > 0 && !hidden(j)) {
-        const bool keeps = dropout.keeps(philox_head, static_cast<uint32_t>(i), static_cast<uint32_t>(j));
+        const bool keeps = dropout.keeps(static_cast<uint32_t>(philox_head), static_cast<uint32_t>(i + place.first_q),
+                                         static_cast<uint32_t>(j + place.first_k));
         w_.keep[j] = keeps ? 1 / (1 - problem_.dropout_p) : 0;
       }
     }
-    return {largest, sum};
+    return {largest, sum, of_partial / sum};
   }
 
   // s = -inf: not visible, or hidden by the bias. Such an entry is never multiplied with anything.
   bool hidden(int64_t j) const { return w_.s[j] == kMinusInfinity; }
 
-  // O_i = sum_j keep_j P_j V_j, after softmax_row. The V of a dropped entry is not used; but a softmax that is NaN, as
-  // after a score of infinity, is NaN for every key, kept or dropped.
-  void output_row() const {
+  // O_i = sum_j keep_j P_j V_j, plus its share of the partial result, after softmax_row. The V of a dropped entry is
+  // not used; but a softmax that is NaN, as after a score of infinity, is NaN for every key, kept or dropped.
+  void output_row(int64_t i, const RowSums& sums) const {
     std::ranges::fill(w_.o, 0.0);
+    if (sums.partial != 0) {
+      const bool in_place = !present(problem_.o_accum);
+      queries(in_place ? problem_.o : problem_.o_accum).load_row(in_place ? buffers_.o : buffers_.o_accum, i, w_.o);
+      for (double& o : w_.o) o *= sums.partial;
+    }
     for (int64_t j = 0; j < view_.sk; ++j) {
       if (hidden(j) || (w_.keep[j] == 0 && !std::isnan(w_.p[j]))) continue;
       add_scaled(w_.keep[j] * w_.p[j], v_row(w_.v, j), w_.o);
@@ -364,15 +400,9 @@ class HeadAttention {
 
   // The inputs of a program for query i and key j.
   score::Inputs pair(int64_t i, int64_t j) const {
-    return {.s = w_.s_before[j],
-            .b = b_,
-            .h = h_,
-            .h_kv = kv_head(),
-            .i = i,
-            .j = j,
-            .q_pos = i + view_.sk - view_.sq,
-            .len_q = view_.sq,
-            .len_k = view_.sk};
+    score::Inputs pair = score::inputs_of(whole_heads(problem_), view_.place, b_, h_, i, j);
+    pair.s = w_.s_before[j];
+    return pair;
   }
 
   // dS_ij = P_ij (dP_ij - delta_i + dLSE_i) with dP_ij = keep_ij dO_i . V_j and delta_i = sum_j P_ij dP_ij, after
@@ -457,7 +487,7 @@ class HeadAttention {
     if (present(problem_.alibi_slopes)) {
       const SlopeStrides stride = slope_strides(problem_.alibi_slopes);
       const double slope = buffers_.alibi_slopes[stride.batch * b_ + stride.head * h_];
-      s = plus(s, -slope * std::fabs(static_cast<double>(i + view_.sk - view_.sq - j)));
+      s = plus(s, -slope * std::fabs(static_cast<double>(i + bottom_right(view_.place) - j)));
     }
     return s;
   }
@@ -481,9 +511,12 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
                          ProgramStep* program, Cancel& cancel) {
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
-  clear_packed(problem.d_q, buffers.d_q);
-  clear_packed(problem.d_k, buffers.d_k);
-  clear_packed(problem.d_v, buffers.d_v);
+  const bool adds = problem.accumulate != 0;
+  if (!adds) {
+    clear_packed(problem.d_q, buffers.d_q);
+    clear_packed(problem.d_k, buffers.d_k);
+    clear_packed(problem.d_v, buffers.d_v);
+  }
   std::ranges::fill(w.d_sink, 0.0);
   if (program) program->clear_gradients(w);
   for (int64_t b = 0; b < plan.batch; ++b) {
@@ -504,7 +537,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
             std::ranges::fill(w.d_q, 0.0);
           }
           w.d_sink[h] += d_sink;
-          head.queries(problem.d_q).store_row(w.d_q, buffers.d_q, i);
+          head.queries(problem.d_q).store_row(w.d_q, buffers.d_q, i, adds);
         }
       }
       for (int64_t j = 0; j < first.view().k_rows; ++j) {
@@ -513,8 +546,8 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
           std::ranges::fill(w.d_v, 0.0);
         }
         const int64_t row = j < sk ? j : 0;
-        first.key_row(problem.d_k, j).store_row(first.k_row(w.d_k, row), buffers.d_k, 0);
-        first.key_row(problem.d_v, j).store_row(first.v_row(w.d_v, row), buffers.d_v, 0);
+        first.key_row(problem.d_k, j).store_row(first.k_row(w.d_k, row), buffers.d_k, 0, adds);
+        first.key_row(problem.d_v, j).store_row(first.v_row(w.d_v, row), buffers.d_v, 0, adds);
       }
     }
   }
@@ -571,14 +604,10 @@ void store_lse(const tessera_problem& problem, const tessera_buffers& buffers, T
 
 }  // namespace
 
-void configure_reference(tessera_plan& plan) {
+int64_t reference_workspace_bytes(const tessera_plan& plan) {
   Arena counter(nullptr);
   Workspace(plan, counter);
-  plan.scratch_bytes = 0;
-  plan.shared_bytes = counter.used_bytes();
-  plan.block_m = plan.tiles_per_item = plan.num_splits = 1;
-  plan.block_n = static_cast<int32_t>(plan.max_seqlen_k);
-  plan.num_items = 1;
+  return counter.used_bytes();
 }
 
 void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {
@@ -588,8 +617,9 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   const int64_t group = plan.heads_q / plan.heads_kv;
   std::optional<ProgramStep> program;
   if (score::has_program(plan)) program.emplace(plan, buffers);
-  clear_packed(problem.o, buffers.o);
-  if (packed_q(problem) && present(problem.lse)) {
+  if (!problem.accumulate) clear_packed(problem.o, buffers.o);
+  if (present(problem.o_accum)) copy_packed(problem.o_accum, buffers.o_accum, problem.o, buffers.o);
+  if (packed_q(problem) && present(problem.lse) && !problem.accumulate) {
     const LseStrides stride = lse_strides(problem.lse), low = lse_strides(problem.lse_low);
     for (int64_t h = 0; h < plan.heads_q; ++h) {
       for (int64_t row = 0; row < problem.lse.shape[1]; ++row) {
@@ -608,7 +638,7 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
         if (sums.sees_nothing()) {
           std::ranges::fill(w.o, 0.0);
         } else {
-          head.output_row();
+          head.output_row(i, sums);
         }
         head.queries(problem.o).store_row(w.o, buffers.o, i);
         store_lse(problem, buffers, sums.lse(), head.lse_offset(problem.lse, i), head.lse_offset(problem.lse_low, i));

@@ -14,6 +14,7 @@
 #include "core/fields.hpp"
 #include "core/float8.hpp"
 #include "core/geometry.hpp"
+#include "core/isa.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/philox.hpp"
@@ -29,7 +30,7 @@ bool floating(int32_t dtype) {
 }
 
 tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tessera_problem& problem) {
-  const NameText given = dtype_text(dtype);
+  const auto given = [dtype] { return dtype_text(dtype); };  // for the text of a refusal
   const int32_t q_dtype = problem.q.dtype;
   const char* of_q = tessera_dtype_name(q_dtype);
   const bool half = q_dtype == TESSERA_FLOAT16 || q_dtype == TESSERA_BFLOAT16;
@@ -37,29 +38,32 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tesse
     case Dtypes::kFloating:
       if (floating(dtype) || is_float8(dtype)) return ok();
       return invalid("%s: dtype %s, accepted float32, float16, bfloat16, float64, float8_e4m3 and float8_e5m2",
-                     tensor.name, given.text);
+                     tensor.name, given().text);
     case Dtypes::kAsQ:
       if (dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
+      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given().text, of_q);
+    case Dtypes::kAsQOrFloat32:
+      if (dtype == q_dtype || dtype == TESSERA_FLOAT32) return ok();
+      return invalid("%s: dtype %s, must be that of q: %s, or float32", tensor.name, given().text, of_q);
     case Dtypes::kKeys:
       if (dtype == q_dtype || (half && is_8bit(dtype))) {
         if (tensor.layout != &tessera_problem::v || dtype == problem.k.dtype) return ok();
-        return invalid("v: dtype %s, must be that of k: %s", given.text, tessera_dtype_name(problem.k.dtype));
+        return invalid("v: dtype %s, must be that of k: %s", given().text, tessera_dtype_name(problem.k.dtype));
       }
-      return invalid("%s: dtype %s, must be that of q: %s%s", tensor.name, given.text, of_q,
+      return invalid("%s: dtype %s, must be that of q: %s%s", tensor.name, given().text, of_q,
                      half ? ", or float8_e4m3, float8_e5m2 or int8" : "");
     case Dtypes::kOutput:
       if (!is_float8(q_dtype)) {
-        if (dtype == q_dtype) return ok();
-        return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
+        if (dtype == q_dtype || dtype == TESSERA_FLOAT32) return ok();
+        return invalid("%s: dtype %s, must be that of q: %s, or float32", tensor.name, given().text, of_q);
       }
       if (floating(dtype) && dtype != TESSERA_FLOAT64) return ok();
-      return invalid("%s: dtype %s, accepted bfloat16, float16 and float32 with q of %s", tensor.name, given.text,
+      return invalid("%s: dtype %s, accepted bfloat16, float16 and float32 with q of %s", tensor.name, given().text,
                      of_q);
     case Dtypes::kFloat32OrAsQ: {
       const int32_t other = is_float8(q_dtype) ? problem.o.dtype : q_dtype;
       if (dtype == TESSERA_FLOAT32 || dtype == other) return ok();
-      return invalid("%s: dtype %s, accepted float32 and that of %s, %s", tensor.name, given.text,
+      return invalid("%s: dtype %s, accepted float32 and that of %s, %s", tensor.name, given().text,
                      is_float8(q_dtype) ? "o" : "q", tessera_dtype_name(other));
     }
     case Dtypes::kFloat32:
@@ -73,7 +77,7 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tesse
                            : tensor.dtypes == Dtypes::kInt64 ? TESSERA_INT64
                                                              : TESSERA_BOOL;
   if (dtype == accepted) return ok();
-  return invalid("%s: dtype %s, accepted %s", tensor.name, given.text, tessera_dtype_name(accepted));
+  return invalid("%s: dtype %s, accepted %s", tensor.name, given().text, tessera_dtype_name(accepted));
 }
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -309,6 +313,98 @@ tessera_status check_scales(const tessera_problem& p) {
   return ok();
 }
 
+// A part must be inside the whole. `count`: its queries or keys; -1: each sequence has its own number.
+tessera_status check_place(const char* of, int64_t first, int64_t total, int64_t count) {
+  const int64_t least = first + (count < 0 ? 1 : count);
+  if (total >= least) return ok();
+  return invalid("total_%s: %" PRId64 " with first_%s %" PRId64 ", accepted at least %" PRId64 ", where the part ends",
+                 of, total, of, first, least);
+}
+
+tessera_status check_places(const tessera_problem& p) {
+  const Sizes size = sizes(p);
+  if (!is_part(p)) return ok();
+  for (const auto& [given, what] :
+       {std::pair{present(p.tree_mask), "tree_mask"}, std::pair{present(p.prefix_groups), "prefix_groups"}}) {
+    if (given) return unsupported("%s: given with a global place, accepted without", what);
+  }
+  if (present(p.places)) {
+    const struct {
+      const char* name;
+      int64_t value;
+    } numbers[] = {{"first_q", p.first_q}, {"total_q", p.total_q}, {"first_k", p.first_k}, {"total_k", p.total_k}};
+    for (const auto& [name, value] : numbers) {
+      if (value == 0) continue;
+      return invalid("%s: %" PRId64 " together with places, accepted 0: places holds it for each sequence", name,
+                     value);
+    }
+  }
+  if (has_place(p) && !present(p.places)) {
+    TESSERA_RETURN_IF_ERROR(check_place("q", p.first_q, p.total_q, packed_q(p) ? -1 : size.rows_q));
+    TESSERA_RETURN_IF_ERROR(check_place("k", p.first_k, p.total_k, packed_k(p) || paged(p) ? -1 : size.rows_k));
+  }
+  if (p.dropout_p > 0 && p.first_k % kDropoutKeys != 0) {
+    return invalid("first_k: %" PRId64 " with dropout_p, accepted multiples of %" PRId64, p.first_k, kDropoutKeys);
+  }
+  const bool has_heads = p.first_head > 0 || p.total_heads > 0;
+  if (has_heads && p.total_heads < p.first_head + size.heads_q) {
+    return invalid("total_heads: %" PRId64 " with first_head %" PRId64 ", accepted at least %" PRId64
+                   ", where the part ends",
+                   p.total_heads, p.first_head, p.first_head + size.heads_q);
+  }
+  if (p.total_heads_kv > 0 && (p.total_heads == 0 || p.total_heads % p.total_heads_kv != 0)) {
+    return invalid("total_heads_kv: %" PRId64 " with total_heads %" PRId64 ", accepted a divisor of total_heads",
+                   p.total_heads_kv, p.total_heads);
+  }
+  const WholeHeads whole = whole_heads(p);
+  for (int64_t h = 0; h < size.heads_q; ++h) {
+    const int64_t of_whole = (whole.first_head + h) / whole.group - whole.first_head / whole.group;
+    if (of_whole == h / (size.heads_q / size.heads_kv)) continue;
+    return invalid("first_head: %" PRId64 " with %" PRId64 " query and %" PRId64
+                   " key heads, accepted a part whose heads share key heads as in the whole, where %" PRId64
+                   " query heads share one",
+                   p.first_head, size.heads_q, size.heads_kv, whole.group);
+  }
+  if ((whole.first_sequence + size.batch) * whole.heads > kMaxLength) {
+    return invalid("first_sequence: %" PRId64 " and %" PRId64 " sequences of %" PRId64
+                   " heads in the whole, accepted at most %" PRId64 " heads in all",
+                   whole.first_sequence, size.batch, whole.heads, kMaxLength);
+  }
+  return ok();
+}
+
+// The members of tessera_problem's `accumulate`, whose layouts are valid.
+tessera_status check_partials(const tessera_problem& p) {
+  const bool backward = p.direction == TESSERA_BACKWARD, wide = p.q.dtype == TESSERA_FLOAT64;
+  const int32_t sum_dtype = wide ? TESSERA_FLOAT64 : TESSERA_FLOAT32;
+  const auto check_sum = [&](const char* name, const tessera_layout& layout) {
+    if (layout.dtype == sum_dtype) return ok();
+    return invalid("%s: dtype %s with accumulate, accepted %s", name, tessera_dtype_name(layout.dtype),
+                   tessera_dtype_name(sum_dtype));
+  };
+  if (present(p.o_accum) && (backward || p.accumulate == 0)) {
+    return invalid("o_accum: given %s, accepted forward with accumulate = 1",
+                   backward ? "with direction backward" : "without accumulate");
+  }
+  if (backward) {
+    if (p.o.dtype != p.q.dtype) {
+      return invalid("o: dtype %s, must be that of q in the backward pass: %s", tessera_dtype_name(p.o.dtype),
+                     tessera_dtype_name(p.q.dtype));
+    }
+    for (const auto& [name, layout] : {std::pair{"d_k", &p.d_k}, std::pair{"d_v", &p.d_v}}) {
+      if (layout->dtype == p.d_q.dtype) continue;
+      return invalid("%s: dtype %s, must be that of d_q: %s", name, tessera_dtype_name(layout->dtype),
+                     tessera_dtype_name(p.d_q.dtype));
+    }
+    return p.accumulate ? check_sum("d_q", p.d_q) : ok();
+  }
+  if (p.accumulate == 0) return ok();
+  if (present(p.prefix_groups)) return unsupported("prefix_groups: given with accumulate, accepted without");
+  if (!present(p.lse_low))
+    return invalid("lse_low: absent, but accumulate requires it and lse: a partial result's LSE");
+  return present(p.o_accum) ? check_sum("o_accum", p.o_accum) : check_sum("o", p.o);
+}
+
 // Dependencies of arguments on each other.
 tessera_status check_dependencies(const tessera_problem& p) {
   const char* table = csr_pages(p) ? "page_indices" : "page_table";
@@ -490,6 +586,8 @@ tessera_status validate(const tessera_problem& problem) {
     return invalid("q: %" PRId64 " sequences of %" PRId64 " heads, accepted at most %" PRId64 " heads in all",
                    shapes[kB], shapes[kHq], kMaxLength);
   }
+  TESSERA_RETURN_IF_ERROR(check_places(problem));
+  TESSERA_RETURN_IF_ERROR(check_partials(problem));
   if (problem.direction == TESSERA_BACKWARD && present(problem.d_bias)) {
     TESSERA_RETURN_IF_ERROR(check_same_shape("d_bias", problem.d_bias, "bias", problem.bias));
     const tessera_layout& d_bias = problem.d_bias;
@@ -513,8 +611,8 @@ tessera_status validate(const tessera_device& device) {
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
   TESSERA_RETURN_IF_ERROR(
-      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AMX_BF16));
-  if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
+      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_NEON_BF16));
+  if (!has_isa(device.isa_limit, device.isa)) {
     return invalid("device.isa: %s, accepted baseline .. %s, which this CPU has", isa_text(device.isa).text,
                    tessera_isa_name(device.isa_limit));
   }
@@ -535,7 +633,7 @@ tessera_status validate(const tessera_device& device) {
   TESSERA_RETURN_IF_ERROR(check_range("device.l2_bytes", device.l2_bytes, 0, INT64_MAX));
   if (device.backend != TESSERA_BACKEND_CUDA) return ok();
   TESSERA_RETURN_IF_ERROR(check_range("device.ordinal", device.ordinal, -1, INT32_MAX));
-  constexpr int64_t kOldestArch = 80, kNewestArch = 129;
+  constexpr int64_t kOldestArch = 80, kNewestArch = 999;  // later GPUs run PTX
   TESSERA_RETURN_IF_ERROR(check_range("device.arch", device.arch, kOldestArch, kNewestArch));
   return check_range("device.smem_bytes", device.smem_bytes, 48 << 10, INT32_MAX);
 }

@@ -92,20 +92,28 @@ TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor
   for (int64_t n = 0; n < rows; ++n) {
     char* out = tensor.data + tensor.batch * batch + tensor.row * (k_row + n) + tensor.head * head_kv;
     if (!f.keys_started[n / kStageKeys]) {
-      __builtin_memset(out, 0, static_cast<size_t>(cols) * 2);
+      if (!f.p.accumulate) __builtin_memset(out, 0, static_cast<size_t>(cols * f.p.d_elem_bytes));
       continue;
     }
     for (int64_t c = 0; c < cols; c += kBlockM) {
+      if (f.p.d_dtype == TESSERA_FLOAT32) {
+        const float* sums = in + (c / kBlockM * f.p.block_n + n) * kBlockM;
+        float* to = reinterpret_cast<float*>(out) + c;
+        for (int64_t d = 0; d < min_of<int64_t>(kBlockM, cols - c); ++d) {
+          to[d] = f.p.accumulate ? to[d] + sums[d] : sums[d];
+        }
+        continue;
+      }
       write_line_row(out + c * 2, in + (c / kBlockM * f.p.block_n + n) * kBlockM, min_of<int64_t>(kBlockM, cols - c));
     }
   }
 }
 
-// With rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. If there are at least as many
-// keys as queries, there is none.
+// With rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. If every query has a key on its
+// diagonal, there is none.
 TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t head) {
   const Sequence& sequence = p.sequences[batch];
-  if (sequence.sq <= sequence.sk) return;
+  if (sequence.diagonal >= 0 && sequence.diagonal + sequence.sq <= sequence.sk) return;
   Tile tile;
   for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
     init_tile(tile, p, batch, head, row, min_of<int64_t>(kBlockM, sequence.sq - row));
@@ -171,8 +179,7 @@ TESSERA_INLINE void load_keys(AmxBackward& f, const Sequence& sequence, int64_t 
     if (n < f.keys) prefetch_keys(p, sequence, batch, head_kv, f.key_begin + n, min_of(kStageKeys, f.keys - n), 0, 1);
   };
   f.ahead.clear();
-  const int64_t position = p.top_left ? 0 : sequence.sk - sequence.sq;  // position of query 0
-  const int64_t row = sequence.causal ? max_of<int64_t>(0, f.key_begin - position) : 0;
+  const int64_t row = sequence.causal ? max_of<int64_t>(0, f.key_begin - sequence.diagonal) : 0;
   constexpr int64_t kQueries = kAmxBackwardTiles * kBlockM;
   list_queries_ahead(f, sequence, batch, head_kv * (p.heads_q / p.heads_kv), row / kQueries * kQueries);
   f.ahead.spread_over(padded_to(f.keys, kStageKeys) / kStageKeys);

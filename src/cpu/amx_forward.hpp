@@ -181,7 +181,7 @@ TESSERA_OWN_FUNCTION void take_stale_max_at_diagonals(AmxForward& f, int64_t til
     Tile& tile = f.tiles[t];
     const int64_t low = max_of<int64_t>(first_key, tile.some_low), high = min_of<int64_t>(key_end - 1, tile.some_high);
     if (low > high) continue;
-    const int64_t diagonal = tile.query[0] + f.sequence.sk - f.sequence.sq;
+    const int64_t diagonal = tile.query[0] + f.sequence.bottom_right;
     const int64_t key = max_of(low, min_of(high, diagonal)) / kStageKeys * kStageKeys;
     const int64_t keys = min_of(kStageKeys, key_end - key);
     int32_t stage = 0;

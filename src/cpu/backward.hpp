@@ -319,7 +319,7 @@ TESSERA_INLINE void prefetch_next_queries(const Params& p, const Tile& tile) {
 // Queries that see key j, which are one range under causal and the window.
 TESSERA_INLINE int64_t queries_of_key(const Params& p, const Sequence& sequence, int64_t j) {
   // position of the query on the diagonal at key j
-  const int64_t position = j - (p.top_left ? 0 : sequence.sk - sequence.sq);
+  const int64_t position = j - sequence.diagonal;
   int64_t first = 0, last = sequence.sq - 1;
   if (sequence.causal) first = max_of(first, position);
   if (p.window_right >= 0) first = max_of(first, position - p.window_right);
@@ -420,15 +420,13 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
         }
       }
     }
-    with_float_elem(p.dtype, [&](auto elem) {
-      for (int64_t n = 0; n < rows; ++n) {
-        const int64_t k_row = sequence.k_begin + first + n;
-        write_row<decltype(elem)>(p.d_k.data + p.d_k.batch * batch + p.d_k.row * k_row + p.d_k.head * head_kv,
-                                  s.sdK + n * s.dk_ld, p.head_dim);
-        write_row<decltype(elem)>(p.d_v.data + p.d_v.batch * batch + p.d_v.row * k_row + p.d_v.head * head_kv,
-                                  s.sdV + n * s.dv_ld, p.head_dim_v);
-      }
-    });
+    for (int64_t n = 0; n < rows; ++n) {
+      const int64_t k_row = sequence.k_begin + first + n;
+      write_gradient_row(p, p.d_k.data + p.d_k.batch * batch + p.d_k.row * k_row + p.d_k.head * head_kv,
+                         s.sdK + n * s.dk_ld, p.head_dim);
+      write_gradient_row(p, p.d_v.data + p.d_v.batch * batch + p.d_v.row * k_row + p.d_v.head * head_kv,
+                         s.sdV + n * s.dv_ld, p.head_dim_v);
+    }
   }
 }
 

@@ -8,6 +8,15 @@
 namespace tessera::cpu {
 namespace {
 
+// Writes a row of d_q, d_k or d_v, or adds it to the row, which is then float32.
+TESSERA_INLINE void write_gradient_row(const Params& p, char* out, float* row, int64_t cols) {
+  if (p.accumulate) {
+    const float* before = reinterpret_cast<const float*>(out);
+    for (int64_t d = 0; d < cols; ++d) row[d] += before[d];
+  }
+  with_float_elem(p.d_dtype, [&](auto elem) { write_row<decltype(elem)>(out, row, cols); });
+}
+
 // The float32 accumulator of d_q's row `query` in this split.
 TESSERA_INLINE float* dq_row(const Params& p, const Sequence& sequence, int64_t batch, int64_t head, int64_t split,
                              int64_t query) {
@@ -121,7 +130,7 @@ inline void backward_postprocess_item(const Params& p, int64_t item, char* scrat
       store(sum + d, total);
     }
     char* out = p.d_q.data + p.d_q.batch * span.batch + p.d_q.row * (sequence.q_begin + i) + p.d_q.head * span.head;
-    with_float_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, sum, p.head_dim); });
+    write_gradient_row(p, out, sum, p.head_dim);
   }
 }
 

@@ -19,9 +19,14 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     const char* o_row = p.o_parts + p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * head;
     const char* low_row =
         p.lse_low_parts + p.lse_low_part_batch * batch + p.lse_low_part_head * head + p.lse_low_part_row * row;
-    const auto lse_of = [&](int64_t n) { return *reinterpret_cast<const float*>(lse_row + p.lse_part * n); };
+    const auto number = [](const char* at) { return *reinterpret_cast<const float*>(at); };
+    char* const lse_out = p.lse + p.lse_batch * batch + p.lse_head * head + p.lse_row * row;
+    char* const low_out = p.lse_low + p.lse_low_batch * batch + p.lse_low_head * head + p.lse_low_row * row;
+    const int64_t parts = p.parts + (p.accum_o != nullptr);
+    const auto lse_of = [&](int64_t n) { return number(n < p.parts ? lse_row + p.lse_part * n : lse_out); };
     const auto part_of = [&](int64_t n) -> LogSumExp {
-      return {lse_of(n), p.lse_low_parts ? *reinterpret_cast<const float*>(low_row + p.lse_low_part * n) : 0.0f};
+      if (n == p.parts) return {number(lse_out), number(low_out)};
+      return {lse_of(n), p.lse_low_parts ? number(low_row + p.lse_low_part * n) : 0.0f};
     };
     const auto above = [](const LogSumExp& a, const LogSumExp& b) {
       return a.high > b.high || (a.high == b.high && a.low > b.low);
@@ -32,10 +37,10 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     };
 
     LogSumExp best{-infinity(), 0.0f};
-    for (int64_t n = 0; n < p.parts; ++n) best = above(part_of(n), best) ? part_of(n) : best;
+    for (int64_t n = 0; n < parts; ++n) best = above(part_of(n), best) ? part_of(n) : best;
     if (best.high == -infinity()) best = {0.0f, 0.0f};
     float sum = 0;
-    for (int64_t n = 0; n < p.parts; ++n) {
+    for (int64_t n = 0; n < parts; ++n) {
       if (lse_of(n) != -infinity()) sum += exp_difference(part_of(n), best);
     }
     const bool seen = sum != 0.0f;
@@ -47,11 +52,13 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
       best = joint;
     }
     for (int64_t d = 0; d < padded; d += kLanes) store(total + d, VecF{});
-    for (int64_t n = 0; n < p.parts && seen; ++n) {
+    for (int64_t n = 0; n < parts && seen; ++n) {
       if (lse_of(n) == -infinity()) continue;
       const VecF weight = splat(exp_difference(part_of(n), best) / sum);
-      with_float_elem(p.part_dtype,
-                      [&](auto elem) { read_row<decltype(elem)>(part, o_row + p.o_part * n, p.head_dim_v); });
+      const bool accumulated = n == p.parts;
+      const char* const from = accumulated ? p.accum_o + p.accum_row * row + p.accum_head * head : o_row + p.o_part * n;
+      with_float_elem(accumulated ? p.accum_dtype : p.part_dtype,
+                      [&](auto elem) { read_row<decltype(elem)>(part, from, p.head_dim_v); });
       for (int64_t d = 0; d < padded; d += kLanes) store(total + d, fma(weight, load(part + d), load(total + d)));
     }
     char* out = p.o + p.o_batch * batch + p.o_row * row + p.o_head * head;
@@ -59,11 +66,10 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     if (p.lse) {
       const double rest = double{best.low} + __builtin_logf(sum);
       const float high = seen ? static_cast<float>(double{best.high} + rest) : -infinity();
-      *reinterpret_cast<float*>(p.lse + p.lse_batch * batch + p.lse_head * head + p.lse_row * row) = high;
+      *reinterpret_cast<float*>(lse_out) = high;
       if (!p.lse_low) continue;
       const float low = high - high == 0.0f ? static_cast<float>((double{best.high} - high) + rest) : 0.0f;
-      *reinterpret_cast<float*>(p.lse_low + p.lse_low_batch * batch + p.lse_low_head * head + p.lse_low_row * row) =
-          low;
+      *reinterpret_cast<float*>(low_out) = low;
     }
   }
 }

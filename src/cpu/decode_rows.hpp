@@ -38,7 +38,7 @@ struct KeyLanes {
   TESSERA_INLINE VecI queries(int) const { return splat(static_cast<int32_t>(row.query)); }
   TESSERA_INLINE VecI keys(int64_t n) const { return iota<VecI>() + static_cast<int32_t>(key(n)); }
   TESSERA_INLINE VecI distance(int64_t n, int) const {
-    return static_cast<int32_t>(row.query + of_sequence.sk - of_sequence.sq - key(n)) - iota<VecI>();
+    return static_cast<int32_t>(row.query + of_sequence.bottom_right - key(n)) - iota<VecI>();
   }
   TESSERA_INLINE bool all_seen(int64_t begin, int64_t end) const {
     return key(begin) >= row.low && key(end) - 1 <= row.full_high && (end - begin) % kLanes == 0;
@@ -85,7 +85,7 @@ struct RowLanes {
   }
   TESSERA_INLINE VecI keys(int64_t n) const { return splat(static_cast<int32_t>(key(n))); }
   TESSERA_INLINE VecI distance(int64_t n, int c) const {
-    return queries(c) + static_cast<int32_t>(of_sequence.sk - of_sequence.sq - key(n));
+    return queries(c) + static_cast<int32_t>(of_sequence.bottom_right - key(n));
   }
   TESSERA_INLINE static bool all_seen(int64_t, int64_t) { return false; }
   TESSERA_INLINE VecI seen(int64_t n, int) const {

@@ -94,7 +94,7 @@ TESSERA_INLINE int64_t partial_row(const Params& p, const Tile& tile, int64_t sp
 
 // Addresses of a tile's rows of O: in the output or in this split's partial results.
 TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const Tile& tile, int64_t split) {
-  if (p.num_splits == 1) return rows_of(rows, p.o, tile);
+  if (!p.partial) return rows_of(rows, p.o, tile);
   for (int64_t lane = 0; lane < tile.count; ++lane) {
     rows[lane] = reinterpret_cast<char*>(p.partial_o + partial_row(p, tile, split, lane) * p.head_dim_v);
   }
@@ -117,10 +117,10 @@ struct RowNumbers {
   TESSERA_INLINE bool in_a_row(const Tile& tile) const { return tile.consecutive && (partial || row == sizeof(float)); }
 };
 TESSERA_INLINE RowNumbers lse_of(const Params& p) {
-  return {p.lse, p.lse_batch, p.lse_head, p.lse_row, p.num_splits > 1 ? p.partial_lse : nullptr};
+  return {p.lse, p.lse_batch, p.lse_head, p.lse_row, p.partial ? p.partial_lse : nullptr};
 }
 TESSERA_INLINE RowNumbers lse_low_of(const Params& p) {
-  return {p.lse_low, p.lse_low_batch, p.lse_low_head, p.lse_low_row, p.num_splits > 1 ? p.partial_lse_low : nullptr};
+  return {p.lse_low, p.lse_low_batch, p.lse_low_head, p.lse_low_row, p.partial ? p.partial_lse_low : nullptr};
 }
 
 TESSERA_INLINE void write_numbers(const Params& p, const Tile& tile, int64_t split, const RowNumbers& numbers,
@@ -141,7 +141,7 @@ TESSERA_INLINE void write_numbers(const Params& p, const Tile& tile, int64_t spl
 inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor, char* const* rows,
                         char* const* next_rows, int64_t next_count) {
   alignas(64) float inverse[kBlockM], lse[kBlockM], lse_low[kBlockM];
-  const bool partial = p.num_splits > 1, with_lse = partial || p.lse;
+  const bool partial = p.partial != 0, with_lse = partial || p.lse;
   for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(inverse + lane, splat(factor));
   if (p.sink && !partial) add_sink(p, tile, inverse);
   for (int64_t lane = 0; lane < kBlockM; lane += kLanes) {

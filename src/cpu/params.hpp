@@ -44,9 +44,12 @@ struct Sequence {
   // Forward with AMX: the first super-block of its keys that is packed ahead; the number packed before it, for one KV
   // head.
   int64_t packed_first, packed_begin;
+  int64_t first_q, total_q, first_k, total_k;  // its place in the whole
+  int64_t bottom_right;  // query i is aligned bottom-right with key i + bottom_right: for ALiBi and q_pos
+  int64_t diagonal;      // causal and window are measured from key i + diagonal
 };
 
-// Entries of one sequence: heads, queries and keys low ... high.
+// Entries of one sequence in numbers of the whole: heads, queries and keys low ... high.
 struct ScoreBlock {
   int64_t batch, len_q, len_k;
   int64_t head_low, head_high, query_low, query_high, key_low, key_high;
@@ -57,7 +60,9 @@ struct Params {
   int32_t dtype, elem_bytes;        // of q, d_o and gradients
   int32_t kv_dtype, kv_elem_bytes;  // of k and v
   int32_t o_dtype, o_elem_bytes;
-  const Sequence* sequences;  // [batch + 1]; the last one holds the totals
+  int32_t d_dtype, d_elem_bytes;  // backward: of d_q, d_k, d_v
+  int32_t accumulate;             // 1: results are merged with, or added to, those that the outputs hold
+  const Sequence* sequences;      // [batch + 1]; the last one holds the totals
 
   RowTensor q, k, v, o, d_o, d_q, d_k, d_v;
   Scales q_scales, k_scales, v_scales;
@@ -76,7 +81,6 @@ struct Params {
   float huge_score;   // a maximum or LSE of at least this magnitude is subtracted in natural units: tile.hpp
   float softcap;      // 0: none
   int32_t causal;     // 1: at least one sequence may be; Sequence::causal has which
-  int32_t top_left;
   int64_t window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;
   int32_t bias_dtype;
@@ -99,6 +103,7 @@ struct Params {
   float dropout_scale;         // 1 / (1 - p)
   uint32_t dropout_threshold;  // 0: no dropout
   uint32_t dropout_key[2], dropout_offset;
+  int64_t first_head, heads, group, first_sequence;  // of the whole: core/geometry.hpp
 
   // Returns nonzero if the call is cancelled; an item may then leave its outputs as they are. NULL: it cannot be
   // cancelled.
@@ -107,6 +112,7 @@ struct Params {
 
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
+  int32_t partial;       // forward: 1: an item's results are partial ones, which are then merged
   int32_t rows_collide;  // forward, float32: rows of K and V map to few cache sets, and are copied block by block
   int32_t pack_gqa;      // 1: the query heads of a KV head are rows of the same tile
   int64_t split_keys;    // forward: keys of a split, a multiple of block_n
@@ -150,6 +156,10 @@ struct CombineParams {
   int64_t lse_low_batch, lse_low_head, lse_low_row;
   const float* sink;  // is added to the denominator of rows that see a key
   int64_t sink_head;
+  // One more part, after the others: its lse and lse_low are in the outputs. NULL: none.
+  const char* accum_o;
+  int32_t accum_dtype;
+  int64_t accum_row, accum_head;
 };
 
 // The rotation of a token's heads: rotary position embedding. Strides in bytes.
@@ -208,6 +218,8 @@ extern const KernelTable kernels_baseline;
 extern const KernelTable kernels_avx2;
 extern const KernelTable kernels_avx512;
 extern const KernelTable kernels_avx512_bf16;
+extern const KernelTable kernels_neon;
+extern const KernelTable kernels_neon_bf16;
 extern const AmxKernelTable kernels_amx_bf16;
 extern const AmxKernelTable kernels_amx_emulated;
 

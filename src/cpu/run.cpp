@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/problem_view.hpp"
@@ -94,13 +95,15 @@ void fill_options(Params& p, const core::ProblemView& view, const tessera_proble
   const bool products_alone = !ScoreStep<QueryLanes>::changes_scores(p) && p.scale != 0;
   p.units_log2 = products_alone ? double{p.scale_log2} / p.scale : std::numbers::log2e;
   p.causal = view.causal || core::present(problem.causal_seqs);
-  p.top_left = view.top_left;
   p.window_left = view.window_left, p.window_right = view.window_right;
   p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
   const core::Dropout dropout = core::dropout_on_host(problem, buffers);
   const core::PhiloxKey key = core::dropout_key(dropout.seed, dropout.offset);
   p.dropout_key[0] = key[0], p.dropout_key[1] = key[1];
   p.dropout_offset = static_cast<uint32_t>(dropout.offset);
+  const core::WholeHeads whole = core::whole_heads(problem);
+  p.first_head = whole.first_head, p.heads = whole.heads, p.group = whole.group;
+  p.first_sequence = whole.first_sequence;
 }
 
 // The rounding of a maximum or LSE of this magnitude, in log2 units, is visible in the weights: 5e-6 of them in
@@ -150,7 +153,7 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
                     const KeysInUse& keys) {
   const int64_t rows_a_query = way == kPackedTile ? plan.heads_q / plan.heads_kv : 1;
   const bool backward = plan.problem.direction == TESSERA_BACKWARD;
-  const int64_t rows_an_item = int64_t{plan.block_m} * (backward ? 1 : plan.tiles_per_item);
+  const int64_t rows_an_item = int64_t{step_of(plan).block_m} * (backward ? 1 : own_of(step_of(plan)).tiles_per_item);
   const core::Sizes size = core::sizes(plan.problem);
   const bool packed = core::packed_q(plan.problem);
   int64_t tiles = 0, items = 0, merges = 0, packs = 0;
@@ -171,9 +174,15 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
               view.causal,
               page_begin(plan.problem, buffers, b),
               packed_keys.first,
-              packs};
+              packs,
+              view.place.first_q,
+              view.place.total_q,
+              view.place.first_k,
+              view.place.total_k,
+              core::bottom_right(view.place),
+              core::diagonal(plan.problem, view.place)};
     packs += packed_keys.count;
-    tiles += (view.sq + plan.block_m - 1) / plan.block_m;
+    tiles += (view.sq + step_of(plan).block_m - 1) / step_of(plan).block_m;
     if (way != kDecode) {
       items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
     } else if (view.sq > 0) {
@@ -198,15 +207,17 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.elem_bytes = static_cast<int32_t>(view.q.elem_bytes);
   p.kv_dtype = plan.problem.k.dtype, p.kv_elem_bytes = static_cast<int32_t>(view.k.elem_bytes);
   p.o_dtype = plan.problem.o.dtype, p.o_elem_bytes = static_cast<int32_t>(tessera_dtype_bytes(p.o_dtype));
+  p.d_dtype = plan.problem.d_q.dtype, p.d_elem_bytes = static_cast<int32_t>(tessera_dtype_bytes(p.d_dtype));
+  p.accumulate = plan.problem.accumulate != 0;
   fill_tensors(p, view, plan.problem, buffers);
   fill_options(p, view, plan.problem, buffers);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
-  p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
+  p.block_n = step_of(plan).block_n, p.tiles_per_item = own_of(step_of(plan)).tiles_per_item;
   p.rows_collide = rows_collide(plan);
   p.rows_total = view.rows_total;
   p.sequences = shared.sequences[kTile];
   p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse, p.partial_lse_low = shared.partial_lse_low;
-  p.huge_score = huge_score(plan.use_dot);
+  p.huge_score = huge_score(own_of(step_of(plan)).use_dot);
   return p;
 }
 
@@ -231,12 +242,12 @@ Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
   p.sequences = shared.sequences[kDecode];
-  p.block_n = decode_keys(plan), p.tiles_per_item = plan.decode_heads_kv;
+  p.block_n = decode_keys(plan), p.tiles_per_item = own_of(decode_step_of(plan)).tiles_per_item;
   p.rows_total = plan.decode_queries;
   p.partial_o = shared.decode_o, p.partial_lse = shared.decode_lse, p.partial_lse_low = shared.decode_lse_low;
   p.huge_score = huge_score(amx || dot);
   const Sequence& totals = p.sequences[plan.batch];
-  served.items = totals.item_begin * (plan.heads_kv / plan.decode_heads_kv);
+  served.items = totals.item_begin * (plan.heads_kv / own_of(decode_step_of(plan)).tiles_per_item);
   served.merges = totals.merge_begin;
   return served;
 }
@@ -244,11 +255,12 @@ Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const
 Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const SharedMemory& shared, const Params& base,
                    bool pack_gqa, const KeySplits& splits) {
   const AmxKernelTable* amx = amx_kernels(plan);
-  Served served{base, amx ? amx->forward : plan.use_dot ? table.forward_dot : table.forward};
+  Served served{base, amx ? amx->forward : own_of(step_of(plan)).use_dot ? table.forward_dot : table.forward};
   Params& p = served.params;
   p.sequences = shared.sequences[pack_gqa ? kPackedTile : kTile];
   p.pack_gqa = pack_gqa;
   p.num_splits = splits.count, p.split_keys = splits.keys;
+  p.partial = p.num_splits > 1 || p.accumulate;
   const Sequence& totals = p.sequences[plan.batch];
   served.packs = totals.packed_begin * plan.heads_kv;
   if (served.packs > 0) {
@@ -256,12 +268,13 @@ Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const Sha
     p.packed_keys = shared.packed_keys + before * packed_block_bytes(plan);
   }
   served.items = totals.item_begin * (pack_gqa ? plan.heads_kv : plan.heads_q) * p.num_splits;
-  served.merges = p.num_splits > 1 ? totals.merge_begin : 0;
+  served.merges = p.partial ? totals.merge_begin : 0;
   return served;
 }
 
 // Merges partial results of some rows of one sequence into o and lse.
-void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t item) {
+void merge_rows(const Served& served, const core::TensorView<core::RowStrides>& accumulated, Way way,
+                const KernelTable& table, int64_t item) {
   const Params& p = served.params;
   const Sequence* const end = p.sequences + p.batch;
   const Sequence& sequence = *(
@@ -290,13 +303,30 @@ void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t
   if (p.lse_low) c.lse_low = p.lse_low + p.lse_low_batch * batch + p.lse_low_row * sequence.q_begin;
   c.lse_low_head = p.lse_low_head, c.lse_low_row = p.lse_low_row;
   c.sink = p.sink, c.sink_head = p.sink_head;
+  if (p.accumulate) {
+    const RowTensor from = row_tensor(accumulated);
+    c.accum_o = from.data + from.batch * batch + from.row * sequence.q_begin;
+    c.accum_row = from.row, c.accum_head = from.head, c.accum_dtype = TESSERA_FLOAT32;
+  }
   const int64_t begin = (item - sequence.merge_begin) * kMergeRowsPerItem;
   table.combine(c, begin, std::min(c.rows * c.heads, begin + kMergeRowsPerItem));
 }
 
-// Sets o = 0 and LSE = -inf in rows that belong to no sequence.
-void clear_outputs(const Params& p, const UnownedRows& rows, int64_t item) {
+// Rows that belong to no sequence: o = 0 and LSE = -inf, or the partial result.
+void clear_outputs(const Params& p, const core::TensorView<core::RowStrides>& accumulated, const UnownedRows& rows,
+                   int64_t item) {
   rows.for_each(item, [&](int64_t row) {
+    if (p.accumulate) {
+      const RowTensor from = row_tensor(accumulated);
+      for (int64_t head = 0; from.data != p.o.data && head < p.heads_q; ++head) {
+        const char* of_partial = from.data + from.row * row + from.head * head;
+        char* out = p.o.data + p.o.row * row + p.o.head * head;
+        for (int64_t d = 0; d < p.head_dim_v; ++d) {
+          core::store(p.o_dtype, out, d, core::load(TESSERA_FLOAT32, of_partial, d));
+        }
+      }
+      return;
+    }
     clear_row(p.o, row, p.heads_q, p.head_dim_v * p.o_elem_bytes);
     for (int64_t head = 0; p.lse && head < p.heads_q; ++head) {
       *reinterpret_cast<float*>(p.lse + p.lse_head * head + p.lse_row * row) = -std::numeric_limits<float>::infinity();
@@ -332,6 +362,10 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   const Served ways[] = {serve_tiled(plan, table, shared, p, false, splits),
                          serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, shared, p)};
   const Runner runner = runner_of(plan, workspace, executor, cancel, keys.share);
+  const tessera_problem& problem = plan.problem;
+  const bool in_place = !core::present(problem.o_accum);
+  const auto accumulated =
+      core::row_view(in_place ? problem.o : problem.o_accum, in_place ? buffers.o : buffers.o_accum);
   const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
   int64_t items = unowned.items(), merges = 0, packs = 0;
   for (const Served& served : ways) items += served.items, merges += served.merges, packs += served.packs;
@@ -346,13 +380,13 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
       if (item < served.items) return served.kernel(served.params, item, scratch);
       item -= served.items;
     }
-    clear_outputs(p, unowned, item);
+    clear_outputs(p, accumulated, unowned, item);
   });
   if (merges == 0) return;
   runner.run(merges, [&](int64_t item, char*) {
     for (int n = 0; n < kWays; ++n) {
       const KernelTable& merger = kOrder[n] == kDecode ? decode_table(plan) : table;
-      if (item < ways[n].merges) return merge_rows(ways[n], kOrder[n], merger, item);
+      if (item < ways[n].merges) return merge_rows(ways[n], accumulated, kOrder[n], merger, item);
       item -= ways[n].merges;
     }
   });
@@ -365,7 +399,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
   const std::optional<ProgramCall> program = program_of(plan, buffers);
   Params p = make_params(plan, buffers, shared, program, cancel);
-  p.num_splits = plan.num_splits;
+  p.num_splits = step_of(plan).num_splits;
   p.d_o = row_tensor(core::row_view(problem.d_o, buffers.d_o));
   p.d_q = row_tensor(core::row_view(problem.d_q, buffers.d_q));
   p.d_k = row_tensor(core::row_view(problem.d_k, buffers.d_k));
@@ -392,7 +426,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);
-  p.rows_in_items = amx && plan.num_splits == 1;
+  p.rows_in_items = amx && step_of(plan).num_splits == 1 && p.d_dtype == p.dtype;
   const auto preprocess = amx ? amx->backward_preprocess : table.backward_preprocess;
   const int64_t row_items = p.rows_in_items ? 0 : tiles * plan.heads_q;
   const core::Sizes size = core::sizes(problem);
@@ -401,17 +435,18 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   runner.run(row_items + unowned_queries.items() + unowned_keys.items(), [&](int64_t item, char* scratch) {
     if (item < row_items) return preprocess(p, item, scratch);
     item -= row_items;
+    if (p.accumulate) return;
     if (item < unowned_queries.items()) {
       return unowned_queries.for_each(
-          item, [&](int64_t row) { clear_row(p.d_q, row, p.heads_q, p.head_dim * p.elem_bytes); });
+          item, [&](int64_t row) { clear_row(p.d_q, row, p.heads_q, p.head_dim * p.d_elem_bytes); });
     }
     unowned_keys.for_each(item - unowned_queries.items(), [&](int64_t row) {
-      clear_row(p.d_k, row, p.heads_kv, p.head_dim * p.elem_bytes);
-      clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.elem_bytes);
+      clear_row(p.d_k, row, p.heads_kv, p.head_dim * p.d_elem_bytes);
+      clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.d_elem_bytes);
     });
   });
-  const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;
-  const int64_t items = owners.count * plan.num_splits, chains = program ? program->chains(plan) : 0;
+  const auto kernel = amx ? amx->backward : own_of(step_of(plan)).use_dot ? table.backward_dot : table.backward;
+  const int64_t items = owners.count * step_of(plan).num_splits, chains = program ? program->chains(plan) : 0;
   if (chains == 0) {
     runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   } else {

@@ -92,9 +92,9 @@ struct KeyBand {
 
   TESSERA_INLINE KeyBand(const Params& p, const Sequence& sequence) : sk(sequence.sk) {
     constexpr int64_t kUnbounded = int64_t{1} << 40;  // larger than any number of queries or keys
-    const int64_t diagonal = p.top_left ? 0 : sequence.sk - sequence.sq;
-    left = diagonal - (p.window_left >= 0 ? p.window_left : kUnbounded);
-    right = diagonal + min_of(sequence.causal ? 0 : kUnbounded, p.window_right >= 0 ? p.window_right : kUnbounded);
+    left = sequence.diagonal - (p.window_left >= 0 ? p.window_left : kUnbounded);
+    right =
+        sequence.diagonal + min_of(sequence.causal ? 0 : kUnbounded, p.window_right >= 0 ? p.window_right : kUnbounded);
   }
   TESSERA_INLINE KeyRange of(int64_t query) const {
     return {min_of(max_of<int64_t>(0, query + left), sk), max_of<int64_t>(min_of(query + right, sk - 1), -1)};

@@ -23,7 +23,7 @@ tessera_status check_memory(const tessera_combine_call& call, const tessera_devi
 // Copies of the index tensors on the host, for checks of their values. Making them waits for the stream.
 struct HostIndices {
   tessera_buffers buffers{};  // pointers of the index tensors only, with the plan's layouts
-  std::vector<char> storage[9];
+  std::vector<char> storage[10];
 };
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream, HostIndices& host);
 

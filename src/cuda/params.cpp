@@ -87,6 +87,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.scale_first = !(problem.scale > 0);
   score.causal_seqs = present(problem.causal_seqs);
   score.tree_mask = present(problem.tree_mask);
+  score.places = score.dropout ? core::is_part(problem) : score.alibi && core::has_place(problem);
   return score;
 }
 
@@ -176,7 +177,14 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
   p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;
-  p.causal = view.causal, p.top_left = view.top_left;
+  p.causal = view.causal, p.fixed_diagonal = view.top_left || core::has_place(problem);
+  const core::Place place = core::place_of(problem, 0, 0);
+  p.diagonal = static_cast<int>(core::diagonal(problem, place));
+  p.bottom_right = static_cast<int>(core::bottom_right(place));
+  p.first_q = static_cast<int>(place.first_q), p.first_k = static_cast<int>(place.first_k);
+  const core::WholeHeads whole = core::whole_heads(problem);
+  p.first_head = static_cast<int>(whole.first_sequence * whole.heads + whole.first_head);
+  p.whole_heads = static_cast<int>(whole.heads);
   p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);
   p.bias_mask_keys = kMostEntryKeys;
 #define TESSERA_SCORE_TENSOR(name)                         \

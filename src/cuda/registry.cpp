@@ -4,6 +4,7 @@
 
 #include "core/geometry.hpp"
 #include "core/score/bound.hpp"
+#include "core/status.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -42,6 +43,25 @@ const Family* cheapest(std::span<const Family* const> among, const tessera_plan&
   return best;
 }
 
+tessera_status lower_step(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                          void* workspace, LaunchList& launches) {
+  const Family* const family = find_family(step.family);
+  if (!family) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", step.family);
+  void* const memory = workspace ? static_cast<char*>(workspace) + step.workspace_at : nullptr;
+  return family->lower(plan, step, buffers, memory, launches);
+}
+
+void add_stand_in(tessera_plan& plan) {
+  for (const tessera_plan_step& step : core::steps_of(plan)) {
+    const Family* const family = find_family(step.family);
+    if (!family || !family->alignment) continue;
+    tessera_plan_step& stand_in = plan.steps[plan.num_steps];
+    family->alignment->add_stand_in(plan);
+    stand_in.keys = TESSERA_STEP_ALL_KEYS, stand_in.unaligned = 1;
+    return;
+  }
+}
+
 std::string refusal(const Supports& supports, const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction != supports.direction) {
@@ -63,6 +83,13 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (core::score::has_program(plan)) return "score programs: not supported";
   // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  if (!supports.partials && p.accumulate) return "accumulate: not taken";
+  const tessera_layout& result = backward ? p.d_q : p.o;
+  if (!supports.partials && result.dtype != p.q.dtype && tessera_dtype_bytes(p.q.dtype) > 1) {
+    return std::string(backward ? "d_q" : "o") + ": " + tessera_dtype_name(result.dtype) + ", must be that of q";
+  }
+  if (core::present(p.places)) return "places: not taken; the same place for all sequences is";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];
     if (!(supports.tensors >> t & 1) && core::present(p.*field.layout)) return std::string(field.name) + ": not taken";

@@ -138,7 +138,8 @@ WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64
   grid.head_bytes =
       plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
   grid.tile_keys = rows;
-  grid.fixed_keys = fixed_keys + std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
+  const core::Place place = core::place_of(p, plan.max_seqlen_q, plan.max_seqlen_k);
+  grid.fixed_keys = fixed_keys + std::clamp<int64_t>(core::diagonal(p, place), 0, plan.max_seqlen_k);
   grid.blocks = blocks;
   return order_of(grid);
 }

@@ -50,6 +50,12 @@ void draw_options(Random& random, Case& c) {
   if (random.one_in(kOneIn)) c.wl = random.between(0, 2 * c.sk / 3 + 1);
   if (random.one_in(kOneIn)) c.wr = random.between(0, 2 * c.sk / 3 + 1);
   c.top_left = random.one_in(kOneIn);
+  if (random.one_in(kOneIn)) {
+    c.first_q = random.between(0, 300), c.first_k = random.between(0, 300);
+    c.after_q = random.between(0, 300), c.after_k = random.between(0, 300);
+    c.first_kv = random.between(0, 2), c.first_b = random.between(0, 2);
+    c.places = random.one_in(3);
+  }
   if (random.one_in(kOneIn)) c.mask = random.between(0, 7);
   if (random.one_in(kOneIn)) {
     c.block_mask = random.between(0, 7);

@@ -77,6 +77,13 @@ const Field kFields[] = {
     {.name = "wl", .integer = &Case::wl, .low = -1, .high = kAny},
     {.name = "wr", .integer = &Case::wr, .low = -1, .high = kAny},
     {.name = "causal_seqs", .integer = &Case::causal_seqs},
+    {.name = "first_q", .integer = &Case::first_q, .high = kAny},
+    {.name = "first_k", .integer = &Case::first_k, .high = kAny},
+    {.name = "after_q", .integer = &Case::after_q, .high = kAny},
+    {.name = "after_k", .integer = &Case::after_k, .high = kAny},
+    {.name = "first_kv", .integer = &Case::first_kv, .high = 1000},
+    {.name = "first_b", .integer = &Case::first_b, .high = 1000},
+    {.name = "places", .integer = &Case::places},
     {.name = "tree", .integer = &Case::tree, .high = 1024},
     {.name = "prefix", .integer = &Case::prefix, .high = kAny},
     {.name = "mask", .integer = &Case::mask, .words = kSpans},
@@ -147,7 +154,7 @@ int32_t o_dtype(const Case& c) {
 
 bool cpu_alone(const Case& c, tessera_direction direction) {
   constexpr int64_t kMostBackwardHeadDim = 512;
-  return has_8bit(c) || (direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs));
+  return c.places || has_8bit(c) || (direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs));
 }
 
 bool cpu_alone(const Case& c) { return cpu_alone(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD); }
@@ -238,6 +245,8 @@ Case legalised(Case c) {
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.causal_seqs) c.causal = 0;
   if (c.backward) c.tree = c.prefix = 0;
+  if (c.tree || c.prefix) c.first_q = c.first_k = c.after_q = c.after_k = c.first_kv = c.first_b = c.places = 0;
+  if (c.dropout > 0) c.first_k = c.first_k / 32 * 32;
   if (c.prefix) {  // options that depend on a query's place or on the sequence alone; rows that are those of one
     c.wl = c.wr = -1, c.top_left = c.alibi = c.invariant = c.reversed = c.shared_kv = 0, c.dropout = 0;
     c.bias = c.mask = c.block_mask = kAbsent;

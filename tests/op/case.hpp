@@ -65,7 +65,11 @@ struct Case {
   int64_t reversed = 0;   // inputs are reversed in memory along the sequence: negative strides
   int64_t shared_kv = 0;  // dense k and v: batch stride 0
   int64_t causal = 0, top_left = 0, wl = -1, wr = -1;
-  int64_t causal_seqs = 0;       // some sequences, chosen at random, are causal; causal is 0 then
+  int64_t causal_seqs = 0;  // some sequences, chosen at random, are causal; causal is 0 then
+  // The part's place in a whole: its first query and key, how many follow its last ones, and its first KV head and
+  // sequence.
+  int64_t first_q = 0, first_k = 0, after_q = 0, after_k = 0, first_kv = 0, first_b = 0;
+  int64_t places = 0;            // 1: as a tensor, with another place for each sequence
   int64_t tree = 0;              // words of tree_mask; 0: none
   int64_t prefix = 0;            // keys of the longest prefix that random groups of sequences share; 0: none
   int64_t mask = kAbsent;        // Span

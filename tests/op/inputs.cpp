@@ -459,6 +459,22 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   problem.window_left = c.wl;
   problem.window_right = c.wr;
   problem.softcap = c.softcap;
+  if (c.places) {
+    std::vector<double> rows;
+    for (int64_t b = 0; b < c.b; ++b) {
+      for (const auto* numbers : {&in.first_q, &in.total_q, &in.first_k, &in.total_k}) {
+        rows.push_back(static_cast<double>((*numbers)[b]));
+      }
+    }
+    Placement placement;
+    if (!regular && c.gap) placement.order = {1, 0};
+    call.places = filled(TESSERA_INT32, {c.b, 4}, placement, rows);
+  } else if (in.has_place()) {
+    problem.first_q = c.first_q, problem.total_q = c.first_q + c.sq + c.after_q;
+    problem.first_k = c.first_k, problem.total_k = c.first_k + c.sk + c.after_k;
+  }
+  if (c.first_kv > 0) problem.first_head = in.first_head(), problem.total_heads = in.whole_heads();
+  problem.first_sequence = c.first_b;
   problem.dropout_p = c.dropout;
   problem.dropout_seed = 0x9E3779B97F4A7C15u * static_cast<uint64_t>(c.seed);
   problem.dropout_offset = 0x100000007u * static_cast<uint64_t>(c.seed);
@@ -513,7 +529,7 @@ size_t Inputs::bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
 }
 
 bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
-  const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key on query i's diagonal
+  const int64_t over = i + diagonal(b);  // the key on query i's diagonal
   if ((c.causal || (c.causal_seqs && causal_seqs[b] != 0)) && j > over) return false;
   if (c.wl >= 0 && j < over - c.wl) return false;
   if (c.wr >= 0 && j > over + c.wr) return false;
@@ -527,6 +543,17 @@ bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
                                ceil_div(c.sk, c.block_k))] != 0;
 }
 
+// Where each sequence is in the whole. One place for all must have room for the longest.
+static void place(Inputs& in) {
+  const Case& c = in.c;
+  for (int64_t b = 0; b < c.b; ++b) {
+    const int64_t step = c.places ? 32 * (b % 3) : 0;
+    in.first_q.push_back(in.has_place() ? c.first_q + step : 0), in.first_k.push_back(c.first_k + step);
+    in.total_q.push_back(in.has_place() ? in.first_q[b] + (c.places ? in.sq[b] + b : c.sq) + c.after_q : in.sq[b]);
+    in.total_k.push_back(in.has_place() ? in.first_k[b] + (c.places ? in.sk[b] : c.sk) + c.after_k : in.sk[b]);
+  }
+}
+
 static Inputs make(const Case& c, bool values) {
   Inputs in;
   in.c = c;
@@ -536,6 +563,7 @@ static Inputs make(const Case& c, bool values) {
   in.sk = in.k_rows;
   if (c.used)
     for (int64_t& sk : in.sk) sk = draw.length(sk);
+  place(in);
   if (c.prefix) draw_prefixes(draw, in);
   if (c.k_form == kPaged) draw_pages(draw, in);
   clear_rows(in);
@@ -575,6 +603,8 @@ void Call::describe() {
   problem.lse = lse.layout();
   problem.lse_low = lse_low.layout();
   problem.dropout_state = dropout_state.layout();
+  problem.places = places.layout();
+  problem.o_accum = o_accum.layout();
   problem.cu_seqlens_q = cu_seqlens_q.layout();
   problem.cu_seqlens_k = cu_seqlens_k.layout();
   problem.seqused_k = seqused_k.layout();
@@ -639,9 +669,14 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .prefix_lens = indices(prefix_lens),
           .lse_low = floats(lse_low),
           .dropout_state = static_cast<const int64_t*>(address(dropout_state)),
+          .captured = {},
+          .d_captured = {},
+          .scalars = {},
           .q_descale = floats(q_descale),
           .k_descale = floats(k_descale),
-          .v_descale = floats(v_descale)};
+          .v_descale = floats(v_descale),
+          .places = indices(places),
+          .o_accum = address(o_accum)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
@@ -668,7 +703,9 @@ std::vector<const Tensor*> Call::inputs() const {
           &dropout_state,
           &q_descale,
           &k_descale,
-          &v_descale};
+          &v_descale,
+          &places,
+          &o_accum};
 }
 
 }  // namespace tessera::testing

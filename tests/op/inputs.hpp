@@ -15,6 +15,8 @@ struct Inputs {
   int64_t rows_q = 0, rows_k = 0;            // of all sequences: B * Sq or Tq; B * Sk, Tk or pages * page_size
   std::vector<int64_t> q_begin, sq;          // [B] packed: first row; length
   std::vector<int64_t> k_begin, k_rows, sk;  // [B] and the used length
+  // [B] the places in the whole; without one, 0 and the lengths
+  std::vector<int64_t> first_q, total_q, first_k, total_k;
   int64_t pages = 0, max_pages = 0;
   std::vector<double> page_table;                 // [B, max_pages], -1 where there is no page
   std::vector<double> page_indptr, page_indices;  // the same as CSR
@@ -38,6 +40,12 @@ struct Inputs {
   double scale() const;
   int64_t q_row(int64_t b, int64_t i) const;  // row of query i of sequence b, counted over all
   int64_t k_row(int64_t b, int64_t j) const;
+  // The key that query 0 of sequence b is aligned with: bottom-right, and for causal masks and windows.
+  int64_t bottom_right(int64_t b) const { return (total_k[b] - first_k[b]) - (total_q[b] - first_q[b]); }
+  int64_t diagonal(int64_t b) const { return c.top_left ? first_q[b] - first_k[b] : bottom_right(b); }
+  bool has_place() const { return c.first_q + c.first_k + c.after_q + c.after_k + c.places > 0; }
+  int64_t whole_heads() const { return c.first_kv > 0 ? (c.first_kv + c.hkv + 1) * (c.hq / c.hkv) : c.hq; }
+  int64_t first_head() const { return c.first_kv * (c.hq / c.hkv); }
   size_t lse_index(int64_t b, int64_t h, int64_t i) const;
   size_t span_index(int64_t span, int64_t b, int64_t h, int64_t i, int64_t j, int64_t rows, int64_t columns) const;
   size_t bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const;
@@ -54,7 +62,8 @@ struct Call {
   tessera_problem problem;
   Tensor q, k, v, o, lse, lse_low;
   Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
-  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens, dropout_state;
+  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens, dropout_state, places,
+      o_accum;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
   Tensor q_descale, k_descale, v_descale;
 

@@ -202,6 +202,11 @@ class Plain {
     }
   }
 
+  bool kept_in_whole(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return kept(problem_, (b + c_.first_b) * in_.whole_heads() + h + in_.first_head(), i + in_.first_q[b],
+                j + in_.first_k[b]);
+  }
+
   // Rounding changes a score s = scale q.k by epsilon_ times this.
   double score_magnitude(Real s, double norm_q, double norm_k) const {
     return 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm_q * norm_k;
@@ -228,7 +233,7 @@ class Plain {
       if (c_.bias != kAbsent) s += static_cast<Real>(in_.bias[in_.bias_index(b, h, i, j)]);
       if (c_.alibi) {
         const auto slope = static_cast<Real>(in_.slopes[c_.alibi == 1 ? h : b * c_.hq + h]);
-        s -= slope * static_cast<Real>(std::abs(i + head_.sk - head_.sq - j));
+        s -= slope * static_cast<Real>(std::abs(i + in_.bottom_right(b) - j));
       }
       magnitude += std::isfinite(s) ? std::fabs(s) : 0;
       s_[j] = stored_score(s);
@@ -273,7 +278,7 @@ class Plain {
     const Real keep_scale = static_cast<Real>(1 / (1 - p_drop_));
     for (int64_t j = 0; j < head_.sk; ++j) {
       p_[j] /= sum;
-      kept_[j] = p_drop_ == 0 || (s_[j] != -kInf && kept(problem_, b * c_.hq + h, i, j)) ? keep_scale : Real{0};
+      kept_[j] = p_drop_ == 0 || (s_[j] != -kInf && kept_in_whole(b, h, i, j)) ? keep_scale : Real{0};
       if (p_drop_ == 0) kept_[j] = 1;
       const Real p = stored(p_[j] * kept_[j]);
       if (s_[j] == -kInf) continue;

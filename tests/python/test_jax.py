@@ -106,6 +106,11 @@ def options_of(random):
         "alibi of heads": {"alibi_slopes": normal(random, 4)},
         "lengths": {"seqused_k": np.array([45, 11], np.int32), "causal": True},
         "causal_seqs": {"causal_seqs": np.array([True, False])},
+        "place": {"place_q": (9, 60), "place_k": (32, 90), "causal": True, "alibi_slopes": normal(random, 4)},
+        "places": {"places": np.array([[9, 60, 32, 90], [0, 37, 0, 45]], np.int32), "window": (20, 4)},
+        "place of heads": {
+            "place_heads": (4, 12), "total_heads_kv": 6, "first_sequence": 3, "dropout_p": 0.2, "dropout_seed": 5,
+        },
         "dropout": {"dropout_p": 0.3, "dropout_seed": 2**40 + 7, "dropout_offset": 3},
         "execution": {"kernel": "tiled", "threads": 1, "deterministic": True, "batch_invariant": True},
     }
@@ -124,7 +129,8 @@ def test_every_option_is_tried(random):
     assert fields - {"openmp", "lse_low"} == tried | elsewhere
     import inspect
 
-    assert set(inspect.signature(attention).parameters) - {"q", "k", "v", "return_lse"} == tried | elsewhere
+    own = {"q", "k", "v", "return_lse", "score_mod", "mask_mod", "captured"}  # programs: test_jax_programs.py
+    assert set(inspect.signature(attention).parameters) - own == tried | elsewhere
 
 
 @pytest.mark.parametrize("jit", (False, True), ids=("eager", "jit"))

@@ -61,6 +61,22 @@ TESSERA_DEVICE PhiloxWords dropout_words(const Keys& keys, int head, int query, 
                        keys.offset(), keys);
 }
 
+// Where dropout counts a score's head (b * Hq + h), query and key: in the whole of which the problem may be a part. The
+// part's first key is a multiple of 32.
+template <ScoreConfig kScore>
+TESSERA_DEVICE int dropout_head(const ProblemParams& p, int batch, int head) {
+  if constexpr (kScore.places) return batch * p.whole_heads + p.first_head + head;
+  return batch * p.heads_q + head;
+}
+template <ScoreConfig kScore>
+TESSERA_DEVICE int dropout_query(const ProblemParams& p, int query) {
+  return kScore.places ? p.first_q + query : query;
+}
+template <ScoreConfig kScore>
+TESSERA_DEVICE int dropout_key(const ProblemParams& p, int key) {
+  return kScore.places ? p.first_k + key : key;
+}
+
 // `threshold` is below 2^16.
 TESSERA_DEVICE bool keeps_low(uint32 word, uint32 threshold) { return word << 16 >= threshold << 16; }
 TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= threshold << 16; }

@@ -14,9 +14,14 @@ struct KeyRange {
   TESSERA_DEVICE bool holds(int first, int count) const { return low <= first && first + count - 1 <= high; }
 };
 
+// Query i is aligned with key i + diagonal_of(...), from which causal and the window are measured.
+TESSERA_DEVICE int diagonal_of(const ProblemParams& p, const Sequence& s) {
+  return p.fixed_diagonal ? p.diagonal : s.sk - s.sq;
+}
+
 template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, int query) {
-  const int position = query + (p.top_left ? 0 : s.sk - s.sq);
+  const int position = query + diagonal_of(p, s);
   KeyRange keys{0, s.sk - 1};
   if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
   // A window and a position are at most 2^31 - 1 each: their sum is computed in 64 bits.
@@ -41,7 +46,7 @@ TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s,
 
 // The same relation from the other side: queries low ... high each see some of the keys first ... last.
 TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s, int first, int last) {
-  const int diagonal = p.top_left ? 0 : s.sk - s.sq;
+  const int diagonal = diagonal_of(p, s);
   int64 low = 0, high = s.sq - 1;
   int right = p.window_right;
   if (p.causal) right = right < 0 ? 0 : min(right, 0);

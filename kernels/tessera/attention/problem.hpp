@@ -34,7 +34,9 @@ struct ProblemParams {
   // The ratio of the factors of scores in log2 and in natural units, and its inverse, as two floats each.
   float lse_log2e, lse_log2e_low, lse_ln2, lse_ln2_low;
   float softcap;
-  int causal, top_left;
+  // fixed_diagonal: query i is aligned with key i + diagonal (top-left, or a part of a whole); otherwise with key
+  // i + Sk - Sq.
+  int causal, fixed_diagonal;
   int window_left, window_right;  // -1: unbounded
 #define TESSERA_SCORE_TENSOR(name) ScoreTensor name;
   TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
@@ -53,6 +55,10 @@ struct ProblemParams {
   uint32 dropout_keys[kPhiloxRounds][2];
   const int64* dropout_state;  // [2]: replaces seed and offset above if ScoreConfig::dropout_state is set
   int64 dropout_state_stride;
+  int diagonal;
+  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
+  // query 0, key 0 and head 0, and its heads.
+  int bottom_right, first_q, first_k, first_head, whole_heads;
 };
 
 // Positional masks that are tensors, for the families that support them; NULL if ScoreConfig does not have them.

@@ -189,8 +189,9 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
       const DropoutKeys<kCfg.score.dropout_state> keys(p);
 #pragma unroll
       for (int m = 0; m < kM; m += 2) {
-        transposed_dropout_bits(bits[m / 2], keys, tile.batch * p.heads_q + tile.head, tile.query + n * 8 + lane_col(),
-                                (tile.key + m * 16) / 32, lane_row());
+        transposed_dropout_bits(bits[m / 2], keys, dropout_head<kCfg.score>(p, tile.batch, tile.head),
+                                dropout_query<kCfg.score>(p, tile.query + n * 8 + lane_col()),
+                                dropout_key<kCfg.score>(p, tile.key + m * 16) / 32, lane_row());
       }
     }
 #pragma unroll

@@ -12,8 +12,10 @@ struct CombineConfig {
   Dtype dtype;       // of o
   Dtype part_dtype;  // of the partial o
   bool chunks;       // CombineParams::chunks is used
+  bool accumulate =
+      false;  // one more part, in float32: own_o of CombineParams::chunks, with the lse and lse_low of the output
 };
-TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks)
+TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks, accumulate)
 
 inline constexpr int kCombineWidth = 4;  // neighbouring columns of a lane
 

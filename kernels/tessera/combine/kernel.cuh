@@ -33,6 +33,7 @@ TESSERA_DEVICE float warp_sum(float x) {
 // The parts of a row: `count` parts. Those before index `own` are a constant stride apart.
 template <CombineConfig kCfg>
 struct RowParts {
+  static constexpr bool kHasOwn = kCfg.chunks || kCfg.accumulate;
   const CombineParams& p;
   const float *gLse, *gLseLow, *own_lse, *own_lse_low;
   int64 gO, own_o;
@@ -56,6 +57,11 @@ struct RowParts {
       own_o = chunks.own_o_batch * batch + chunks.own_o_row * row + chunks.own_o_head * head;
       ++count;
     }
+    if constexpr (kCfg.accumulate) {
+      own_lse = p.lse.at(batch, head, row), own_lse_low = p.lse_low.at(batch, head, row);
+      own_o = p.chunks.own_o_batch * batch + p.chunks.own_o_row * row + p.chunks.own_o_head * head;
+      ++count;
+    }
     const auto first = [&](const PartStats& of) {
       return of.data + of.batch * batch + of.head * part_head + of.row * row + lse_in_group;
     };
@@ -66,12 +72,12 @@ struct RowParts {
   // -inf if part n does not exist or saw no key.
   TESSERA_DEVICE TwoFloats lse(int n) const {
     if (n >= count) return unseen_lse();
-    if (kCfg.chunks && n == own) return {*own_lse, own_lse_low ? *own_lse_low : 0.0f};
+    if (kHasOwn && n == own) return {*own_lse, own_lse_low ? *own_lse_low : 0.0f};
     return {gLse[p.lse_parts.part * n], gLseLow ? gLseLow[p.lse_low_parts.part * n] : 0.0f};
   }
   template <class Columns>
   TESSERA_DEVICE Columns o(int n, int col) const {
-    const bool of_own = kCfg.chunks && n == own;
+    const bool of_own = kHasOwn && n == own;
     return Columns::load(of_own ? p.chunks.own_o : p.o_parts, of_own ? own_o + col : p.o_part * n + gO + col,
                          p.head_dim_v - col);
   }
@@ -145,7 +151,8 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
   float sum = p.sink && seen && lane == 0 ? weight_of({sink, 0.0f}) : 0.0f;
   for_parts([&](TwoFloats part) { sum += part.high != -infinity() ? weight_of(part) : 0.0f; });
   sum = warp_sum(sum);
-  if (lane == 0) store_lse(p, batch, head, row, seen ? two_sum(best, best_low + logf(sum)) : unseen_lse());
+  const TwoFloats lse = seen ? two_sum(best, best_low + logf(sum)) : unseen_lse();
+  if (!kCfg.accumulate && lane == 0) store_lse(p, batch, head, row, lse);
   const float factor = 1.0f / sum;
 
   // o. The values of a part that saw no key are never added: they may be NaN or Inf.
@@ -179,6 +186,10 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
         if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, out + col + c, o[c]);
       }
     }
+  }
+  if constexpr (kCfg.accumulate) {
+    __syncwarp();  // all lanes have read the part's lse
+    if (lane == 0) store_lse(p, batch, head, row, lse);
   }
 }
 

@@ -279,8 +279,9 @@ struct FwdD512Consumer {
     if constexpr (kCfg.score.dropout) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        drop<kCfg.score.dropout_state>(rS[0], half, p, tile.batch * p.heads_q + tile.head, query(half),
-                                       block * kCfg.block_n);
+        drop<kCfg.score.dropout_state>(rS[0], half, p, dropout_head<kCfg.score>(p, tile.batch, tile.head),
+                                       dropout_query<kCfg.score>(p, query(half)),
+                                       dropout_key<kCfg.score>(p, block * kCfg.block_n));
       }
     }
 #pragma unroll

@@ -20,6 +20,8 @@ class Rectangle(NamedTuple):
     k_length: int
     window_left: int
     window_right: int
+    q_begin: int = 0  # the first query and key in their sequence
+    k_begin: int = 0
 
     @property
     def q_end(self) -> int:
@@ -120,12 +122,18 @@ def _join_full(rectangles: List[Rectangle]) -> List[Rectangle]:
 
 def _goes_with(last: Rectangle, r: Rectangle) -> bool:
     """True if one packed call can compute both; the rows of `r` follow those of `last`."""
-    same_mask = (last.full or last.causal) and (r.full or r.causal) or last[5:] == r[5:]
+    same_mask = (last.full or last.causal) and (r.full or r.causal) or last[5:7] == r[5:7]
     return same_mask and r.q_row >= last.q_end and r.k_row >= last.k_end
 
 
-def calls(rectangles: Sequence[Rectangle], packed: bool) -> List[Call]:
-    """packed: the batch is packed, so several sequences can be one call."""
+def calls(rectangles: Sequence[Rectangle], packed: bool, placed: bool = False) -> List[Call]:
+    """packed: the batch is packed, so several sequences can be one call. placed: each call has one place in its
+    sequence, so no rectangles are joined."""
+    if placed:
+        return [
+            Call(r.q_row, r.q_length, r.k_row, r.k_length, (r,), False)
+            for r in sorted(rectangles, key=lambda r: (r.q_row, r.k_row))
+        ]
     by_sequence: Dict[int, List[Rectangle]] = {}
     for r in rectangles:
         by_sequence.setdefault(r.sequence, []).append(r)

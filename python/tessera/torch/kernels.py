@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -124,13 +124,20 @@ def described(value):
     return value if has_data(value) else without_data(value)
 
 
+def _described(value):
+    """An option without data: tensors, lists of them, and numbers."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_described, value))
+    return without_data(value) if isinstance(value, Tensor) else _value(value)
+
+
 def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **others: Optional[Tensor]) -> None:
     """Raises the errors of a call with these tensors, except those that depend on data. `others`: o, lse, d_o."""
     try:
         by_rows = {name: without_data(x, contiguous_rows=True) for name, x in dict(q=q, k=k, v=v).items()}
         by_rows.update((name, without_data(x, contiguous_rows=True)) for name, x in others.items() if x is not None)
         given = {
-            name: without_data(x) if isinstance(x, Tensor) else _value(x)
+            name: _described(x)
             for name, x in options.items()
             if name != "dropout_state" or x.device == q.device  # it may be on the host for any q
         }
@@ -220,6 +227,27 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     raise _core.Error(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
 
 
+def order_in_memory(tensor: Tensor) -> list:
+    """The axes before the last, that of the smallest stride first. Dynamo cannot sort by symbolic numbers."""
+    strides, order = tensor.stride(), []
+    for axis in range(tensor.dim() - 2, -1, -1):
+        place = 0
+        while place < len(order) and strides[order[place]] <= strides[axis]:
+            place += 1
+        order.insert(place, axis)
+    return order
+
+
+def new_output(q: Tensor, v: Tensor, order: Sequence[int]) -> Tensor:
+    """Memory for o with its axes in this order, as `order_in_memory` gives it; the last one is contiguous."""
+    shape, _ = output_shapes(q, v)
+    strides, stride = [1] * len(shape), shape[-1]
+    for axis in order:
+        strides[axis] = stride
+        stride = stride * shape[axis]
+    return q.new_empty_strided(shape, strides)
+
+
 # These options are for inference only; without a backward pass, the LSE's low float is not needed.
 _WITHOUT_GRADIENT = ("page_table", "page_indices", "tree_mask", "prefix_groups")
 
@@ -263,8 +291,10 @@ def forward(
 def backward(
     d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     want_d_bias: bool, want_d_sink: bool, options: Options, by_heads: bool = False,
+    sums: Optional[Tuple[Tensor, Tensor, Tensor]] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
-    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, or None if not requested. by_heads: as in forward."""
+    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, or None if not requested. by_heads: as in forward.
+    sums: float32 d_q, d_k, d_v to which the call adds (the option `accumulate`)."""
     if forward_ad._current_level >= 0:
         refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options.values())
     keywords = _keywords(q, options)
@@ -276,7 +306,7 @@ def backward(
     if want_d_sink:
         keywords["d_sink"] = d_sink = q.new_empty(options["sink"].shape, dtype=torch.float32)
     twin, run = (_twin_by_heads, _core.backward_by_heads) if by_heads else (_empty_twin, _core.backward)
-    d_q, d_k, d_v = twin(q), twin(k), twin(v)
+    d_q, d_k, d_v = sums or (twin(q), twin(k), twin(v))
     d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
     tensors = (rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v)
     if by_heads:

@@ -253,7 +253,7 @@ def _fold_options(fold: _Fold, dims: dict, named: dict) -> list:
     for name in ("bias", "mask", "block_mask"):
         named[name] = fold.scores(named[name], dims[name])
     named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dims["alibi_slopes"])
-    for name in ("seqused_k", "causal_seqs", "tree_mask"):
+    for name in ("seqused_k", "causal_seqs", "tree_mask", "places"):
         named[name] = fold.dense(named[name], dims[name])
     return list(named.values())
 

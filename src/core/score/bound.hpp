@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/geometry.hpp"
 #include "core/score/checked.hpp"
 #include "core/score/evaluate.hpp"
 #include "tessera/tessera.h"
@@ -83,6 +84,17 @@ void for_each_element(const BoundTensor& tensor, const Visit& visit) {
 
 // The bindings for the oracle's evaluation; `bound` must outlive them.
 Bindings bindings_of(const Bound& bound);
+
+// The inputs of query i and key j of the problem's sequence b and query head h, in numbers of the whole, without s.
+inline Inputs inputs_of(const WholeHeads& whole, const Place& place, int64_t b, int64_t h, int64_t i, int64_t j) {
+  Inputs inputs;
+  inputs.b = b + whole.first_sequence;
+  inputs.h = h + whole.first_head, inputs.h_kv = inputs.h / whole.group;
+  inputs.i = i + place.first_q, inputs.j = j + place.first_k;
+  inputs.q_pos = inputs.i + place.total_k - place.total_q;
+  inputs.len_q = place.total_q, inputs.len_k = place.total_k;
+  return inputs;
+}
 
 inline bool has_program(const tessera_plan& plan) { return plan.program.text_bytes > 0; }
 

@@ -201,7 +201,8 @@ class Checker {
 
   tessera_status run() {
     const bool by_head = any(depends_.h), alike = !any(depends_.b) && !packed_q(plan_.problem) &&
-                                                  !packed_k(plan_.problem) && !present(plan_.problem.seqused_k);
+                                                  !packed_k(plan_.problem) && !present(plan_.problem.seqused_k) &&
+                                                  !present(plan_.problem.places);
     for (int64_t b = 0; b < (alike ? std::min<int64_t>(1, plan_.batch) : plan_.batch); ++b) {
       view_ = sequence(plan_.problem, buffers_, b);
       const Block all{0, view_.sq, 0, view_.sk};
@@ -227,9 +228,13 @@ class Checker {
     return ok();
   }
 
+  score::Inputs inputs(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    return inputs_of(whole_heads(plan_.problem), view_.place, b, h, i, j);
+  }
+
   // Whether position hides all pairs of the block; least and most are of j - (i + diagonal).
   bool is_hidden(const Block& block) const {
-    const int64_t d = diagonal(plan_.problem, view_.sq, view_.sk);
+    const int64_t d = diagonal(plan_.problem, view_.place);
     const int64_t least = block.j0 - (block.i1 - 1 + d), most = block.j1 - 1 - (block.i0 + d);
     const tessera_problem& p = plan_.problem;
     return (view_.causal && least > 0) || (p.window_left >= 0 && -most > p.window_left) ||
@@ -237,12 +242,11 @@ class Checker {
   }
 
   bool is_inside(int64_t b, int64_t h0, int64_t h1, const Block& block) {
-    const int64_t group = plan_.heads_q / plan_.heads_kv;
+    const score::Inputs low = inputs(b, h0, block.i0, block.j0), high = inputs(b, h1, block.i1 - 1, block.j1 - 1);
     Bounds bounds;
-    bounds.b = range(b, b), bounds.h = range(h0, h1), bounds.h_kv = range(h0 / group, h1 / group);
-    bounds.i = range(block.i0, block.i1 - 1), bounds.j = range(block.j0, block.j1 - 1);
-    bounds.len_q = range(view_.sq, view_.sq), bounds.len_k = range(view_.sk, view_.sk);
-    bounds.q_pos = range(block.i0 + view_.sk - view_.sq, block.i1 - 1 + view_.sk - view_.sq);
+    bounds.b = range(low.b, high.b), bounds.h = range(low.h, high.h), bounds.h_kv = range(low.h_kv, high.h_kv);
+    bounds.i = range(low.i, high.i), bounds.j = range(low.j, high.j), bounds.q_pos = range(low.q_pos, high.q_pos);
+    bounds.len_q = range(low.len_q, high.len_q), bounds.len_k = range(low.len_k, high.len_k);
     bounds.element = [this](int tensor, const Interval* index) { return elements_.within(tensor, index); };
     bounds.scalar = [this](int scalar) {
       const Interval exact = Interval::exactly(bound_.scalars[static_cast<size_t>(scalar)]);
@@ -273,14 +277,8 @@ class Checker {
     for (int64_t i = block.i0; i < block.i1; ++i) {
       for (int64_t j = block.j0; j < block.j1; ++j) {
         if (is_hidden({i, i + 1, j, j + 1})) continue;
-        evaluator_.begin({.b = b,
-                          .h = h,
-                          .h_kv = h / (plan_.heads_q / plan_.heads_kv),
-                          .i = i,
-                          .j = j,
-                          .q_pos = i + view_.sk - view_.sq,
-                          .len_q = view_.sq,
-                          .len_k = view_.sk});
+        const score::Inputs pair = inputs(b, h, i, j);
+        evaluator_.begin(pair);
         const auto truth = [this](int place) { return evaluator_.value(place) != 0 ? 1 : 0; };
         const auto visit = [&](int load) {
           const Value& value = program_.values[static_cast<size_t>(load)];
@@ -292,7 +290,7 @@ class Checker {
             status = invalid("%s: index %d of %s is %.0f for b %" PRId64 ", h %" PRId64 ", i %" PRId64 ", j %" PRId64
                              ", accepted 0 .. %" PRId64,
                              program_.tensors[static_cast<size_t>(value.name)].text.c_str(), axis,
-                             text_of(program_, load).c_str(), index, b, h, i, j, extent - 1);
+                             text_of(program_, load).c_str(), index, pair.b, pair.h, pair.i, pair.j, extent - 1);
           }
         };
         visit_loads(program_, depends_, program_.mask, true, truth, visit);

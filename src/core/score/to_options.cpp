@@ -13,7 +13,9 @@ namespace {
 
 // Whether i and q_pos are one number in every sequence.
 bool is_square(const tessera_problem& p) {
-  return !packed_q(p) && !packed_k(p) && !paged(p) && !present(p.seqused_k) && p.q.shape[1] == p.k.shape[1];
+  if (packed_q(p) || packed_k(p) || paged(p) || present(p.seqused_k) || present(p.places)) return false;
+  const Place place = core::place_of(p, p.q.shape[1], p.k.shape[1]);
+  return place.total_q == place.total_k;
 }
 
 bool has_range(const tessera_problem& p) {
@@ -37,8 +39,17 @@ void narrow(tessera_problem& p, const PositionRange& range) {
   if (p.window_right == 0 && !present(p.causal_seqs)) p.causal = 1;
 }
 
-// As the table of fields has them: float32, [Hq] or [B, Hq].
+// The greatest len_q or len_k.
+int64_t longest(const tessera_problem& p, const Sizes& size) {
+  if (present(p.places)) return kMaxLength;
+  const Place place = core::place_of(p, size.max_seqlen_q, size.max_seqlen_k);
+  return std::max(place.total_q, place.total_k);
+}
+
+// As the table of fields has them: float32, [Hq] or [B, Hq]. A program reads a tensor of the whole, an option the
+// part's.
 bool can_be_slopes(const tessera_problem& p, int captured) {
+  if (p.first_head > 0 || p.total_heads > 0 || p.first_sequence > 0) return false;
   const tessera_layout &layout = p.captured[captured], &gradient = p.d_captured[captured];
   const Sizes size = sizes(p);
   if (layout.dtype != TESSERA_FLOAT32 || (p.direction == TESSERA_BACKWARD && present(gradient))) return false;
@@ -50,7 +61,7 @@ bool can_be_slopes(const tessera_problem& p, int captured) {
 
 int move_to_options(Program& program, std::span<const Name> tensors, tessera_problem& problem) {
   const Sizes size = sizes(problem);
-  Surroundings around{.longest = std::max(size.max_seqlen_q, size.max_seqlen_k),
+  Surroundings around{.longest = longest(problem, size),
                       .equal_lengths = is_square(problem),
                       .causal = problem.causal != 0 && (problem.alignment != TESSERA_TOP_LEFT || is_square(problem)),
                       .softcap = problem.softcap != 0,

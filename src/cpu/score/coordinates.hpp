@@ -33,9 +33,9 @@ struct QueryLanes {
   TESSERA_INLINE VecI queries(int c) const { return load_as<VecI>(tile.query + c * kLanes); }
   TESSERA_INLINE VecI heads(int c) const { return load_as<VecI>(tile.head + c * kLanes); }
   TESSERA_INLINE VecI keys(int64_t n) const { return splat(static_cast<int32_t>(key(n))); }
-  // query + Sk - Sq - key
+  // query + Sk - Sq - key in the whole
   TESSERA_INLINE VecI distance(int64_t n, int c) const {
-    return queries(c) + static_cast<int32_t>(sequence().sk - sequence().sq - key(n));
+    return queries(c) + static_cast<int32_t>(sequence().bottom_right - key(n));
   }
   // Whether every query sees rows begin ... end - 1 by position, and which queries see row n.
   TESSERA_INLINE bool all_seen(int64_t begin, int64_t end) const {

@@ -42,7 +42,11 @@ class DropoutWords {
   };
   TESSERA_INLINE static Words splat_words(uint32_t x) { return splat(x); }
   TESSERA_INLINE static HighLow product(VecU a, uint32_t factor) {
-#if defined(TESSERA_AVX2)
+#if defined(TESSERA_NEON)
+    HighLow r;
+    multiply_wide(a, factor, r.high, r.low);
+    return r;
+#elif defined(TESSERA_AVX2)
     const __m256i f = _mm256_set1_epi64x(factor);
     const __m256i even = _mm256_mul_epu32((__m256i)a, f);
     const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
@@ -69,9 +73,13 @@ class DropoutWords {
   // The words of vector c of the tile.
   template <class At>
   TESSERA_INLINE DropoutWords(const Params& p, const At& at, int c)
-      : key0_(p.dropout_key[0]), key1_(p.dropout_key[1]), offset_(p.dropout_offset) {
-    const VecU query = (VecU)at.queries(c);
-    const VecU sequence_head = (VecU)(at.heads(c) + static_cast<int32_t>(at.batch()) * static_cast<int32_t>(p.heads_q));
+      : key0_(p.dropout_key[0]),
+        key1_(p.dropout_key[1]),
+        offset_(p.dropout_offset),
+        first_quad_(static_cast<uint32_t>(at.sequence().first_k / 32 * 4)) {
+    const VecU query = (VecU)(at.queries(c) + static_cast<int32_t>(at.sequence().first_q));
+    const int64_t first_head = (at.batch() + p.first_sequence) * p.heads + p.first_head;
+    const VecU sequence_head = (VecU)(at.heads(c) + static_cast<int32_t>(first_head));
 #pragma GCC unroll 2
     for (int i = 0; i < kParts; ++i) {
       const auto by_head = product(part(sequence_head, i), kFactor1);
@@ -106,7 +114,7 @@ class DropoutWords {
 
  private:
   TESSERA_INLINE void begin(Words (&x)[4][kParts], int64_t group, int32_t quad) const {
-    const uint64_t first = uint64_t{static_cast<uint32_t>(group / 32 * 4 + quad)} * kFactor0;
+    const uint64_t first = uint64_t{static_cast<uint32_t>(group / 32 * 4 + quad) + first_quad_} * kFactor0;
     const uint64_t second = uint64_t{static_cast<uint32_t>(first >> 32) ^ offset_ ^ key1_} * kFactor1;
     const Words word0 = splat_words(static_cast<uint32_t>(second >> 32) ^ round_key0(1));
     const Words word1 = splat_words(static_cast<uint32_t>(second));
@@ -130,7 +138,7 @@ class DropoutWords {
     }
   }
 
-  uint32_t key0_, key1_, offset_;
+  uint32_t key0_, key1_, offset_, first_quad_;
   Words head_low_[kParts], query_low_[kParts], query_high_[kParts];
 };
 

@@ -29,7 +29,8 @@ struct ScoreProgram {
     const bool rewrites = p.program->score.index >= 0;
     if (!p.program_shows) return {end, true, rewrites};
     ScoreBlock block{};
-    block.batch = at.batch(), block.len_q = at.sequence().sq, block.len_k = at.sequence().sk;
+    const Sequence& s = at.sequence();
+    block.batch = at.batch() + p.first_sequence, block.len_q = s.total_q, block.len_k = s.total_k;
     block.head_low = block.head_high = at.head(0), block.query_low = block.query_high = at.query(0);
     const int64_t step = at.consecutive() ? max_of<int64_t>(1, at.count() - 1) : 1;
     for (int64_t lane = 0; lane < at.count(); lane += step) {
@@ -37,8 +38,10 @@ struct ScoreProgram {
       block.query_low = min_of(block.query_low, at.query(lane));
       block.query_high = max_of(block.query_high, at.query(lane));
     }
+    block.head_low += p.first_head, block.head_high += p.first_head;
+    block.query_low += s.first_q, block.query_high += s.first_q;
     const auto shows = [&](int64_t from, int64_t to) TESSERA_LAMBDA_INLINE {
-      block.key_low = at.key(from), block.key_high = at.key(to) - 1;
+      block.key_low = at.key(from) + s.first_k, block.key_high = at.key(to) - 1 + s.first_k;
       return p.program_shows(p.program_call, block);
     };
     int32_t seen = shows(begin, end);
@@ -60,28 +63,29 @@ struct ScoreProgram {
    public:
     TESSERA_INLINE Run(const Params& p, const At& at, const ScoreCode& code, float* registers)
         : at_(at), code_(code), run_(code, registers) {
-      const int64_t group = p.heads_q / p.heads_kv;
-      const int32_t diagonal = static_cast<int32_t>(at.sequence().sk - at.sequence().sq);
+      const Sequence& s = at.sequence();
+      const VecI first_head = splat(static_cast<int32_t>(p.first_head));
+      const int32_t first_q = static_cast<int32_t>(s.first_q);
       run_.begin(at.vecs(), [&](core::score::Op op, int c) -> VecI {
         using core::score::Op;
         switch (op) {
           case Op::kB:
-            return splat(static_cast<int32_t>(at.batch()));
+            return splat(static_cast<int32_t>(at.batch() + p.first_sequence));
           case Op::kH:
-            return at.heads(c);
+            return at.heads(c) + first_head;
           case Op::kHkv: {
-            VecI heads = at.heads(c);
-            for (int lane = 0; lane < kLanes; ++lane) heads[lane] /= static_cast<int32_t>(group);
+            VecI heads = at.heads(c) + first_head;
+            for (int lane = 0; lane < kLanes; ++lane) heads[lane] /= static_cast<int32_t>(p.group);
             return heads;
           }
           case Op::kI:
-            return at.queries(c);
+            return at.queries(c) + first_q;
           case Op::kQPos:
-            return at.queries(c) + diagonal;
+            return at.queries(c) + static_cast<int32_t>(s.first_q + s.total_k - s.total_q);
           case Op::kLenQ:
-            return splat(static_cast<int32_t>(at.sequence().sq));
+            return splat(static_cast<int32_t>(s.total_q));
           default:
-            return splat(static_cast<int32_t>(at.sequence().sk));
+            return splat(static_cast<int32_t>(s.total_k));
         }
       });
     }
@@ -91,7 +95,7 @@ struct ScoreProgram {
     TESSERA_INLINE void rows(int64_t n, int rows, const float* s, const float* g) {
       run_.run_rows(rows, [&](core::score::Op op, int64_t r, int c) -> VecI {
         const int64_t row = n + r * At::kStep;
-        if (op == core::score::Op::kJ) return at_.keys(row);
+        if (op == core::score::Op::kJ) return at_.keys(row) + static_cast<int32_t>(at_.sequence().first_k);
         return load_as<VecI>((op == core::score::Op::kG ? g : s) + at_.offset(row, c));
       });
     }

@@ -9,6 +9,7 @@
 #include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/score/builder.hpp"
+#include "cpu/run.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -44,7 +45,7 @@ std::vector<CodeTensor> code_tensors(const core::score::Bound& bound) {
 
 ProgramCall::ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers)
     : bound_(core::score::bind(plan, buffers)),
-      group_(std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv))),
+      group_(core::whole_heads(plan.problem).group),
       backward_(plan.problem.direction == TESSERA_BACKWARD) {
   if (const core::score::Program& program = bound_.program(); program.mask >= 0) {
     int root = program.mask;
@@ -85,7 +86,7 @@ int64_t ProgramCall::chains(const tessera_plan& plan) const {
   if (sums_ == 0) return 0;
   const int64_t fit = kMaxSums_bytes / (sums_ * static_cast<int64_t>(sizeof(double)));
   const int64_t cores = plan.device.cores, busy = cores == 1 ? 1 : kChainsPerCore * cores;
-  return std::max<int64_t>(1, std::min({plan.num_items, fit, busy}));
+  return std::max<int64_t>(1, std::min({step_of(plan).num_items, fit, busy}));
 }
 
 // The smallest and the largest element within the indices' bounds if there are few such elements; otherwise anything.

@@ -57,9 +57,9 @@ Extent extent_of(const tessera_layout& layout) {
 }
 
 // The tensors whose values are checked.
-constexpr core::TensorName kIndexTensors[] = {"cu_seqlens_q", "cu_seqlens_k",  "seqused_k",
-                                              "page_table",   "page_indptr",   "page_indices",
-                                              "causal_seqs",  "prefix_groups", "prefix_lens"};
+constexpr core::TensorName kIndexTensors[] = {"cu_seqlens_q", "cu_seqlens_k", "seqused_k",   "page_table",
+                                              "page_indptr",  "page_indices", "causal_seqs", "prefix_groups",
+                                              "prefix_lens",  "places"};
 static_assert(std::size(kIndexTensors) == std::extent_v<decltype(HostIndices::storage)>);
 
 }  // namespace

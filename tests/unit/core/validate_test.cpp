@@ -492,6 +492,36 @@ const Rule kRules[] = {
     {"alignment", dense, [](Problem& p) { p.alignment = 5; }, {"alignment: 5", "bottom-right", "top-left"}},
     {"window_left", dense, [](Problem& p) { p.window_left = -2; }, {"window_left: -2", "-1"}},
     {"window_right", dense, [](Problem& p) { p.window_right = -7; }, {"window_right: -7", "-1"}},
+    // places in a whole, and partial results
+    {"part_past_the_whole", dense, [](Problem& p) { p.set_place(8, 23, 0, 24); }, {"total_q: 23", "at least 24"}},
+    {"total_k_absent", dense, [](Problem& p) { p.set_place(0, 16, 0, 0); }, {"total_k: 0", "at least 24"}},
+    {"place_twice",
+     dense,
+     [](Problem& p) {
+       p.places = layout(int32, {2, 4});
+       p.first_q = 1;
+     },
+     {"first_q: 1", "places"}},
+    {"place_with_dropout",
+     dense,
+     [](Problem& p) {
+       p.set_place(0, 16, 40, 64);
+       p.dropout_p = 0.5;
+     },
+     {"first_k: 40", "multiples of 32"}},
+    {"total_heads", dense, [](Problem& p) { p.first_head = 2, p.total_heads = 5; }, {"total_heads: 5", "at least 6"}},
+    {"accumulate", dense, [](Problem& p) { p.accumulate = 2; }, {"accumulate: 2", "0 and 1"}},
+    {"accumulate_alone", dense, [](Problem& p) { p.accumulate = 1; }, {"lse_low: absent", "accumulate"}},
+    {"o_accum_alone", dense, [](Problem& p) { p.o_accum = p.o; }, {"o_accum: ", "accumulate = 1"}},
+    {"accumulated_gradients",
+     backward,
+     [](Problem& p) {
+       for (tessera_layout* tensor : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.d_q, &p.d_k, &p.d_v}) {
+         tensor->dtype = TESSERA_BFLOAT16;
+       }
+       p.accumulate = 1;
+     },
+     {"d_q: dtype bfloat16", "float32"}},
     {"scale_alone", dense, [](Problem& p) { p.scale = 0.5; }, {"scale: 0.5 without has_scale", "has_scale = 1"}},
     {"scale_nan", dense, [](Problem& p) { p.set_scale(kNaN); }, {"scale: nan", "0 and 1e-18 .. 1e18"}},
     {"scale_infinite", dense, [](Problem& p) { p.set_scale(-kInfinity); }, {"scale: -inf", "1e-18 .. 1e18"}},

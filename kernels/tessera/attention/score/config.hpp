@@ -38,6 +38,7 @@ inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blo
 struct ScoreConfig {
   bool softcap;
   bool bias;
+  bool places;  // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
   Dtype bias_dtype;
   bool alibi;
   bool mask;
@@ -74,7 +75,7 @@ struct ScoreConfig {
   // Whether scores are changed before the exponential other than by the scale in the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return facts().reshapes || facts().adds || scale_first; }
 };
-TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, dropout_state,
+TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, places, bias_dtype, alibi, mask, block_mask, dropout, dropout_state,
                       scale_first, causal_seqs, tree_mask)
 
 }  // namespace tessera

@@ -20,7 +20,30 @@ from tessera._ranks.schedule import Message
 from .. import kernels
 from .exchange import Exchange, Tensors
 from .program import Program
-from .rows import Block, Gradient, Partial, put, take
+from .rows import Block, Gradient, Partial, accumulates, put, take
+
+
+class Placed(NamedTuple):
+    lengths: Tuple[int, ...]
+    heads: Tuple[int, int]  # query and KV heads of the whole
+    mask: Dict[str, Any]
+    slopes: Optional[Tensor]  # [Hq] or [B, Hq]
+
+    def options(self, call: Call, heads: slice) -> Dict[str, Any]:
+        """The options of a call on some heads, in place of its own mask."""
+        pair = call.rectangles[0]
+        length = self.lengths[pair.sequence]
+        options = {
+            **self.mask,
+            "place_q": (pair.q_begin, length),
+            "place_k": (pair.k_begin, length),
+            "place_heads": (heads.start, self.heads[0]),
+            "total_heads_kv": self.heads[1],
+            "first_sequence": pair.sequence,
+        }
+        if self.slopes is not None:
+            options["alibi_slopes"] = self.slopes[..., heads]
+        return options
 
 
 class Setting(NamedTuple):
@@ -30,6 +53,9 @@ class Setting(NamedTuple):
     backward: Callable[[], Program]  # made, and compared between ranks, on first use
     group: dist.ProcessGroup
     options: Dict[str, Any]
+    # For scores that depend on positions: the sequences' lengths, the mask of the whole, and the options that have an
+    # element for each head. None: every call has the mask of its own rows and keys.
+    placed: Optional[Placed] = None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,6 +117,8 @@ class _Walk:
 
     def options_of(self, call: Call) -> Dict[str, Any]:
         options = dict(self.setting.options)
+        if self.setting.placed is not None:
+            return {**options, **self.setting.placed.options(call, self.schedule.heads_q)}
         for name, value in call.options().items():
             if isinstance(value, list):
                 dtype = torch.bool if name == "causal_seqs" else torch.int32
@@ -137,7 +165,9 @@ def forward(
                 options["sink"] = mine
             keys = (_rows(t, call.k_row, call.k_length) for t in block.tensors)
             o, lse, low = partial.place(call.q_row, call.q_length)
-            outputs = {"lse": lse, **({"o": o} if o.dtype == q.dtype else {})}
+            if partial.accumulates:
+                options["accumulate"] = 1
+            outputs = {"lse": lse, **({"o": o} if partial.accumulates or o.dtype == q.dtype else {})}
             if call.packed:
                 outputs = {name: t[0] for name, t in outputs.items()}
             options["lse_low"] = low[0] if call.packed else low
@@ -245,6 +275,13 @@ def backward(
             if call.packed:
                 arguments = [None if t is None else t[0] for t in arguments]
             options = {**walk.options_of(call), "lse_low": arguments.pop()}
+            if accumulates(q.device, q.dtype):
+                targets = [sum_q.rows(call.q_row, call.q_length)]
+                targets += [gradient.rows(call.k_row, call.k_length) for gradient in gradients_of(block)]
+                d_q_rows, d_k_rows, d_v_rows = (t[0] for t in targets) if call.packed else targets
+                options["accumulate"] = 1
+                kernels.backward(*arguments, False, False, options, sums=(d_q_rows, d_k_rows, d_v_rows))
+                continue
             parts = kernels.backward(*arguments, False, False, options)[:3]
             if call.packed:
                 parts = [t[None] for t in parts]

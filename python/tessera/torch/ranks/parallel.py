@@ -17,12 +17,14 @@ from tessera._ranks.schedule import Chunk, head_ranks, schedule
 
 from .. import options as of_call
 from ..checks import check_tensor
-from .attention import Setting, backward, forward
+from .attention import Placed, Setting, backward, forward
 from .exchange import Agreement
 from .program import Program, program
 
-# Options that a call on a part of the rows supports: scores that do not depend on positions, and positional masks.
-_ACCEPTED = ("scale", "causal", "window", "softcap", "sink", "deterministic", "threads")
+_ACCEPTED = (
+    "scale", "causal", "window", "softcap", "sink", "alibi_slopes", "dropout_p", "dropout_seed", "dropout_offset",
+    "deterministic", "threads",
+)  # fmt: skip
 
 
 class _Attention(torch.autograd.Function):
@@ -147,6 +149,10 @@ class ContextParallel:
             cu_seqlens: [n + 1], of the whole packed batch, on the CPU (on another device, the call waits for it).
             return_lse: also return LSE, float32 [B, Hq, S / N] or [Hq, T / N].
             scale, causal, window, softcap, deterministic, threads: as in `tessera.torch.attention`.
+            alibi_slopes: float32 [Hq] or [B, Hq], the same on all ranks.
+            dropout_p, dropout_seed, dropout_offset: as in `tessera.torch.attention`, the same on all ranks; with a
+                probability the seed is required. The entries that one process would drop are dropped. Chunks must be
+                multiples of 32 rows.
             sink: [Hq], the same on all ranks. Its gradient is this rank's part: sum over the ranks, as for any
                 parameter.
 
@@ -188,8 +194,7 @@ class ContextParallel:
         ]
         if refused:
             raise Error(
-                f"{refused[0]}: not accepted by context_parallel yet, whose calls see a part of the rows and not where "
-                "they are; "
+                f"{refused[0]}: not accepted by context_parallel yet, where each rank has a part of the rows; "
                 f"accepted {', '.join(_ACCEPTED)}"
             )
         packed = cu_seqlens is not None
@@ -240,15 +245,38 @@ class ContextParallel:
         what = f"q {list(q.shape)}, k {list(k.shape)}, {q.dtype}"
 
         one_batch = packed or q.shape[0] == 1
+        options = dict(options)
+        dropout = {name: options.pop(name) for name in ("dropout_seed", "dropout_offset") if name in options}
+        given = of_call.given("context_parallel.attention", options)
+        dropout = {**dropout, "dropout_p": given["dropout_p"]} if given.get("dropout_p") else {}
+        placed = None
+        if dropout or given.get("alibi_slopes") is not None:
+            mask = {name: given[name] for name in ("causal", "window") if name in given}
+            placed = Placed(lengths, (q.shape[-2], k.shape[-2]), mask, given.get("alibi_slopes"))
+        if dropout:
+            self._check_dropout(dropout, lengths)
 
         def agreed(direction: str) -> Program:
-            made = program(lengths, self.rank, one_batch, direction=direction, **members)
+            made = program(lengths, self.rank, one_batch, placed is not None, direction=direction, **members)
             self._agreement.check(made.schedule, what, q.device)
             return made
 
-        given = of_call.given("context_parallel.attention", options)
         of_each_call = {n: x for n, x in given.items() if n in ("scale", "softcap", "deterministic", "threads")}
-        return Setting(agreed("forward"), functools.partial(agreed, "backward"), self.group, of_each_call), packed
+        of_each_call.update(dropout)
+        setting = Setting(
+            agreed("forward"), functools.partial(agreed, "backward"), self.group, of_each_call, placed
+        )
+        return setting, packed
+
+    def _check_dropout(self, dropout: Dict[str, Any], lengths: Tuple[int, ...]) -> None:
+        if "dropout_seed" not in dropout:
+            raise Error("dropout_seed: absent with dropout_p, accepted an integer, the same on all ranks")
+        for chunk in self._layout(lengths):
+            if chunk.begin % 32 != 0:
+                raise Error(
+                    f"dropout_p: with a chunk that begins at row {chunk.begin} of its sequence, accepted lengths whose "
+                    "chunks are multiples of 32 rows"
+                )
 
     def _layout(self, lengths: Tuple[int, ...]) -> Tuple[Chunk, ...]:
         return schedule(

@@ -24,8 +24,9 @@ class Program(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def program(lengths: Tuple[int, ...], rank: int, packed: bool, **members: Any) -> Program:
-    """packed: several sequences can be one call. Raises tessera.Error, which names the member that breaks a rule."""
+def program(lengths: Tuple[int, ...], rank: int, packed: bool, placed: bool = False, **members: Any) -> Program:
+    """packed: several sequences can be one call. placed: calls are told their place in the sequence. Raises
+    tessera.Error, which names the member that breaks a rule."""
     made = schedule(lengths, rank, **members)
     own = Block(made.chunks, made.chunks_of(made.group), ())
     last_use = {
@@ -38,7 +39,7 @@ def program(lengths: Tuple[int, ...], rank: int, packed: bool, **members: Any) -
     steps, kept = [], []
     rows = Rows()
     for n, step in enumerate(made.steps):
-        steps.append(tuple(_planned(step.pairs, own, fetched, packed)))
+        steps.append(tuple(_planned(step.pairs, own, fetched, packed, placed)))
         for planned in steps[-1]:
             rows.place(planned.call.q_row, planned.call.q_row + planned.call.q_length)
         fetched += [
@@ -51,13 +52,22 @@ def program(lengths: Tuple[int, ...], rank: int, packed: bool, **members: Any) -
     return Program(made, tuple(steps), tuple(kept), len(rows.layers))
 
 
-def _planned(pairs: Tuple[Pair, ...], own: Block, fetched: List[Block], packed: bool) -> List[PlannedCall]:
+# A call with a place and dropout begins at a multiple of this many keys.
+_DROPOUT_KEYS = 32
+
+
+def _planned(
+    pairs: Tuple[Pair, ...], own: Block, fetched: List[Block], packed: bool, placed: bool
+) -> List[PlannedCall]:
     blocks = [own, *fetched]
     if not all(any(block.has(pair.k_chunk, pair.k_chunks) for block in blocks) for pair in pairs):
         blocks = [Block.merged(blocks)]  # keys of several ranks in one call
     rectangles: Dict[Tuple[int, ...], List[Rectangle]] = {}
     for pair in pairs:
         block = next(block for block in blocks if block.has(pair.k_chunk, pair.k_chunks))
+        before = pair.k_begin % _DROPOUT_KEYS  # keys that the mask hides
+        if placed and block.begin(pair.k_chunk) <= pair.k_begin - before:
+            pair = pair._replace(k_begin=pair.k_begin - before, k_length=pair.k_length + before)
         rectangle = Rectangle(
             pair.sequence,
             own.row(pair.q_chunk, pair.q_begin),
@@ -66,6 +76,8 @@ def _planned(pairs: Tuple[Pair, ...], own: Block, fetched: List[Block], packed: 
             pair.k_length,
             pair.window_left,
             pair.window_right,
+            pair.q_begin,
+            pair.k_begin,
         )
         rectangles.setdefault(block.numbers, []).append(rectangle)
-    return [PlannedCall(call, keys) for keys, listed in rectangles.items() for call in calls(listed, packed)]
+    return [PlannedCall(call, keys) for keys, listed in rectangles.items() for call in calls(listed, packed, placed)]

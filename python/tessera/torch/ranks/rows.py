@@ -28,6 +28,10 @@ class Block:
     def has(self, first: int, count: int) -> bool:
         return all(number in self._rows for number in range(first, first + count))
 
+    def begin(self, number: int) -> int:
+        """The position of a chunk's first row in its sequence."""
+        return self._chunks[number].begin
+
     def row(self, number: int, position: int) -> int:
         """The row of a position in a sequence, within a run of chunks that begins with `number`."""
         return self._rows[number] + position - self._chunks[number].begin
@@ -78,12 +82,21 @@ def put(
         row += end - begin
 
 
+def accumulates(device: torch.device, dtype: torch.dtype) -> bool:
+    """True if calls on tensors of this kind can merge with partial results in float32."""
+    return device.type == "cpu" and dtype != torch.float64
+
+
 class Gradient:
     """A sum over calls, in float32. If one call covers all rows, its result is used as the sum."""
 
     def __init__(self, like: Tensor):
         self._like = like
         self.sum: Optional[Tensor] = None
+
+    def rows(self, row: int, count: int) -> Tensor:
+        """The rows to which a call that accumulates adds."""
+        return self.total()[:, row : row + count]
 
     def add(self, row: int, value: Tensor) -> None:
         if self.sum is None:
@@ -120,24 +133,31 @@ class Rows:
 class Partial:
     """(o, lse) of rows over the keys so far: parts in layers, merged exactly, all at once, in the order of the layers.
 
-    Up to MOST layers, the parts have the dtype of the calls' results; beyond that, they are merged on the way, in
-    float32.
+    Where calls accumulate, they all merge into one layer, in float32. Elsewhere, up to MOST layers have the dtype of
+    the calls' results; beyond that, they are merged on the way, in float32.
     """
 
     MOST = 8
 
     def __init__(self, shape: Tuple[int, int, int, int], depth: int, dtype: torch.dtype, device: torch.device):
         batch, rows, heads, _ = shape
-        layers = min(depth, self.MOST)
+        self.accumulates = depth > 1 and accumulates(device, dtype)
+        layers = 1 if self.accumulates else min(depth, self.MOST)
         self._dtype = dtype
-        self._o = torch.empty((layers, *shape), dtype=dtype if depth <= self.MOST else torch.float32, device=device)
+        wide = self.accumulates or depth > self.MOST
+        make = torch.zeros if self.accumulates else torch.empty
+        self._o = make((layers, *shape), dtype=torch.float32 if wide else dtype, device=device)
         self._lse = torch.full((layers, batch, heads, rows), -torch.inf, dtype=torch.float32, device=device)
         self._low = torch.zeros_like(self._lse)  # the rounding error of lse
         self._rows = Rows()
         self._first = 0  # 1: layer 0 holds the merged result
 
     def place(self, row: int, count: int) -> Tuple[Tensor, Tensor, Tensor]:
-        """The tensors to which a call writes its o, lse and lse_low; o is float32 if parts are merged on the way."""
+        """The tensors to which a call writes its o, lse and lse_low, or with which it merges them; o is float32 if
+        parts are merged on the way."""
+        if self.accumulates:
+            rows = slice(row, row + count)
+            return self._o[0, :, rows], self._lse[0, :, :, rows], self._low[0, :, :, rows]
         layer = self._rows.place(row, row + count, self._first)
         if layer == self._o.shape[0]:
             o, lse, low = self._merged()
@@ -149,18 +169,25 @@ class Partial:
         rows = slice(row, row + count)
         return self._o[layer, :, rows], self._lse[layer, :, :, rows], self._low[layer, :, :, rows]
 
+    def _tensors(self) -> Tuple[Tensor, Tensor, Tensor]:
+        return self._o, self._lse, self._low
+
     def _merged(self) -> Tuple[Tensor, Tensor, Tensor]:
         return combine(self._o, self._lse, self._low, return_lse=True, return_lse_low=True)
 
     def join_sink(self, sink: Tensor) -> None:
         """Adds a logit of each head to the denominator, as one more part whose values are 0: once, after all keys."""
-        o, lse, low = self.place(0, self._o.shape[2])
+        if self.accumulates:  # a second layer
+            self._o, self._lse, self._low = (t.new_empty((2, *t.shape[1:])).copy_(t) for t in self._tensors())
+            o, lse, low = (t[1] for t in self._tensors())
+        else:
+            o, lse, low = self.place(0, self._o.shape[2])
         o.zero_()
         low.zero_()
         lse.copy_(sink.float()[None, :, None].expand_as(lse))
 
     def finished(self) -> Tuple[Tensor, Tensor, Tensor]:
         if self._o.shape[0] == 1:
-            return self._o[0], self._lse[0], self._low[0]
+            return self._o[0].to(self._dtype), self._lse[0], self._low[0]
         o, lse, low = self._merged()
         return o.to(self._dtype), lse, low

@@ -34,10 +34,12 @@ void write_tile(const float* tile, const ScoreProbe& probe, float* to, const Til
 
 void TESSERA_JOIN(score_probe_, TESSERA_ISA_NAME)(const ScoreProbe& probe) {
   Sequence sequences[kMostBatch] = {};
-  sequences[probe.batch].sq = probe.queries, sequences[probe.batch].sk = probe.keys;
+  Sequence& sequence = sequences[probe.batch];
+  sequence.sq = sequence.total_q = probe.queries, sequence.sk = sequence.total_k = probe.keys;
+  sequence.bottom_right = sequence.diagonal = probe.keys - probe.queries;
   Params p{};
   p.sequences = sequences;
-  p.heads_q = probe.heads_q, p.heads_kv = probe.heads_kv;
+  p.heads_q = p.heads = probe.heads_q, p.heads_kv = probe.heads_kv, p.group = probe.heads_q / probe.heads_kv;
   p.scale = 1.0f, p.huge_score = infinity();
   p.window_left = p.window_right = -1;
   p.program = probe.code, p.program_gradient = probe.gradient;

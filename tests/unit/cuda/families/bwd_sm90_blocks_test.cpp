@@ -33,7 +33,7 @@ struct Drawn {
     p.batch = draw(1, 3);
     const int heads_kv = draw(1, 3), group = draw(1, 2);
     p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
-    p.causal = draw(0, 1), p.top_left = draw(0, 1);
+    p.causal = draw(0, 1), p.fixed_diagonal = draw(0, 1);
     p.window_left = draw(0, 2) ? -1 : draw(0, 300);
     p.window_right = draw(0, 2) ? -1 : draw(0, 300);
     p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, 500);

@@ -44,7 +44,7 @@ struct Drawn {
     const int team = heads * rows, heads_kv = heads * groups;
     p.team = Divisor(team), p.team_heads = Divisor(heads), p.team_rows = Divisor(rows), p.head_groups = groups;
     p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
-    p.causal = draw(0, 1), p.top_left = draw(0, 3) == 0;
+    p.causal = draw(0, 1), p.fixed_diagonal = draw(0, 3) == 0;
     p.window_left = draw(0, 2) ? -1 : draw(0, 300);
     p.window_right = draw(0, 2) ? -1 : draw(0, 300);
     p.seqlen_q = p.max_seqlen_q = draw(0, 5);
