@@ -240,7 +240,7 @@ def test_support_says_what_plan_says(folder):
     options = {o["name"]: o["cells"] for o in json.loads(folder.succeeds("support", "--json").out)["options"]}
     asked = {"dropout_p": ("--dropout", 0.5), "sink": ("--sink",), "paged": ("--page-size", 16)}
     for name, flags in asked.items():
-        assert len(options[name]) == 4 * 2 * 4  # back ends, directions, dtypes
+        assert len(options[name]) == 4 * 2 * 6  # back ends, directions, dtypes
         for cell in options[name]:
             if cell["arch"] == 0 and cell["kernel"] == "tiled":
                 continue  # its plan measures this machine's roofline, each a second

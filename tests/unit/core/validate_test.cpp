@@ -163,7 +163,7 @@ const Rule kRules[] = {
      float8,
      [](Problem& p) { p.o.dtype = TESSERA_FLOAT8_E5M2; },
      {"o: ", "bfloat16, float16 and float32"}},
-    {"o_of_a_cache", cached, [](Problem& p) { p.o.dtype = TESSERA_FLOAT32; }, {"o: ", "that of q: bfloat16"}},
+    {"o_of_a_cache", cached, [](Problem& p) { p.o.dtype = TESSERA_FLOAT16; }, {"o: ", "that of q: bfloat16"}},
     {"bias_of_float8",
      float8,
      [](Problem& p) { p.bias = layout(float16, {1, 1, 1, 24}); },
