@@ -4,6 +4,7 @@
 
 #include "core/geometry.hpp"
 #include "core/score/bound.hpp"
+#include "cuda/score_program.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -55,7 +56,10 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!(supports.dtypes >> p.q.dtype & 1)) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
-  if (core::score::has_program(plan)) return "score programs: not supported";
+  if (core::score::has_program(plan)) {
+    if (!supports.programs) return "score programs: not supported";
+    if (std::string reason = refuse_program(plan); !reason.empty()) return reason;
+  }
   // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   for (int t = 0; t < core::kNumTensors; ++t) {

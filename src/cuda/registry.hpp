@@ -25,6 +25,7 @@ struct Supports {
   uint32_t dtypes;                   // dtypes of q, as 1 << tessera_dtype
   int64_t head_dim;                  // the largest, for keys and values
   uint32_t tensors;                  // tensors that may be given, as 1 << row of core::kTensorFields
+  bool programs = false;             // score programs
 };
 inline constexpr int32_t kAnyNewer = INT32_MAX;
 static_assert(core::kNumTensors <= 32);

@@ -13,17 +13,37 @@
 
 namespace tessera::cuda {
 
-tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
+namespace {
+
+tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                     void* workspace, LaunchList& launches) {
   const Family* const family = find_family(plan.family);
   if (!family) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
-  return family->lower(plan, buffers, workspace, launches);
+  if (!bound) return family->lower(plan, buffers, workspace, launches);
+  KernelProgram program(*bound);
+  const ProgramSums sums(plan, *bound, workspace);
+  sums.enter(program.params);
+  launches.use(program);
+  sums.clear(plan, launches);
+  TESSERA_RETURN_IF_ERROR(family->lower(plan, buffers, workspace, launches));
+  sums.write(plan, launches);
+  return ok();
 }
 
-tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+}  // namespace
+
+tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
+  if (!core::score::has_program(plan)) return lower(plan, buffers, nullptr, workspace, launches);
+  const core::score::Bound bound = core::score::bind(plan, &buffers);
+  return lower(plan, buffers, &bound, workspace, launches);
+}
+
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                   void* workspace, void* stream) {
   Launches launches(plan.device, stream);
   TESSERA_RETURN_IF_ERROR(launches.begin());
   LaunchList list(launches.driver());
-  TESSERA_RETURN_IF_ERROR(lower(plan, buffers, workspace, list));
+  TESSERA_RETURN_IF_ERROR(lower(plan, buffers, bound, workspace, list));
   return submit(list, launches);
 }
 

@@ -14,6 +14,7 @@
 #include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/score_program.hpp"
 #include "cuda/tiles_json.hpp"
 #include "tessera/config.hpp"
 
@@ -156,7 +157,8 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = kAllTensors & ~kServingTensors};
+                             .tensors = kAllTensors & ~kServingTensors,
+                             .programs = true};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {
@@ -198,6 +200,7 @@ void configure(tessera_plan& plan) {
   plan.num_items = choice.blocks;
   const BwdSm80Plan own = planned(plan, choice);
   plan.shared_bytes = own.workspace.bytes;
+  add_program_sums(plan);
   keep_config(plan, own);
 }
 

@@ -249,7 +249,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDim,
-                             .tensors = kAllTensors};
+                             .tensors = kAllTensors,
+                             .programs = true};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -26,6 +26,8 @@ struct ScoreFacts {
 inline constexpr ScoreFacts kSoftcapFacts{.reshapes = true};
 inline constexpr ScoreFacts kBiasFacts{.adds = true, .entries = true, .varies = true};
 inline constexpr ScoreFacts kAlibiFacts{.adds = true, .varies = true};
+// A score program reads a score in natural units, as what is added to it does.
+inline constexpr ScoreFacts kProgramFacts{.adds = true, .varies = true};
 inline constexpr ScoreFacts kMaskFacts{.hides = true, .entries = true, .varies = true};
 inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blocks = true, .varies = true};
 
@@ -38,6 +40,7 @@ inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blo
 struct ScoreConfig {
   bool softcap;
   bool bias;
+  bool program;  // whose text is compiled with the kernel: score/program_option.cuh
   Dtype bias_dtype;
   bool alibi;
   bool mask;
@@ -55,6 +58,7 @@ struct ScoreConfig {
     return none.joined(softcap ? kSoftcapFacts : none)
         .joined(bias ? kBiasFacts : none)
         .joined(alibi ? kAlibiFacts : none)
+        .joined(program ? kProgramFacts : none)
         .joined(mask ? kMaskFacts : none)
         .joined(block_mask ? kBlockMaskFacts : none);
   }
@@ -74,7 +78,7 @@ struct ScoreConfig {
   // Whether scores are changed before the exponential other than by the scale in the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return facts().reshapes || facts().adds || scale_first; }
 };
-TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, dropout_state,
+TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, program, bias_dtype, alibi, mask, block_mask, dropout, dropout_state,
                       scale_first, causal_seqs, tree_mask)
 
 }  // namespace tessera

@@ -26,8 +26,9 @@ struct ScoreStep {
   using Row = typename Options::Row;
   static constexpr int kN = Coordinates::kN;
   // kLoads: entries may be loaded ahead of the product. kPlain: nothing at all is done between a product and its
-  // exponential.
-  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled();
+  // exponential. kByKeys: apply_by_keys() serves.
+  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled(),
+                        kByKeys = kCfg.program && !kCfg.entries();
 
   typename Options::template Fragment<Coordinates::kAheadRows, kN, Coordinates::kLaneOrder> entries;
 
@@ -52,7 +53,11 @@ struct ScoreStep {
   TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded,
                             bool full) const {
     if constexpr (!kCfg.entries()) {
-      if constexpr (kCfg.scaled()) apply_rows(s, at);
+      if constexpr (kByKeys) {
+        apply_by_keys(s, at);
+      } else if constexpr (kCfg.scaled()) {
+        apply_rows(s, at);
+      }
       if (!full) hide(s, at);
     } else if (loaded) {
       apply_rows(s, at);
@@ -76,6 +81,27 @@ struct ScoreStep {
         const int key = at.key0 + key_at<Coordinates::kLaneOrder>(n, at.col() + e);
         x = Options::template score<Coordinates::kFused>(at.p, at.sequence(), of, key, x).value;
       }
+  }
+
+  // Turns products into scores key by key: what a program reads or computes for a key serves a lane's two rows, and
+  // needs no registers for all keys of the tile.
+  template <int kM>
+  TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& x = s[m][n][2 * half + e];
+            x = Options::visible_score(at.p, at.sequence(), half == 0 ? upper : lower, at.key0 + at.col(),
+                                       key_at<Coordinates::kLaneOrder>(n, e), Options::reshaped(at.p, x), {})
+                    .value;
+          }
+    }
   }
 
   // Sets scores to -inf for keys that a row does not see by position.
@@ -260,8 +286,11 @@ requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep
       return Options::score(at.p, at.sequence(), row, key0 + key_offset(k), product);
     }
   }
-  // Turns dScore into d(product x scale).
-  TESSERA_DEVICE static float gradient(const Score& score, bool visible, float d) {
+  // Turns dScore into d(product x scale). `sink` receives the gradients of a program's tensors.
+  template <class Sink>
+  TESSERA_DEVICE static float gradient(const Score& score, [[maybe_unused]] const Row& row, [[maybe_unused]] int key,
+                                       bool visible, float d, [[maybe_unused]] Sink& sink) {
+    if constexpr (kCfg.program) d = visible ? ProgramOption<kCfg>::gradient(score, row, key, d, sink) : 0.0f;
     if constexpr (kCfg.facts().reshapes) return visible ? d * score.slope : 0.0f;
     return d;
   }

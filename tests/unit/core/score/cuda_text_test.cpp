@@ -219,7 +219,7 @@ struct Storage {
     bound.checked = program.checked;
     const Program& names = program.checked->program;
     for (size_t n = 0; n < names.tensors.size(); ++n) {
-      testing::Tensor& tensor = world.tensors.at(names.tensors[n].text);
+      testing::WorldTensor& tensor = world.tensors.at(names.tensors[n].text);
       const int32_t dtype = program.dtypes[n];
       const size_t size = tessera_dtype_bytes(static_cast<tessera_dtype>(dtype));
       std::vector<char>& to = bytes[names.tensors[n].text];

@@ -114,7 +114,7 @@ TEST_P(OfTable, ItsGradientIsTheSlopeOfTheScore) {
     ASSERT_NEAR(d_s, kG * (score_of(above) - score_of(below)) / (2 * kStep), 1e-6) << definition.name;
     for (const LoadGradient& load : by_reverse.loads) {
       const Name& name = by_reverse.program.tensors[static_cast<size_t>(load.tensor)];
-      testing::Tensor& tensor = world.tensors.at(name.text);
+      testing::WorldTensor& tensor = world.tensors.at(name.text);
       int64_t index[kMaxRank] = {};
       for (size_t axis = 0; axis < load.indices.size(); ++axis) {
         index[axis] = static_cast<int64_t>(reverse.value(load.indices[axis]));
@@ -154,7 +154,7 @@ Bounds bounds_of(const World& world, const Program& program, int64_t b, int64_t 
   bounds.i = range(i0, i1), bounds.j = range(j0, j1), bounds.q_pos = range(first.q_pos, last.q_pos);
   bounds.len_q = range(world.len_q, world.len_q), bounds.len_k = range(world.len_k, world.len_k);
   bounds.element = [&world, &program](int tensor, const Interval* index) {
-    const testing::Tensor& t = world.tensors.at(program.tensors[static_cast<size_t>(tensor)].text);
+    const testing::WorldTensor& t = world.tensors.at(program.tensors[static_cast<size_t>(tensor)].text);
     Interval all{0, 0};  // an index that is outside reads 0
     bool none = true;
     for (int64_t at = 0; at < static_cast<int64_t>(t.data.size()); ++at) {
