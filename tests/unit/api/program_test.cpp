@@ -157,7 +157,7 @@ TEST(ProblemWithAProgram, IsRefusedByEveryKernelThatLacksThem) {
   Problem problem = dense_problem(bfloat16);
   problem.program = handle.get();
   EXPECT_EQ(plan(problem, cpu()).kernel, TESSERA_KERNEL_TILED);
-  EXPECT_EQ(plan(problem, cuda_arch(90)).kernel, TESSERA_KERNEL_FWD_SM90);
+  EXPECT_EQ(plan(problem, cuda_arch(90)).kernel, TESSERA_KERNEL_FWD_SM80);
   Device compared = cuda_arch(90);
   compared.kernel = TESSERA_KERNEL_FWD_FA1;
   EXPECT_CONTAINS(refusal(problem, compared), "score programs: not supported");
