@@ -60,6 +60,11 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
     if (!supports.programs) return "score programs: not supported";
     if (std::string reason = refuse_program(plan); !reason.empty()) return reason;
   }
+  if (p.k.dtype != p.q.dtype && !(supports.cache_dtypes >> p.k.dtype & 1)) {
+    const std::string accepted = supports.cache_dtypes ? " and " + dtypes_text(supports.cache_dtypes) : "";
+    return std::string("keys and values of ") + tessera_dtype_name(p.k.dtype) + ", accepted those of q's dtype" +
+           accepted;
+  }
   // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   for (int t = 0; t < core::kNumTensors; ++t) {

@@ -31,7 +31,8 @@ ProgramTensor program_tensor(const score::BoundTensor& bound) {
   ProgramTensor tensor{};
   tensor.data = bound.data;
   for (size_t axis = 0; axis < static_cast<size_t>(bound.rank); ++axis) {
-    tensor.stride_bytes[axis] = bound.stride_bytes[axis];
+    const int64_t stride = bound.stride_bytes[axis];
+    tensor.stride[axis] = {static_cast<int>(stride), static_cast<int>(stride >> 32)};
     tensor.extent[axis] = static_cast<uint32>(std::min(bound.shape[axis], kIndices));
   }
   return tensor;
@@ -82,11 +83,15 @@ std::string refuse_program(const tessera_plan& plan) {
 
 KernelProgram::KernelProgram(const score::Bound& bound)
     : params(program_params(bound, nullptr)), checked(bound.checked) {
-  for (size_t n = 0; n < bound.program().tensors.size(); ++n) dtypes.push_back(bound.tensors[n].dtype);
-  hash = score::cuda_text_hash(*checked, dtypes);
+  for (size_t n = 0; n < bound.program().tensors.size(); ++n) {
+    const score::BoundTensor& tensor = bound.tensors[n];
+    dtypes.push_back(tensor.dtype);
+    for (const int64_t stride : tensor.stride_bytes) near = near && stride >= INT32_MIN && stride <= INT32_MAX;
+  }
+  hash = score::cuda_text_hash(*checked, dtypes, near);
 }
 
-std::string KernelProgram::text() const { return score::cuda_text(*checked, dtypes); }
+std::string KernelProgram::text() const { return score::cuda_text(*checked, dtypes, near); }
 
 void add_program_sums(tessera_plan& plan) {
   if (!score::has_program(plan)) return;

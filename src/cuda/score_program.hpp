@@ -54,6 +54,7 @@ struct KernelProgram {
   ScoreProgramParams params;
   std::shared_ptr<const core::score::Checked> checked;
   std::vector<int32_t> dtypes;  // of its tensors
+  bool near = true;             // their strides have at most 32 bits
   uint64_t hash;                // of all that determines the text
 
   std::string text() const;

@@ -91,6 +91,11 @@ class CudaPrograms : public ::testing::TestWithParam<std::size_t> {
   static bool has(tessera_kernel kernel) {
     return gpu_device().arch == 90 || kernel == TESSERA_KERNEL_FWD_SM80 || kernel == TESSERA_KERNEL_BWD_SM80;
   }
+  // Whether the kernel supports the backward pass of the program, without gradients of its tensors.
+  static bool takes(const Programmed& call, tessera_kernel kernel) {
+    Plan unused;
+    return try_plan(gradient_of(call.problem_of(bfloat16, float32)), gpu_with(kernel), unused).ok();
+  }
   void check(Programmed& call, tessera_kernel forward, tessera_kernel backward) {
     const Device device = gpu_with(forward), of_gradients = gpu_with(backward);
     call.backward_device = &of_gradients;
@@ -99,6 +104,7 @@ class CudaPrograms : public ::testing::TestWithParam<std::size_t> {
     OnGpu on_gpu(given);
     const auto results = call.run(device, backward != TESSERA_KERNEL_AUTO, kernel, on_gpu);
     EXPECT_EQ(kernel, tessera_kernel_name(forward));
+    if (backward != TESSERA_KERNEL_AUTO) EXPECT_EQ(call.backward_kernel, tessera_kernel_name(backward));
     expect_near(call, results, kernel + " " + call.backward_kernel, 3e-2, 1e-3);
   }
 };
@@ -107,7 +113,10 @@ TEST_P(CudaPrograms, GiveTheOraclesOutputsAndGradients) {
   Programmed call(GetParam(), true, 40, 64, 64);
   call.run_oracle();
   check(call, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_BWD_SM80);
-  if (has(TESSERA_KERNEL_FWD_SM90)) check(call, TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_AUTO);
+  if (!has(TESSERA_KERNEL_FWD_SM90)) return;
+  const bool with_backward = takes(call, TESSERA_KERNEL_BWD_SM90);
+  call.captured_gradients = false;
+  check(call, TESSERA_KERNEL_FWD_SM90, with_backward ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_AUTO);
 }
 
 TEST_P(CudaPrograms, AreExactInFloat32) {

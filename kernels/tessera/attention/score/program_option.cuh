@@ -71,6 +71,12 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramFacts> {
   }
 };
 
+// For kernels that compute no gradients of a program's tensors.
+struct NoProgramGradients {
+  template <int kLoad, int kTensor, class... Index>
+  TESSERA_DEVICE void add(bool, float, Index...) {}
+};
+
 // The gradients of a program's tensors from a warp's transposed tile: lane / 4 is the key of each of kBlocks blocks of
 // keys, and lane % 4 the pair of queries. What all pairs of a head, of a query or of a key read is summed in registers
 // and then by the lanes that share it; anything else is added one by one. kExact: the results do not depend on the

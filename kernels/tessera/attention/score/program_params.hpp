@@ -30,10 +30,19 @@ enum class GradientPattern : int {
   kGather = 5     // anything else
 };
 
+// Of an axis, in bytes. In two halves, so that a stride of 32 bits is multiplied as one: by a single instruction.
+struct ProgramStride {
+  int low, high;
+
+  TESSERA_HOST_DEVICE constexpr int64 bytes() const {
+    return static_cast<int64>(high) * (int64{1} << 32) + static_cast<uint32>(low);
+  }
+};
+
 // A tensor of any strides, with the `rank` axes of its program.
 struct ProgramTensor {
   const void* data;
-  int64 stride_bytes[kProgramRank];
+  ProgramStride stride[kProgramRank];
   uint32 extent[kProgramRank];  // at most 2^31: an index, which is an int32, is below that
 };
 

@@ -156,7 +156,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
   // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
   // registers for positions.
-  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes;
+  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes || kCfg.program;
 
   typename Options::template KeyFragment<kM, kHeld> entries;
 
@@ -172,7 +172,9 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
 
   // Turns products into scores, as if all were visible.
   TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4]) {
-    if constexpr (kCfg.facts().reshapes) {
+    if constexpr (kCfg.program) {
+      apply_program(at, s);
+    } else if constexpr (kCfg.facts().reshapes) {
       const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
       if (__all_sync(0xffffffff, small)) {
         apply_rows<true, 0, kM>(at, s);
@@ -210,9 +212,44 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
       ds[0] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.x)) + pair.x);
       ds[1] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.y)) + pair.y);
     }
+    if constexpr (kCfg.program) program_gradient(at, m, half, weights, ds);
   }
 
  private:
+  // A program sees each score's own query and key. Those of queries past the last are hidden.
+  TESSERA_DEVICE static void apply_program(const Coordinates& at, float (&s)[kM][4]) {
+    static_assert(!kCfg.entries() && !kCfg.facts().reshapes, "the program's score is of the product alone");
+    const int query0 = at.row0() + at.lane() % 4 * 2, key = at.key() + at.lane() / 4, end = at.sequence().sq;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int query = query0 + m * 8 + e;
+        const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = s[m][2 * half + e];
+          const Score r =
+              Options::visible_score(at.p, at.sequence(), row, key, half * 8, Options::reshaped(at.p, x), {});
+          x = query < end ? r.value : -infinity();
+        }
+      }
+  }
+  // Its gradient does not need the score.
+  TESSERA_DEVICE static void program_gradient(const Coordinates& at, int m, int half, float2 weights, float (&ds)[2]) {
+    using Program = typename ProgramTypes<kCfg.program>::Program;
+    static_assert(!Program::kGradientNeedsS, "the products are no longer available");
+    if constexpr (!Program::kPassesGradient) {
+      const int query = at.row0() + m * 8 + at.lane() % 4 * 2, key = at.key() + at.lane() / 4 + half * 8;
+      NoProgramGradients none;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if ((e ? weights.y : weights.x) == 0.0f) continue;
+        const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), query + e);
+        ds[e] = ProgramOption<kCfg>::gradient(Score{}, row, key, ds[e], none);
+      }
+    }
+  }
   template <int kFirst>
   TESSERA_DEVICE void apply_half(const Coordinates& at, float (&s)[kM][4]) {
     entries.template load<kFirst>(at);

@@ -170,7 +170,7 @@ struct Programmed {
     add("lse", lse, false);
     if (!with_backward) return results;
     Problem of_gradient = gradient_of(problem);
-    with_gradients(of_gradient, float32);
+    if (captured_gradients) with_gradients(of_gradient, float32);
     of_gradient.deterministic = deterministic;
     const Plan backward_plan = plan(of_gradient, backward_device ? *backward_device : device);
     backward_kernel = tessera_kernel_name(backward_plan.kernel);
@@ -178,7 +178,7 @@ struct Programmed {
     add("d_q", d_q, bf16);
     add("d_k", d_k, bf16);
     add("d_v", d_v, bf16);
-    for (size_t n = 0; n < program.tensors.size(); ++n) {
+    for (size_t n = 0; captured_gradients && n < program.tensors.size(); ++n) {
       if (program.tensors[n].type == score::Type::kFloat) add("d_" + program.tensors[n].text, gradients[n], false);
     }
     return results;
@@ -199,6 +199,7 @@ struct Programmed {
   World world;
   bool bf16;
   std::int64_t d, dv;                       // head sizes
+  bool captured_gradients = true;           // whether the backward pass computes them
   bool deterministic = false;               // of the backward pass
   const Device* backward_device = nullptr;  // NULL: the forward pass's
   std::string backward_kernel;
