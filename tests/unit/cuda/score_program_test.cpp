@@ -145,8 +145,8 @@ TEST(CudaProgramKeys, HaveNoLengthsAndNoData) {
   }
 }
 
-// What the kernels may spill: bwd_sm90 three numbers with a mask of documents, fwd_sm80 as without options (its row in families/fwd_sm80.cpp), fwd_sm90 as with most of
-// them (compile_test.cpp).
+// What the kernels may spill: fwd_sm80 as without options (its row in families/fwd_sm80.cpp), fwd_sm90 as with most of
+// them (compile_test.cpp), bwd_sm90 three numbers with a mask of documents.
 struct SpillLimit {
   tessera_kernel kernel;
   int32_t arch, bytes;
