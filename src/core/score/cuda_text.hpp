@@ -39,8 +39,8 @@ namespace tessera::core::score {
 // Incremented with every change of the text, because it is part of a kernel's key.
 inline constexpr int kCudaTextVersion = 2;
 
-// `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes, have
-// at most 32 bits. `name`: the name of the struct.
+// `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
+// have at most 32 bits. `name`: the name of the struct.
 std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near,
                       const char* name = "ScoreProgram");
 
