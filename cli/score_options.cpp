@@ -105,6 +105,12 @@ tessera_value_type type_of(const Tensor& tensor) {
 
 }  // namespace
 
+std::string ScoreProgram::text(tessera_program_text which) const {
+  std::string text(tessera_program_describe(handle.get(), which, nullptr, 0), '\0');
+  tessera_program_describe(handle.get(), which, text.data(), text.size() + 1);
+  return text;
+}
+
 void ScoreProgram::ask_for_gradients() {
   for (std::size_t n = 0; n < tensors.size(); ++n) {
     if (type_of(tensors[n]) == TESSERA_VALUE_FLOAT) gradients[n] = tensors[n];
@@ -172,6 +178,11 @@ std::shared_ptr<ScoreProgram> ScoreOptions::program(bool of_layouts) const {
                                                        static_cast<std::int32_t>(names.size()), &made);
   if (status.code != TESSERA_OK) throw WrongUse(fmt::format("--score-mod, --mask-mod: {}", status.message));
   result->handle.reset(made, tessera_program_release);
+  for (const tessera_program_name& name : names) {
+    const bool is_tensor = name.rank != TESSERA_SCALAR_RANK;
+    result->declared.push_back(
+        {name.name, static_cast<core::score::Type>(name.type), is_tensor ? name.rank : 0, is_tensor});
+  }
 
   result->gradients.resize(result->tensors.size()), result->files.resize(result->tensors.size());
   for (const std::string& text : gradient_files_) {

@@ -93,10 +93,8 @@ KernelProgram::KernelProgram(const score::Bound& bound)
 
 std::string KernelProgram::text() const { return score::cuda_text(*checked, dtypes, near); }
 
-void add_program_sums(tessera_plan& plan) {
-  if (!score::has_program(plan)) return;
-  const int64_t sums = program_sums_bytes(plan, score::bind(plan));
-  if (sums > 0) plan.shared_bytes = padded_to(plan.shared_bytes, kWorkspaceAlignment) + sums;
+int64_t program_sums_bytes(const tessera_plan& plan) {
+  return score::has_program(plan) ? program_sums_bytes(plan, score::bind(plan)) : 0;
 }
 
 ProgramSums::ProgramSums(const tessera_plan& plan, const score::Bound& bound, void* workspace) {

@@ -62,8 +62,8 @@ struct KernelProgram {
 
 // ---- gradients of the program's tensors, summed in the last bytes of the workspace that blocks share ----
 
-// Adds their bytes to the plan's.
-void add_program_sums(tessera_plan& plan);
+// Their bytes, at the end of the plan's shared_bytes. Only bwd_sm80's step has them.
+int64_t program_sums_bytes(const tessera_plan& plan);
 
 class ProgramSums {
  public:

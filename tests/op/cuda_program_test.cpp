@@ -104,7 +104,9 @@ class CudaPrograms : public ::testing::TestWithParam<std::size_t> {
     OnGpu on_gpu(given);
     const auto results = call.run(device, backward != TESSERA_KERNEL_AUTO, kernel, on_gpu);
     EXPECT_EQ(kernel, tessera_kernel_name(forward));
-    if (backward != TESSERA_KERNEL_AUTO) EXPECT_EQ(call.backward_kernel, tessera_kernel_name(backward));
+    if (backward != TESSERA_KERNEL_AUTO) {
+      EXPECT_EQ(call.backward_kernel, tessera_kernel_name(backward));
+    }
     expect_near(call, results, kernel + " " + call.backward_kernel, 3e-2, 1e-3);
   }
 };

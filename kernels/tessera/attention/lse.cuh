@@ -1,7 +1,7 @@
 // A log-sum-exp in two floats: high + low has twice the digits. Scores near a large number need `low`.
 #pragma once
 
-#include "tessera/tile/numbers.cuh"
+#include "tessera/tile/element.cuh"
 #include "tessera/types.hpp"
 
 namespace tessera {

@@ -7,7 +7,6 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/unit.cuh"
 #include "tessera/tile/fragment.cuh"
-#include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
 

@@ -4,8 +4,8 @@
 
 #include "tessera/attention/lse.cuh"
 #include "tessera/attention/sequence.cuh"
+#include "tessera/tile/element.cuh"
 #include "tessera/tile/fragment.cuh"
-#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 

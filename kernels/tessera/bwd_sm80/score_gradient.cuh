@@ -5,8 +5,8 @@
 #include "tessera/attention/far_rows.cuh"
 #include "tessera/attention/score/step.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
+#include "tessera/tile/fragment.cuh"
 #include "tessera/tile/product.cuh"
-#include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
 

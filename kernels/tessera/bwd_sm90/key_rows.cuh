@@ -6,7 +6,6 @@
 #include "tessera/bwd_sm90/block.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/element.cuh"
-#include "tessera/tile/numbers.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {

@@ -5,6 +5,10 @@
 
 namespace tessera {
 
+inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;  // NVRTC lacks <numbers>
+
+TESSERA_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
 // Packs two neighbouring elements of a row into 16 bits each.
 template <Dtype kDtype>
 TESSERA_DEVICE uint32 pack_pair(float low, float high) {

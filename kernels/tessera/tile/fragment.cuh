@@ -51,4 +51,14 @@ TESSERA_DEVICE void mma_16bit(float (&d)[4], const uint32 (&a)[4], uint32 b0, ui
   }
 }
 
+// Reductions over a row of an accumulator, which four neighbouring lanes hold.
+TESSERA_DEVICE float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+TESSERA_DEVICE float row_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "core/asking.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
@@ -17,7 +18,6 @@
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/environment.hpp"
@@ -38,15 +38,12 @@ struct FwdSm90Plan {
   bool pair;             // selects the config that is used
   FwdSm90Config config;  // for one block without a cluster
   FwdSm90D512Config pair_config;
-  FwdSm80Plan stand_in;  // used if q, k, v or o does not start at a multiple of 16 bytes
   WorkOrder order;
   Grid grid;
   bool schedules_dynamically;  // the counter is in the workspace
   BlockLists lists;            // shape of a block mask's lists, which are stored in the workspace
   int short_tile_blocks;       // see FwdSm90Params
 };
-
-static_assert(sizeof(FwdSm90Plan) <= kForwardConfigBytes);
 
 struct Choice {
   bool pair = false;
@@ -80,7 +77,8 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (score_config(p).any()) return Area::kOptions;
-  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant && plan.num_splits <= 1)) return Area::kPartial;
+  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant && plan.steps[0].num_splits <= 1))
+    return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
@@ -112,7 +110,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   FwdSm90Config& config = choice.config;
   config.dtype = static_cast<Dtype>(p.q.dtype);
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
-  config.causal = is_causal(p);
+  config.varying_tile_cost = is_causal(p);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
   tile.apply(config);
@@ -160,13 +158,18 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 }
 
 // The tile from the table.
-std::optional<Choice> choose(const tessera_plan& plan) {
+std::optional<Choice> find_choice(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
   const auto tile =
       find_sm90_tile({plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)});
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
   return choice_of(plan, *tile);
+}
+
+const std::optional<Choice>& choose(const tessera_plan& plan) {
+  static thread_local core::Once<std::optional<Choice>> once;
+  return once(plan, find_choice);
 }
 
 // One block for each multiprocessor; in a pair's kernel, one pair for each work tile.
@@ -270,8 +273,8 @@ int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
 // With batch_invariant the estimate may not depend on the batch, so it is a sequence's part of a busy GPU, and a packed
 // sequence counts as full tiles. In a mixed batch it is also the part of a busy GPU, since only the GPU knows how many
 // sequences decode_sm90 leaves.
-double estimate_us(const tessera_plan& plan) {
-  const Choice choice = choose(plan).value();
+double find_us(const tessera_plan& plan) {
+  const Choice& choice = choose(plan).value();
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const bool invariant = plan.problem.batch_invariant != 0, any_length = invariant && core::packed_q(plan.problem);
   const int64_t rows = any_length ? choice.block_m() : std::min<int64_t>(choice.block_m(), mean_queries(plan));
@@ -283,7 +286,18 @@ double estimate_us(const tessera_plan& plan) {
   return forward_us(plan, idle || has_few_long_chunks(plan) ? kIdleFactor * ns : ns);
 }
 
+double estimate_us(const tessera_plan& plan) {
+  static thread_local core::Once<double> once;
+  return once(plan, find_us);
+}
+
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
+
+// A plan knows strides; addresses are only known at a call.
+bool fits(const tessera_plan& /*plan*/, const tessera_buffers& buffers) {
+  return aligned(buffers.q) && aligned(buffers.k) && aligned(buffers.v) && aligned(buffers.o);
+}
+constexpr Alignment kAlignment{fits, add_fwd_sm80_stand_in};
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
@@ -301,7 +315,7 @@ constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPagedPrefill, 128, kLimits},
 };
 
-std::string refuse(const tessera_plan& plan) {
+std::string find_refusal(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_pages(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
@@ -309,7 +323,7 @@ std::string refuse(const tessera_plan& plan) {
   if (by_pairs(plan)) {
     if (std::string reason = kFwdSm90D512.refuse(plan); !reason.empty()) return reason;
   }
-  const std::optional<Choice> found = choose(plan);
+  const std::optional<Choice>& found = choose(plan);
   if (!found) {
     return std::string(kForcedTile) + ": '" + environment_variable(kForcedTile) +
            "', accepted a tile that fits: block_n,consumers,k_stages,v_stages,q_stages,cluster";
@@ -323,41 +337,42 @@ std::string refuse(const tessera_plan& plan) {
   return "";
 }
 
+std::string refuse(const tessera_plan& plan) {
+  static thread_local core::Once<std::string> once;
+  return once(plan, find_refusal);
+}
+
 void configure(tessera_plan& plan) {
-  Choice choice = choose(plan).value();
+  Choice choice = find_choice(plan).value();
   choice.config.live_tiles = lists_live_tiles(plan, choice);
   const FwdSm90Config& config = choice.config;
   constexpr int kWarpgroupWarps = 4;
-  plan.block_m = choice.block_m(), plan.block_n = choice.block_n();
+  tessera_plan_step& step = core::add_step(plan, kFwdSm90);
+  if (plan.decode_queries > 0) step.sequences = TESSERA_STEP_MANY_QUERIES;
+  step.block_m = choice.block_m(), step.block_n = choice.block_n();
   if (choice.pair) {
     const FwdSm90D512Config& pair = choice.pair_config;
-    plan.num_warps = kFwdD512Threads / 32;
-    plan.num_stages = pair.k_stages, plan.num_v_stages = pair.v_stages, plan.num_q_stages = kFwdD512Consumers;
+    step.num_warps = kFwdD512Threads / 32, step.num_stages = pair.k_stages;
   } else {
-    plan.num_warps = (config.consumers + 1) * kWarpgroupWarps;
-    plan.num_stages = config.k_stages, plan.num_v_stages = config.v_stages, plan.num_q_stages = config.q_stages;
+    step.num_warps = (config.consumers + 1) * kWarpgroupWarps, step.num_stages = config.k_stages;
   }
-  plan.cluster = choice.cluster();
-  plan.smem_bytes = choice.smem_bytes();
-  plan.tiles_per_item = 1;
-  plan.num_splits = 1;
-  plan.num_items = choice.work_tiles;
+  step.smem_bytes = choice.smem_bytes();
+  step.num_items = choice.work_tiles;
   const bool counted = schedules_dynamically(plan, choice);
-  plan.shared_bytes = counted ? sizeof(int) : 0;
-  if (config.live_tiles) plan.shared_bytes = live_tiles_bytes(plan.batch);
+  step.workspace_bytes = counted ? sizeof(int) : 0;
+  if (config.live_tiles) step.workspace_bytes = live_tiles_bytes(plan.batch);
   FwdSm90Plan own{};
   if (config.block_mask) {
     own.lists = lists_of(plan, choice);
-    plan.shared_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
+    step.workspace_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
   }
   own.pair = choice.pair, own.config = config, own.pair_config = choice.pair_config;
-  own.stand_in = plan_fwd_sm80(plan, Splits::kNone);
   const int64_t blocks = blocks_of(plan, choice);
   own.grid.x = static_cast<uint32_t>(blocks);
   if (blocks > 0) own.order = order_of(plan, choice, choice.pair ? choice.work_tiles : blocks);
   own.schedules_dynamically = counted;
   own.short_tile_blocks = counted ? static_cast<int>(typical_keys(plan) / 2 / choice.block_n()) : 0;
-  keep_config(plan, own);
+  core::keep_config(step, own);
 }
 
 void list_live_tiles(const tessera_plan& plan, const FwdSm90Plan& own, const tessera_buffers& buffers, LiveTiles* tiles,
@@ -368,18 +383,10 @@ void list_live_tiles(const tessera_plan& plan, const FwdSm90Plan& own, const tes
   launch_live_tiles({own.config.consumers * kConsumerRows}, p, launches);
 }
 
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  const FwdSm90Plan own = config_of<FwdSm90Plan>(plan);
-  if (plan.batch == 0) {  // fwd_sm80 clears rows of no sequence
-    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
-  }
+tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<FwdSm90Plan>(step);
   if (own.grid.x == 0) return ok();
-  // A plan knows strides; addresses are only known now. fwd_sm80 loads with the width that they allow. Its keys are not
-  // split, so it needs no workspace, which this plan does not have for it.
-  if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
-    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
-  }
   const tessera_problem& problem = plan.problem;
   FwdSm90Params p{};
   fill_problem_params(p, plan, buffers);
@@ -435,6 +442,7 @@ constinit const Family kFwdSm90{{"fwd_sm90", TESSERA_KERNEL_FWD_SM90, refuse, co
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,
-                                sm90_tiles_json};
+                                sm90_tiles_json,
+                                &kAlignment};
 
 }  // namespace tessera::cuda

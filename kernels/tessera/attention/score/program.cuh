@@ -4,7 +4,7 @@
 
 #include "tessera/attention/score/program_params.hpp"
 #include "tessera/ptx/math.cuh"
-#include "tessera/tile/numbers.cuh"
+#include "tessera/tile/element.cuh"
 
 namespace tessera {
 

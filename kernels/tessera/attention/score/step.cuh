@@ -7,7 +7,7 @@
 
 #include "tessera/attention/backward.hpp"
 #include "tessera/attention/score/options.cuh"
-#include "tessera/tile/row_reduction.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tessera/ptx/mma.cuh"
-#include "tessera/tile/numbers.cuh"
+#include "tessera/tile/element.cuh"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 // The units in which scores are held and compared, for finite scores of any size.
 #pragma once
 
-#include "tessera/tile/numbers.cuh"
+#include "tessera/tile/element.cuh"
 
 namespace tessera {
 

@@ -19,7 +19,7 @@ namespace {
 constexpr FwdSm90Config config_of(bool causal) {
   FwdSm90Config c{};
   c.dtype = Dtype::kBFloat16, c.head_dim = c.head_dim_v = 128;
-  c.block_n = 128, c.consumers = 2, c.causal = causal, c.cluster = 1, c.varlen = c.live_tiles = true;
+  c.block_n = 128, c.consumers = 2, c.varying_tile_cost = causal, c.cluster = 1, c.varlen = c.live_tiles = true;
   return c;
 }
 

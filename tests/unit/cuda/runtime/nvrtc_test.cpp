@@ -64,7 +64,7 @@ TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
 }
 
 TEST(CudaCodegen, AssertsWhatHostAndDeviceAgreeOn) {
-  FwdConfig config{};
+  FwdSm80Config config{};
   config.head_dim = config.head_dim_v = config.block_m = 64, config.block_n = 32, config.stages = 2;
   config.dtype = Dtype::kFloat16;
   EXPECT_PRED2(contains, source_of(spec_of(config)),
@@ -84,7 +84,7 @@ TEST_F(CudaCompiler, RefusesAFalseClaim) {
 }
 
 TEST(CudaCodegen, EveryFieldIsPartOfTheKey) {
-  FwdConfig config{};
+  FwdSm80Config config{};
   const ConfigValues before = config_values(config);
   config.score.dropout = true;
   const ConfigValues after = config_values(config);

@@ -10,7 +10,7 @@ float of_lane(int t) { return static_cast<float>(3 * t % 17); }
 
 const DeviceTests kTests({
     {.name = "row_sum",
-     .header = "tessera/tile/row_reduction.cuh",
+     .header = "tessera/tile/fragment.cuh",
      .expected = words(32,
                        [](int t) {
                          const int row = t / 4 * 4;
@@ -18,7 +18,7 @@ const DeviceTests kTests({
                        }),
      .body = "out[t] = __float_as_uint(row_sum(static_cast<float>(3 * t % 17)));"},
     {.name = "row_max",
-     .header = "tessera/tile/row_reduction.cuh",
+     .header = "tessera/tile/fragment.cuh",
      .expected = words(32,
                        [](int t) {
                          const int row = t / 4 * 4;
