@@ -8,9 +8,10 @@
 # Without a driver, or without a usable GPU, it says so in one line and builds nothing.
 #
 # Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself),
-# table, comparison (the table with the kernels for comparison), ampere (the table without bulk copies, as on GPUs
-# before Hopper), graphs (the table and streams, each call a CUDA graph), invariance, cuda (pointers, streams, graphs,
-# 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck (compute-sanitizer), python.
+# table, programs (the table of score programs), comparison (the table with the kernels for comparison), ampere (the
+# table without bulk copies, as on GPUs before Hopper), graphs (the table and streams, each call a CUDA graph),
+# invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck
+# (compute-sanitizer), python.
 #
 # Building needs CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
 # the library and the C++ run time linked in. The suite python builds its extension itself: scripts/gpu_python.sh.
@@ -24,8 +25,8 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit ptx table comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck
-  python)
+all_suites=(prepare unit ptx table programs comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck
+  synccheck python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -42,7 +43,7 @@ done
 processes=$(nproc)
 ((processes <= 12)) || processes=12
 
-programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests ptx_tests)
+programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests ptx_tests cuda_program_tests)
 
 build_programs() {
   [[ -f $build/build.ninja ]] ||
@@ -141,6 +142,7 @@ suite_prepare() {
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_ptx() { gtest_suite ptx 90 1 'Device/PtxGpu.*' ptx_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
+suite_programs() { gtest_suite programs 240 24 '*CudaPrograms*' cuda_program_tests; }
 suite_comparison() { gtest_suite comparison 120 24 'Cuda/GpuComparison.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
 suite_graphs() {

@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "api/device_here.hpp"
@@ -187,25 +188,28 @@ tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& bu
 
 constexpr uintptr_t kAlignment = 64;
 
-tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+// `bound`: the plan's score program with the buffers; NULL if it has none.
+tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buffers, const score::Bound* bound,
+                            const std::vector<score::CapturedBuffer>& captured, void* workspace, void* stream) {
   TESSERA_RETURN_IF_ERROR(check_is_here(plan.device));
-  TESSERA_RETURN_IF_ERROR(cuda::check_memory(plan, buffers, workspace));
+  TESSERA_RETURN_IF_ERROR(cuda::check_memory(plan, buffers, captured, workspace));
   if (plan.device.check_indices) {
     cuda::HostIndices host;
     TESSERA_RETURN_IF_ERROR(cuda::fetch_indices(plan, buffers, stream, host));
     TESSERA_RETURN_IF_ERROR(check_indices(plan, host.buffers));
+    if (bound) TESSERA_RETURN_IF_ERROR(score::check_indices(plan, host.buffers, score::bind(plan, &host.buffers)));
   }
-  return cuda::run(plan, buffers, workspace, stream);
+  return cuda::run(plan, buffers, bound, workspace, stream);
 }
 
-tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                           const tessera_executor& executor) {
+tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buffers, const score::Bound* bound,
+                           void* workspace, const tessera_executor& executor) {
   if (!core::has_isa(cpu::best_isa(), plan.device.isa)) {
     return invalid("plan: made for a CPU with %s, accepted one for this machine, which has %s",
                    tessera_isa_name(plan.device.isa), tessera_isa_name(cpu::best_isa()));
   }
   TESSERA_RETURN_IF_ERROR(check_indices(plan, buffers));
-  TESSERA_RETURN_IF_ERROR(score::check_indices(plan, buffers));
+  if (bound) TESSERA_RETURN_IF_ERROR(score::check_indices(plan, buffers, *bound));
   Cancel cancel(executor);
   TESSERA_RETURN_IF_ERROR(cpu::run(plan, buffers, workspace, executor, cancel));
   return cancel.asked() ? cancelled() : ok();
@@ -232,15 +236,23 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   if (!workspace && plan->workspace_bytes > 0)
     return invalid("workspace: NULL, must hold %" PRId64 " bytes", plan->workspace_bytes);
   TESSERA_RETURN_IF_ERROR(for_each_buffer(plan->problem, buffers, check_pointer));
-  const std::vector<score::CapturedBuffer> captured = score::captured_buffers(*plan, buffers);
-  TESSERA_RETURN_IF_ERROR(check_captured(captured));
+  std::optional<score::Bound> bound;
+  std::vector<score::CapturedBuffer> captured;
+  if (score::has_program(*plan)) {
+    bound = score::bind(*plan, &buffers);
+    captured = score::captured_buffers(*plan, *bound, buffers);
+    TESSERA_RETURN_IF_ERROR(check_captured(captured));
+    TESSERA_RETURN_IF_ERROR(score::check_scalars(*plan, *bound));
+  }
   TESSERA_RETURN_IF_ERROR(check_sharing(*plan, buffers, captured, workspace));
-  TESSERA_RETURN_IF_ERROR(score::check_scalars(*plan, buffers));
+  const score::Bound* const program = bound ? &*bound : nullptr;
   // The plan's bytes leave room for this.
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
   void* aligned = static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0);
-  if (plan->device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(*plan, buffers, aligned, executor.stream);
-  return execute_cpu(*plan, buffers, aligned, executor);
+  if (plan->device.backend == TESSERA_BACKEND_CUDA) {
+    return execute_cuda(*plan, buffers, program, captured, aligned, executor.stream);
+  }
+  return execute_cpu(*plan, buffers, program, aligned, executor);
 }
 
 tessera_status combine(const tessera_combine_call* given_call, const tessera_device* given_device,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/buffers.hpp"
+#include "core/score/bound.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -16,14 +17,17 @@ tessera_status detect(int32_t ordinal, tessera_device& device);
 // Describes a typical GPU of an architecture, which need not be in this machine. Its ordinal is -1.
 tessera_status describe(int32_t arch, tessera_device& device);
 
-// Checks that the workspace and every tensor that the problem describes are in memory that the plan's GPU can access.
-tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace);
+// Checks that the workspace and every tensor that the problem describes, or its program names, are in memory that the
+// plan's GPU can access.
+tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers,
+                            const std::vector<core::score::CapturedBuffer>& captured, const void* workspace);
 tessera_status check_memory(const tessera_combine_call& call, const tessera_device& device);
 
-// Copies of the index tensors on the host, for checks of their values. Making them waits for the stream.
+// Copies on the host of the index tensors and of the tensors that a score program reads, for checks of their values.
+// Making them waits for the stream.
 struct HostIndices {
-  tessera_buffers buffers{};  // pointers of the index tensors only, with the plan's layouts
-  std::vector<char> storage[10];
+  tessera_buffers buffers{};  // pointers of these tensors only, with the plan's layouts; and the program's scalars
+  std::vector<char> storage[10], captured[TESSERA_MAX_CAPTURED_TENSORS];
 };
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream, HostIndices& host);
 
@@ -31,8 +35,10 @@ tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& bu
 // the cache on disk.
 tessera_status prepare(const tessera_plan& plan);
 
-// Launches a checked plan's kernels in the stream. `workspace` is aligned to 64 bytes.
-tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
+// Launches a checked plan's kernels in the stream. `bound`: the plan's score program with the buffers, NULL if it has
+// none. `workspace` is aligned to 64 bytes.
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                   void* workspace, void* stream);
 
 // Adds the launches of a checked plan to the list. Without buffers, the list only names the kernels.
 class LaunchList;

@@ -83,7 +83,8 @@ KernelSpec spec_of(const FwdSm80Config& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
           .header = text.header,
-          .params = config.bulk ? "FwdSm80BulkParams" : "FwdSm80Params",
+          // A program's params follow those that the host passes.
+          .params = config.bulk || config.score.program ? "FwdSm80BulkParams" : "FwdSm80Params",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .min_blocks_per_sm = config.min_blocks_per_sm,
@@ -121,6 +122,16 @@ KernelSpec spec_of(const LiveTilesConfig& config) {
           .threads = kLiveTilesThreads,
           .limits = {.registers = 64},
           .claim = "sizeof(tessera::LiveTilesParams) == " + std::to_string(sizeof(LiveTilesParams))};
+}
+
+KernelSpec spec_of(const ProgramSumsConfig& config) {
+  return {.name = "program_sums",
+          .header = "tessera/program_sums/kernel.cuh",
+          .params = "ProgramSumsParams",
+          .config = config_text(config),
+          .threads = kProgramSumsThreads,
+          .limits = {.registers = 64},
+          .claim = "sizeof(tessera::ProgramSumsParams) == " + std::to_string(sizeof(ProgramSumsParams))};
 }
 
 KernelSpec spec_of(const FwdSm90D512Config& config) {
@@ -315,6 +326,11 @@ void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParam
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), true); };
   const int64_t warps = int64_t{params.batches} * params.heads * params.lists.most;
   launches.add("bwd_sm90_turns", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
+}
+
+void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParams& params, Grid grid,
+                         LaunchList& launches) {
+  launch_kernel("program_sums", config, params, grid, launches);
 }
 
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches) {

@@ -15,6 +15,7 @@ KernelSpec spec_of(const FwdSm80Config& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config, bool turns);
 KernelSpec spec_of(const LiveTilesConfig& config);
+KernelSpec spec_of(const ProgramSumsConfig& config);
 KernelSpec spec_of(const FwdSm90D512Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
@@ -50,6 +51,8 @@ int64_t smem_bytes(const StandardProductConfig& config);
 void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80BulkParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches);
+void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParams& params, Grid grid,
+                         LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);

@@ -82,6 +82,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.softcap = problem.softcap > 0;
   score.bias_dtype = static_cast<Dtype>(score.bias ? problem.bias.dtype : 0);
   score.alibi = present(problem.alibi_slopes);
+  score.program = problem.program != nullptr;  // of a plan: what is left of it is more than options
   score.dropout = problem.dropout_p > 0;
   score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);

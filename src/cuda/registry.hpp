@@ -28,6 +28,7 @@ struct Supports {
   uint64_t tensors;                  // tensors that may be given, as 1 << row of core::kTensorFields
   uint32_t cache_dtypes = 0;         // of k and v where they differ from q's: an 8-bit cache, as 1 << tessera_dtype
   bool partials = false;             // float32 results beside 16-bit inputs, and accumulate
+  bool programs = false;             // score programs
 };
 inline constexpr int32_t kAnyNewer = INT32_MAX;
 static_assert(core::kNumTensors <= 64);

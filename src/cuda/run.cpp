@@ -26,9 +26,8 @@ bool fits(const tessera_plan& plan, const tessera_buffers& buffers) {
          });
 }
 
-}  // namespace
-
-tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
+tessera_status lower_steps(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                           LaunchList& launches) {
   const std::span<const tessera_plan_step> steps = core::steps_of(plan);
   const auto stand_in = std::ranges::find_if(steps, [](const tessera_plan_step& step) { return step.unaligned != 0; });
   if (stand_in != steps.end() && !fits(plan, buffers)) return lower_step(plan, *stand_in, buffers, workspace, launches);
@@ -41,11 +40,33 @@ tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, v
   return ok();
 }
 
-tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                     void* workspace, LaunchList& launches) {
+  if (!bound) return lower_steps(plan, buffers, workspace, launches);
+  KernelProgram program(*bound);
+  const ProgramSums sums(plan, *bound, workspace);
+  sums.enter(program.params);
+  launches.use(program);
+  sums.clear(plan, launches);
+  TESSERA_RETURN_IF_ERROR(lower_steps(plan, buffers, workspace, launches));
+  sums.write(plan, launches);
+  return ok();
+}
+
+}  // namespace
+
+tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
+  if (!core::score::has_program(plan)) return lower(plan, buffers, nullptr, workspace, launches);
+  const core::score::Bound bound = core::score::bind(plan, &buffers);
+  return lower(plan, buffers, &bound, workspace, launches);
+}
+
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                   void* workspace, void* stream) {
   Launches launches(plan.device, stream);
   TESSERA_RETURN_IF_ERROR(launches.begin());
   LaunchList list(launches.driver());
-  TESSERA_RETURN_IF_ERROR(lower(plan, buffers, workspace, list));
+  TESSERA_RETURN_IF_ERROR(lower(plan, buffers, bound, workspace, list));
   return submit(list, launches);
 }
 

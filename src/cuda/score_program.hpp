@@ -2,12 +2,21 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "core/score/bound.hpp"
 #include "core/score/facts.hpp"
+#include "cuda/runtime/launches.hpp"
 #include "tessera/attention/score/program_params.hpp"
+#include "tessera/program_sums/config.hpp"
 
 namespace tessera::cuda {
+
+class LaunchList;
 
 static_assert(kProgramTensors == core::score::kMaxTensors && kProgramScalars == core::score::kMaxScalars &&
                   kProgramRank == core::score::kMaxRank,
@@ -32,29 +41,46 @@ static_assert(
         static_cast<int>(GradientPattern::kGather) == static_cast<int>(core::score::GradientPattern::kGather),
     "the text has the language's numbers");
 
-inline ProgramTensor program_tensor(const core::score::BoundTensor& bound) {
-  constexpr int64_t kIndices = int64_t{1} << 31;  // of an int32, from 0
-  ProgramTensor tensor{};
-  tensor.data = bound.data;
-  for (size_t axis = 0; axis < static_cast<size_t>(bound.rank); ++axis) {
-    tensor.stride_bytes[axis] = bound.stride_bytes[axis];
-    tensor.extent[axis] = static_cast<uint32>(std::min(bound.shape[axis], kIndices));
-  }
-  return tensor;
-}
-
 // `read_outside`: an int of the device, or NULL.
-inline ScoreProgramParams program_params(const core::score::Bound& bound, int* read_outside) {
-  ScoreProgramParams params{};
-  const core::score::Program& program = bound.program();
-  for (size_t n = 0; n < program.tensors.size(); ++n) params.tensors[n] = program_tensor(bound.tensors[n]);
-  for (size_t n = 0; n < program.scalars.size(); ++n) {
-    const bool real = program.scalars[n].type == core::score::Type::kFloat;
-    if (real) params.scalars[n].real = static_cast<float>(bound.scalars[n]);
-    if (!real) params.scalars[n].integer = static_cast<int>(bound.scalars[n]);
-  }
-  params.read_outside = read_outside;
-  return params;
-}
+ScoreProgramParams program_params(const core::score::Bound& bound, int* read_outside);
+
+// Why no kernel can be compiled with a plan's program; "" if it can.
+std::string refuse_program(const tessera_plan& plan);
+
+// The program of a call, for kernels that are compiled with it.
+struct KernelProgram {
+  explicit KernelProgram(const core::score::Bound& bound);
+
+  ScoreProgramParams params;
+  std::shared_ptr<const core::score::Checked> checked;
+  std::vector<int32_t> dtypes;  // of its tensors
+  bool near = true;             // their strides have at most 32 bits
+  uint64_t hash;                // of all that determines the text
+
+  std::string text() const;
+};
+
+// ---- gradients of the program's tensors, summed in the last bytes of the workspace that blocks share ----
+
+// Their bytes, at the end of the plan's shared_bytes. Only bwd_sm80's step has them.
+int64_t program_sums_bytes(const tessera_plan& plan);
+
+class ProgramSums {
+ public:
+  // Nothing is summed or written if the call requests no gradient.
+  ProgramSums(const tessera_plan& plan, const core::score::Bound& bound, void* workspace);
+
+  void enter(ScoreProgramParams& params) const;
+  void clear(const tessera_plan& plan, LaunchList& launches) const;  // before the backward kernels
+  void write(const tessera_plan& plan, LaunchList& launches) const;  // after them
+
+ private:
+  static Grid grid_of(const tessera_plan& plan, int64_t items);
+
+  ProgramSumsConfig config_{};
+  ProgramSumsParams params_{};
+  std::array<void*, kProgramTensors> sums_{};
+  int64_t most_ = 0;  // elements of the largest tensor
+};
 
 }  // namespace tessera::cuda

@@ -127,6 +127,13 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
         if constexpr (kOptions) {
           if (is_far(scores)) [[unlikely]] {
             differentiate_options<kCfg, false, true>(p, b.s, scores, score_step, rP, rdS, sums);
+          } else if constexpr (kCfg.score.program && !kCfg.score.entries()) {
+            // A pair that a query does not see adds nothing to the gradients of a program's tensors.
+            if (full) {
+              differentiate_options<kCfg, true, false>(p, b.s, scores, score_step, rP, rdS, sums);
+            } else {
+              differentiate_options<kCfg, false, false>(p, b.s, scores, score_step, rP, rdS, sums);
+            }
           } else if constexpr (!kCfg.score.entries()) {
             differentiate_options<kCfg, true, false>(p, b.s, scores, score_step, rP, rdS, sums);
           } else if (kLoads && full && p.bias_mask_keys > 1) {

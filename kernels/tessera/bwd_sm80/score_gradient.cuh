@@ -179,9 +179,10 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
                                           float (&rdS)[kM][kN][4], float (&sums)[kM][2]) {
   using Step = BwdScoreStep<kCfg, kM, kN>;
   const BwdCoordinates<kCfg, kM, kN> at{p, s, tile};
-  constexpr bool kMasks = !kFull || kCfg.score.entries();
+  constexpr bool kMasks = !kFull || kCfg.score.entries() || kCfg.score.program;
   const ScoreUnit unit = score_unit<kCfg.score>(p);
   [[maybe_unused]] const typename Step::Collector collector(p, tile.batch, tile.head);
+  ProgramGradients<kCfg.score, kCfg.deterministic, 2 * kM> program_gradients(p);
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     [[maybe_unused]] uint32 bits[(kM + 1) / 2][2][2];
@@ -230,10 +231,16 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           if constexpr (kCfg.d_bias) {
             collector.template add<at.kAlone>(p, sums[m][half], visible, query, key0 + Step::key_offset(block), d);
           }
-          d = Step::gradient(score, visible, d);
+          program_gradients.begin_block(block);
+          d = Step::gradient(score, score_row, key0 + Step::key_offset(block), visible, d, program_gradients);
         }
       }
+      program_gradients.end_query(score_row);
     }
+  }
+  if constexpr (kCfg.score.program) {
+    const typename Step::Row row = Step::row(at, min(tile.query, s.sq - 1));
+    program_gradients.end(row, [&](int block) { return Step::first_key(at) + Step::key_offset(block); });
   }
 }
 

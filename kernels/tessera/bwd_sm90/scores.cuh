@@ -30,7 +30,7 @@ struct ScoreWarpgroup {
   // kLseAhead and kDeltaAhead are the groups of eight queries whose LSE and delta are loaded before they are used; none
   // if an option needs the registers.
   static constexpr bool kNoneAhead =
-      kCfg.score.entries() || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
+      kCfg.score.entries() || kCfg.score.program || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 

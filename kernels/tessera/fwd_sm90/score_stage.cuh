@@ -73,7 +73,9 @@ struct ScoreStage {
   }
 
   TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
-    if constexpr (kCfg.score.any()) {
+    if constexpr (Step::kByKeys) {
+      Step::apply_by_keys(rS, Coordinates(at));
+    } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);
       const bool pairs = !Step::kLoads || loads_pairs(at);
 #pragma unroll

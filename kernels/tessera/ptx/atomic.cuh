@@ -11,6 +11,14 @@ TESSERA_DEVICE void red_add_f32(float* global, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
 }
 
+TESSERA_DEVICE void red_add_u64(unsigned long long* global, unsigned long long x) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
+}
+
+TESSERA_DEVICE void red_or_b32(uint32* global, uint32 x) {
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // Adds four neighbouring floats; the address is a multiple of 16 bytes. Hopper and later.
 TESSERA_DEVICE void red_add_v4_f32(float* global, const float (&x)[4]) {

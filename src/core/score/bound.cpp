@@ -120,11 +120,10 @@ Bound bind(const tessera_plan& plan, const tessera_buffers* buffers) {
   return bound;
 }
 
-std::vector<CapturedBuffer> captured_buffers(const tessera_plan& plan, const tessera_buffers& buffers) {
+std::vector<CapturedBuffer> captured_buffers(const tessera_plan& plan, const Bound& bound,
+                                             const tessera_buffers& buffers) {
   std::vector<CapturedBuffer> all;
-  if (!has_program(plan)) return all;
   const tessera_problem& p = plan.problem;
-  const Bound bound = bind(plan);
   for (int slot = 0; slot < TESSERA_MAX_CAPTURED_TENSORS; ++slot) {
     const uint8_t* const end = plan.program.tensors + plan.program.num_tensors;
     const uint8_t* const used = std::find(plan.program.tensors, end, slot);
@@ -139,9 +138,7 @@ std::vector<CapturedBuffer> captured_buffers(const tessera_plan& plan, const tes
   return all;
 }
 
-tessera_status check_scalars(const tessera_plan& plan, const tessera_buffers& buffers) {
-  if (plan.program.num_scalars == 0) return ok();
-  const Bound bound = bind(plan, &buffers);
+tessera_status check_scalars(const tessera_plan& plan, const Bound& bound) {
   for (int n = 0; n < plan.program.num_scalars; ++n) {
     const Name& name = bound.program().scalars[static_cast<size_t>(n)];
     const double value = bound.scalars[static_cast<size_t>(n)];

@@ -108,9 +108,10 @@ struct CapturedBuffer {
   const void* pointer;
   bool is_written;
 };
-std::vector<CapturedBuffer> captured_buffers(const tessera_plan& plan, const tessera_buffers& buffers);
+std::vector<CapturedBuffer> captured_buffers(const tessera_plan& plan, const Bound& bound,
+                                             const tessera_buffers& buffers);
 
 // INVALID_ARGUMENT if a scalar is not a value of its type.
-tessera_status check_scalars(const tessera_plan& plan, const tessera_buffers& buffers);
+tessera_status check_scalars(const tessera_plan& plan, const Bound& bound);
 
 }  // namespace tessera::core::score

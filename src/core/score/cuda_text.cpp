@@ -323,8 +323,8 @@ class Values {
       for (const Condition& condition : known_conditions(place, part)) {
         taken += (taken.empty() ? "" : " && ") + std::string(condition.when ? "" : "!") + named(condition.place);
       }
-      return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}>(" + tensor(value) + ", " +
-             (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
+      return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}, kNear>(" + tensor(value) +
+             ", " + (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
     }
     const std::string pattern = operation(value.op).cuda;
     std::string text;
@@ -365,12 +365,13 @@ std::vector<int> roots_of(const Gradient& gradient) {
   return roots;
 }
 
-std::string facts_text(const Facts& facts) {
+std::string facts_text(const Facts& facts, bool near) {
   std::string text;
   const auto add = [&text](const char* type, const char* name, const std::string& value) {
     text += std::string("  static constexpr ") + type + " " + name + " = " + value + ";\n";
   };
   const auto truth = [&add](const char* name, bool value) { add("bool", name, value ? "true" : "false"); };
+  truth("kNear", near);
   truth("kChangesScore", facts.changes_score);
   truth("kHasMask", facts.has_mask);
   truth("kScoreNeedsS", facts.score_needs_s);
@@ -403,7 +404,7 @@ std::string function(const char* result, const char* name, const char* row, cons
 
 }  // namespace
 
-std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, const char* name) {
+std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near, const char* name) {
   const Program& program = checked.program;
   const Gradient& gradient = checked.gradient;
   const Values values(program, dtypes, roots_of(program)), slopes(gradient.program, dtypes, roots_of(gradient));
@@ -412,7 +413,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, c
                 checked.hash, kCudaTextVersion);
   std::string text = std::string(version) +
                      "#include \"tessera/attention/score/program.cuh\"\n\nnamespace tessera::program {\n\nstruct " +
-                     name + " {\n" + facts_text(facts_of(checked)) + patterns_text(gradient) + "\n";
+                     name + " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
   text += values.hoisted_text(Values::kRow, "Row", "row") + values.hoisted_text(Values::kColumn, "Column", "column");
 
   const auto value_of = [&](int root, const char* otherwise) {
@@ -441,10 +442,11 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, c
   return text + "};\n\n}  // namespace tessera::program\n";
 }
 
-uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes) {
+uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, bool near) {
   uint64_t hash = checked.hash;  // FNV-1a, one number at a time
   const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3u; };
   mix(kCudaTextVersion);
+  mix(near);
   for (const int32_t dtype : dtypes) mix(static_cast<uint32_t>(dtype));
   return hash;
 }

@@ -26,7 +26,6 @@
 //
 // A load is not read if each of its uses is on a side of where, && or || that is not evaluated, as far as the
 // conditions are known before it.
-// are known before it.
 #pragma once
 
 #include <cstdint>
@@ -38,12 +37,14 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 1;
+inline constexpr int kCudaTextVersion = 2;
 
-// `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. `name`: the name of the struct.
-std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, const char* name = "ScoreProgram");
+// `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
+// have at most 32 bits. `name`: the name of the struct.
+std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near,
+                      const char* name = "ScoreProgram");
 
-// A hash of everything that determines the text: the program, the generator's version and the tensors' element types.
-uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes);
+// A hash of everything that determines the text but the name.
+uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, bool near);
 
 }  // namespace tessera::core::score

@@ -189,10 +189,10 @@ struct Block {
 
 class Checker {
  public:
-  Checker(const tessera_plan& plan, const tessera_buffers& buffers)
+  Checker(const tessera_plan& plan, const tessera_buffers& buffers, const Bound& bound)
       : plan_(plan),
         buffers_(buffers),
-        bound_(bind(plan, &buffers)),
+        bound_(bound),
         program_(bound_.program()),
         bindings_(bindings_of(bound_)),
         evaluator_(program_, bindings_),
@@ -305,7 +305,7 @@ class Checker {
 
   const tessera_plan& plan_;
   const tessera_buffers& buffers_;
-  const Bound bound_;
+  const Bound& bound_;
   const Program& program_;
   const Bindings bindings_;
   Evaluator evaluator_;
@@ -316,8 +316,8 @@ class Checker {
 
 }  // namespace
 
-tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers) {
-  return plan.program.num_tensors > 0 ? Checker(plan, buffers).run() : ok();
+tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers, const Bound& bound) {
+  return plan.program.num_tensors > 0 ? Checker(plan, buffers, bound).run() : ok();
 }
 
 }  // namespace tessera::core::score

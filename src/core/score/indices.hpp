@@ -4,6 +4,7 @@
 // that depend on s are not checked: an element outside is never read, and counts as 0.
 #pragma once
 
+#include "core/score/bound.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::core::score {
@@ -13,6 +14,6 @@ tessera_status check_planned_indices(const tessera_plan& plan);
 
 // For a call whose tensors the host can read: INVALID_ARGUMENT names the load, the pair and the index. Pairs are
 // checked in blocks; only the few at the border of a tensor are checked one by one.
-tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers);
+tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers, const Bound& bound);
 
 }  // namespace tessera::core::score

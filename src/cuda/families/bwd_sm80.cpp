@@ -13,6 +13,7 @@
 #include "cuda/params.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/score_program.hpp"
 #include "cuda/tiles_json.hpp"
 #include "tessera/config.hpp"
 
@@ -150,7 +151,8 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = kAllTensors & ~kServingTensors};
+                             .tensors = kAllTensors & ~kServingTensors,
+                             .programs = true};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {
@@ -233,7 +235,7 @@ void add_bwd_sm80(tessera_plan& plan) {
   step.smem_bytes = smem_bytes(config);
   step.num_items = choice.blocks;
   const BwdSm80Plan own = planned(plan, choice);
-  step.workspace_bytes = own.workspace.bytes;
+  step.workspace_bytes = own.workspace.bytes + program_sums_bytes(plan);
   core::keep_config(step, own);
 }
 

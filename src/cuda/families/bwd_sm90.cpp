@@ -8,6 +8,8 @@
 #include <string>
 
 #include "core/geometry.hpp"
+#include "core/score/bound.hpp"
+#include "core/score/facts.hpp"
 #include "core/status.hpp"
 #include "cuda/estimate.hpp"
 #include "cuda/families/backward.hpp"
@@ -64,7 +66,8 @@ bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // with block lists, a step has 64 queries as well
-  const bool options = score.softcap || score.entries() || (score.dropout && plan.problem.deterministic);
+  const bool options =
+      score.softcap || score.program || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
 
@@ -162,7 +165,8 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kHopper,  // wgmma exists only on this architecture
                              .dtypes = kHalfPrecision,
                              .head_dim = kBwdSm90D512HeadDim,
-                             .tensors = kAllTensors & ~kServingTensors};
+                             .tensors = kAllTensors & ~kServingTensors,
+                             .programs = true};
 
 // At launch; afterwards the producer has 24, the score warps 208, the dQ warps 72.
 constexpr Limits kLimits{.registers = 128};
@@ -183,8 +187,24 @@ std::string refuse_softcap(const tessera_problem& p) {
   return std::string("softcap: below ") + (float16 ? "2" : "0.25") + ", and its slope is made of P rounded";
 }
 
+// A program is applied to the product alone, and its gradient may not need the score, which dP replaces.
+std::string refuse_score_program(const tessera_plan& plan) {
+  if (!core::score::has_program(plan)) return "";
+  const tessera_problem& p = plan.problem;
+  if (plan.head_dim > kBwdSm90HeadDim || by_pairs(plan)) return "score programs: not taken above head size 128";
+  if (p.softcap > 0) return "score programs: not taken beside softcap";
+  if (core::present(p.bias)) return "score programs: not taken beside bias";
+  if (core::present(p.mask)) return "score programs: not taken beside mask";
+  const core::score::Bound bound = core::score::bind(plan);
+  if (bound.wants_gradients()) return "d_captured: not taken";
+  return core::score::facts_of(*bound.checked).gradient_needs_s
+             ? "score programs: not taken where the gradient depends on the score"
+             : "";
+}
+
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
+  if (std::string reason = refuse_score_program(plan); !reason.empty()) return reason;
   if (by_pairs(plan)) {
     std::string reason = by_quads(plan) ? kBwdSm90D512.refuse(plan) : kBwdSm90D256.refuse(plan);
     if (!reason.empty()) return reason;

@@ -173,7 +173,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured only there
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = kAllTensors & ~kScoreTensors};
+                             .tensors = kAllTensors & ~kScoreTensors,
+                             .programs = true};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {

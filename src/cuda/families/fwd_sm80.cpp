@@ -282,7 +282,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDim,
                              .tensors = kAllTensors,
-                             .partials = true};
+                             .partials = true,
+                             .programs = true};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -304,7 +304,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // wgmma exists only on this architecture
                              .dtypes = kHalfPrecision,
                              .head_dim = kFwdSm90D512HeadDim,
-                             .tensors = kAllTensors};
+                             .tensors = kAllTensors,
+                             .programs = true};
 
 // At launch; afterwards, with two consumers each has 232, with three 160, with four 112.
 constexpr Limits kLimits{.registers = 168};

@@ -31,7 +31,10 @@ struct KernelSpec {
   // The kernel itself waits for its predecessor in the stream (ptx/griddepcontrol.cuh), so it may start before that has
   // ended.
   bool begins_early = false;
-  Limits limits{};    // of a kernel that is the same for all problems
+  Limits limits{};  // of a kernel that is the same for all problems
+  // Compiled with the kernel, which then gets ProgrammedParams of its params, of `program_params_bytes`. "": none.
+  std::string program{};
+  int64_t program_params_bytes = 0;
   std::string claim;  // what host and device must agree on, checked by static_assert: "tessera::kCombineWarps == 4"
 };
 
@@ -94,6 +97,13 @@ void append_values(ConfigValues& values, const Config& config) {
     }
   };
   visit_fields(config, [&append](const char*, const auto&... field) { (append(field), ...); });
+}
+// Of a score program: a kernel with another one is another kernel.
+inline void append_values(ConfigValues& values, uint64_t hash) {
+  for (const uint64_t half : {hash, hash >> 32}) {
+    assert(values.count < static_cast<int32_t>(values.value.size()));
+    values.value[static_cast<size_t>(values.count++)] = static_cast<int32_t>(static_cast<uint32_t>(half));
+  }
 }
 template <class Config>
 ConfigValues config_values(const Config& config) {

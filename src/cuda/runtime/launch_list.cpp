@@ -86,6 +86,12 @@ class Found {
 
 }  // namespace
 
+KernelSpec Launch::spec() const {
+  KernelSpec spec = spec_of(config);
+  if (program) spec.program = program->text(), spec.program_params_bytes = program_params_bytes;
+  return spec;
+}
+
 tessera_status submit(const LaunchList& list, Launches& launches) {
   Found kernels(list, launches.device());
   TESSERA_RETURN_IF_ERROR(kernels.load(true));

@@ -6,18 +6,20 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include "cuda/runtime/codegen.hpp"
 #include "cuda/runtime/launches.hpp"
+#include "cuda/score_program.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
 
 // One kernel launch: the config that the kernel is compiled for, and its params.
 struct Launch {
-  static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 2048, kParamsAlignment = 64;
+  static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 2560, kParamsAlignment = 64;
 
   const char* name;     // a literal; with `values` it identifies the kernel in memory
   ConfigValues values;  // of the config
@@ -26,7 +28,10 @@ struct Launch {
   alignas(8) char config[kMaxConfigBytes];
   alignas(kParamsAlignment) char params[kMaxParamsBytes];  // the kernel's only argument
 
-  KernelSpec spec() const { return spec_of(config); }
+  const KernelProgram* program;  // that the kernel is compiled with; NULL: none
+  int64_t program_params_bytes;
+
+  KernelSpec spec() const;
 };
 
 class LaunchList {
@@ -41,6 +46,9 @@ class LaunchList {
 
   const Driver* driver() const { return driver_; }
 
+  // The score program of the call, for the kernels whose config has one.
+  void use(const KernelProgram& program) { program_.emplace(program); }
+
   // Sets a word of memory to 0 before the kernels. At most one.
   void clear(void* word) { cleared_ = word; }
   void* cleared() const { return cleared_; }
@@ -50,12 +58,16 @@ class LaunchList {
   void add(const char* name, const Config& config, KernelSpec (*spec_of)(const void* config), const Grid& grid,
            const Params& params) {
     static_assert(sizeof(Config) <= Launch::kMaxConfigBytes && std::is_trivially_copyable_v<Config>);
-    static_assert(sizeof(Params) <= Launch::kMaxParamsBytes && alignof(Params) <= Launch::kParamsAlignment);
+    static_assert(alignof(Params) <= Launch::kParamsAlignment);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     Launch& launch = launches_[count_++];
     launch.name = name, launch.values = config_values(config), launch.grid = grid, launch.spec_of = spec_of;
+    launch.program = nullptr, launch.program_params_bytes = 0;
     new (launch.config) Config(config);
-    std::memcpy(launch.params, &params, sizeof params);
+    if constexpr (requires { config.score.program; }) {
+      if (config.score.program) return keep_programmed(launch, params);
+    }
+    keep_params(launch, params);
   }
 
   int size() const { return count_; }
@@ -64,7 +76,23 @@ class LaunchList {
   const Launch* end() const { return launches_ + count_; }
 
  private:
+  template <class Params>
+  static void keep_params(Launch& launch, const Params& params) {
+    static_assert(sizeof(Params) <= Launch::kMaxParamsBytes);
+    std::memcpy(launch.params, &params, sizeof params);
+  }
+  template <class Params>
+  void keep_programmed(Launch& launch, const Params& params) {
+    ProgrammedParams<Params> programmed;
+    static_cast<Params&>(programmed) = params;
+    programmed.program = program_.value().params;
+    launch.program = &*program_, launch.program_params_bytes = sizeof programmed;
+    append_values(launch.values, program_->hash);
+    keep_params(launch, programmed);
+  }
+
   const Driver* driver_;
+  std::optional<KernelProgram> program_;
   void* cleared_ = nullptr;
   int count_ = 0;
   Launch launches_[kMaxLaunches];

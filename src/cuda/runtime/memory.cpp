@@ -1,4 +1,5 @@
 // Checks that pointers belong to the GPU, and copies index tensors to the host.
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 #include <iterator>
@@ -62,9 +63,20 @@ constexpr core::TensorName kIndexTensors[] = {"cu_seqlens_q", "cu_seqlens_k", "s
                                               "prefix_lens",  "places"};
 static_assert(std::size(kIndexTensors) == std::extent_v<decltype(HostIndices::storage)>);
 
+// Starts a copy of a tensor to the host. Returns where its elements then are, relative to storage.
+tessera_status fetch(const Driver& cu, const char* name, const tessera_layout& layout, const void* data,
+                     CUstream stream, std::vector<char>& storage, const char*& elements) {
+  const Extent extent = extent_of(layout);
+  storage.resize(static_cast<size_t>(extent.end - extent.first));
+  elements = storage.data() - extent.first;
+  const auto from = reinterpret_cast<CUdeviceptr>(data) + static_cast<CUdeviceptr>(extent.first);
+  return check(cu, cu.cuMemcpyDtoHAsync(storage.data(), from, storage.size(), stream), name);
+}
+
 }  // namespace
 
-tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace) {
+tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers,
+                            const std::vector<core::score::CapturedBuffer>& captured, const void* workspace) {
   const Driver* driver = nullptr;
   TESSERA_RETURN_IF_ERROR(open_driver(driver));
   const int32_t ordinal = plan.device.ordinal;
@@ -72,6 +84,10 @@ tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buf
       core::for_each_buffer(plan.problem, buffers, [&](const char* name, const tessera_layout&, const void* pointer) {
         return check_pointer(*driver, name, pointer, ordinal);
       }));
+  for (const core::score::CapturedBuffer& buffer : captured) {
+    if (core::elements(*buffer.layout) == 0) continue;
+    TESSERA_RETURN_IF_ERROR(check_pointer(*driver, buffer.name.c_str(), buffer.pointer, ordinal));
+  }
   return plan.workspace_bytes > 0 ? check_pointer(*driver, "workspace", workspace, ordinal) : ok();
 }
 
@@ -109,13 +125,20 @@ tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& bu
     const core::TensorField& field = core::kTensorFields[kIndexTensors[i].index];
     const tessera_layout& layout = plan.problem.*field.layout;
     if (!core::present(layout) || core::elements(layout) == 0) continue;
-    const Extent extent = extent_of(layout);
-    std::vector<char>& storage = host.storage[i];
-    storage.resize(static_cast<size_t>(extent.end - extent.first));
-    const auto from = reinterpret_cast<CUdeviceptr>(field.pointer(buffers)) + static_cast<CUdeviceptr>(extent.first);
-    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuMemcpyDtoHAsync(storage.data(), from, storage.size(), queue), field.name));
-    field.set_pointer(host.buffers, storage.data() - extent.first);
+    const char* elements = nullptr;
+    TESSERA_RETURN_IF_ERROR(fetch(cu, field.name, layout, field.pointer(buffers), queue, host.storage[i], elements));
+    field.set_pointer(host.buffers, elements);
   }
+  for (int n = 0; n < plan.program.num_tensors; ++n) {
+    const int slot = plan.program.tensors[n];
+    const tessera_layout& layout = plan.problem.captured[slot];
+    if (core::elements(layout) == 0) continue;
+    const char* elements = nullptr;
+    TESSERA_RETURN_IF_ERROR(
+        fetch(cu, "captured", layout, buffers.captured[slot], queue, host.captured[slot], elements));
+    host.buffers.captured[slot] = elements;
+  }
+  std::copy(std::begin(buffers.scalars), std::end(buffers.scalars), std::begin(host.buffers.scalars));
   return check(cu, cu.cuStreamSynchronize(queue), "cuStreamSynchronize");
 }
 

@@ -16,6 +16,16 @@ static const DeviceTests kTests({
      .body = R"(
   const float x[4] = {1.0f, 2.0f, static_cast<float>(t), -1.0f};
   ptx::red_add_v4_f32(reinterpret_cast<float*>(out), x);)"},
+    {.name = "red_add_u64",
+     .header = "tessera/ptx/atomic.cuh",
+     .expected = {0xffffffe0u, 0x1f},
+     .fill = 0,
+     .body = "ptx::red_add_u64(reinterpret_cast<unsigned long long*>(out), 0xffffffffull);"},
+    {.name = "red_or_b32",
+     .header = "tessera/ptx/atomic.cuh",
+     .expected = {0xffffffffu},
+     .fill = 0,
+     .body = "ptx::red_or_b32(out, 1u << t);"},
     // Warp 1 sees what warp 0 wrote before its release.
     {.name = "release_acquire",
      .header = "tessera/ptx/atomic.cuh",

@@ -157,7 +157,20 @@ TEST(ProblemWithAProgram, IsRefusedByEveryKernelThatLacksThem) {
   Problem problem = dense_problem(bfloat16);
   problem.program = handle.get();
   EXPECT_EQ(plan(problem, cpu()).kernel, TESSERA_KERNEL_TILED);
-  EXPECT_CONTAINS(refusal(problem, cuda_arch(90)), "score programs: not supported");
+  EXPECT_EQ(plan(problem, cuda_arch(90)).kernel, TESSERA_KERNEL_FWD_SM80);
+  Device compared = cuda_arch(90);
+  compared.kernel = TESSERA_KERNEL_FWD_FA1;
+  EXPECT_CONTAINS(refusal(problem, compared), "score programs: not supported");
+}
+
+TEST(ProblemWithAProgram, IsRefusedOnAGpuIfItReadsFloat64) {
+  const Handle handle = created("s * gain + bias[h, i - j + 32]", "doc[b, i] == doc[b, j]");
+  Problem problem = bound(handle);
+  for (Layout* rows : {&problem.q, &problem.k, &problem.v, &problem.o})
+    rows->dtype = static_cast<std::int32_t>(bfloat16);
+  EXPECT_EQ(plan(problem, cuda_arch(80)).kernel, TESSERA_KERNEL_FWD_SM80);
+  problem.captured[0].dtype = static_cast<std::int32_t>(float64);
+  EXPECT_CONTAINS(refusal(problem, cuda_arch(80)), "bias: float64, must be of at most 32 bits or int64 on a GPU");
 }
 
 TEST(ProblemWithAProgram, SharesAPrefixOnlyWhereNoPlaceMatters) {

@@ -2,10 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/score/cuda_programs.hpp"
 #include "core/score/cuda_text.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/runtime/launch_list.hpp"
 #include "cuda/runtime/nvrtc.hpp"
+#include "tessera/tensor.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -38,7 +44,7 @@ TESSERA_DEVICE void run(const ScoreProgramParams& p, const ProgramPlace& first, 
 )";
   for (size_t n = 0; n < programs.size(); ++n) {
     const std::string name = "Program" + std::to_string(n);
-    source += cuda_text(*programs[n].checked, programs[n].dtypes, name.c_str());
+    source += cuda_text(*programs[n].checked, programs[n].dtypes, n % 2 == 0, name.c_str());
     source +=
         "extern \"C\" __global__ void run_" + name +
         "(const __grid_constant__ tessera::ScoreProgramParams p, const __grid_constant__ tessera::ProgramPlace at,"
@@ -68,6 +74,117 @@ TEST_P(CudaScorePrograms, CompileWithoutLocalMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Score, CudaScorePrograms, ::testing::Values(80, 90),
+                         [](const auto& arch) { return target_name(arch.param); });
+
+// A problem of 8 heads and head size 128 with a program of a table [8, 2 S] and an int [B, S].
+struct Programmed {
+  Programmed(const char* score, const char* mask, int64_t batch, int64_t queries, int64_t keys, bool backward,
+             bool captured_gradients = true) {
+    const tessera_program_name names[] = {{"table", TESSERA_VALUE_FLOAT, 2},
+                                          {"doc", TESSERA_VALUE_INT, 2},
+                                          {"factor", TESSERA_VALUE_FLOAT, TESSERA_SCALAR_RANK}};
+    const tessera_status made = tessera_program_create(score, mask, names, 3, &program);
+    EXPECT_EQ(made.code, TESSERA_OK) << made.message;
+    tessera_problem_init(&problem);
+    problem.q = problem.o = layout(bfloat16, {batch, queries, 8, 128});
+    problem.k = problem.v = layout(bfloat16, {batch, keys, 8, 128});
+    problem.lse = layout(float32, {batch, 8, queries});
+    problem.program = program;
+    problem.captured[0] = layout(float32, {8, 2 * keys}), problem.captured[1] = layout(int32, {batch, keys});
+    if (!backward) return;
+    problem.direction = TESSERA_BACKWARD;
+    problem.d_o = problem.o, problem.d_q = problem.q, problem.d_k = problem.k, problem.d_v = problem.v;
+    if (captured_gradients) problem.d_captured[0] = problem.captured[0];
+  }
+  ~Programmed() { tessera_program_release(program); }
+  Programmed(const Programmed&) = delete;
+  Programmed& operator=(const Programmed&) = delete;
+
+  // Calls visit(launch) for each launch of its plan.
+  template <class Visit>
+  void launches(int32_t arch, tessera_kernel kernel, const Visit& visit) const {
+    tessera_device device{};
+    ASSERT_EQ(tessera_device_cuda_arch(arch, &device).code, TESSERA_OK);
+    device.kernel = kernel;
+    tessera_plan plan{};
+    const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+    LaunchList list;
+    ASSERT_EQ(lower(plan, {}, nullptr, list).code, TESSERA_OK);
+    for (const Launch& launch : list) visit(launch);
+  }
+
+  tessera_program* program = nullptr;
+  tessera_problem problem{};
+};
+
+constexpr const char* kRelative = "s * factor + table[h, i - j + len_k]";
+constexpr const char* kDocuments = "j <= q_pos && doc[b, i] == doc[b, j]";
+
+// The key in memory, and on disk the source: neither has lengths, batch, scalars or addresses.
+std::vector<std::string> keys_of(const Programmed& call, tessera_kernel kernel) {
+  std::vector<std::string> keys;
+  call.launches(90, kernel, [&](const Launch& launch) {
+    std::string key = source_of(launch.spec());
+    for (int32_t n = 0; n < launch.values.count; ++n) {
+      key += " " + std::to_string(launch.values.value[static_cast<size_t>(n)]);
+    }
+    keys.push_back(std::move(key));
+  });
+  return keys;
+}
+
+TEST(CudaProgramKeys, HaveNoLengthsAndNoData) {
+  for (const bool backward : {false, true}) {
+    const tessera_kernel kernel = backward ? TESSERA_KERNEL_BWD_SM80 : TESSERA_KERNEL_FWD_SM90;
+    const Programmed call(kRelative, kDocuments, 1, 4096, 4096, backward);
+    const std::vector<std::string> keys = keys_of(call, kernel);
+    EXPECT_FALSE(keys.empty());
+    EXPECT_EQ(keys, keys_of(Programmed(kRelative, kDocuments, 3, 4160, 6016, backward), kernel));
+    EXPECT_NE(keys, keys_of(Programmed(kRelative, "", 1, 4096, 4096, backward), kernel));
+  }
+}
+
+// What the kernels may spill: fwd_sm80 as without options (its row in families/fwd_sm80.cpp), fwd_sm90 as with most of
+// them (compile_test.cpp), bwd_sm90 three numbers with a mask of documents.
+struct SpillLimit {
+  tessera_kernel kernel;
+  int32_t arch, bytes;
+};
+constexpr SpillLimit kSpillLimits[] = {{TESSERA_KERNEL_FWD_SM80, 80, 180},
+                                       {TESSERA_KERNEL_BWD_SM80, 80, 0},
+                                       {TESSERA_KERNEL_BWD_SM90, 90, 16},
+                                       {TESSERA_KERNEL_FWD_SM90, 90, 160},
+                                       {TESSERA_KERNEL_DECODE_SM90, 90, 0}};
+
+class CudaProgramKernels : public ::testing::TestWithParam<int32_t> {};
+
+TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  const int32_t arch = GetParam();
+  for (const auto& [kernel, of_arch, most] : kSpillLimits) {
+    if (of_arch != arch) continue;
+    for (const auto& [score, mask] : {std::pair{kRelative, ""}, {"", kDocuments}, {"3.0 * tanh(s / factor)", ""}}) {
+      const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
+      if (sm90 && std::string_view(score).find("tanh") != std::string_view::npos) continue;  // refused
+      const Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90);
+      call.launches(arch, kernel, [&](const Launch& launch) {
+        if (!launch.program) return;
+        Binary binary;
+        std::string log;
+        const KernelSpec spec = launch.spec();
+        const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log);
+        ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+        EXPECT_LE(binary.spill_bytes, most) << spec.name << " " << score << mask;
+        EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+      });
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Score, CudaProgramKernels, ::testing::Values(80, 90),
                          [](const auto& arch) { return target_name(arch.param); });
 
 }  // namespace

@@ -26,6 +26,8 @@ struct ScoreFacts {
 inline constexpr ScoreFacts kSoftcapFacts{.reshapes = true};
 inline constexpr ScoreFacts kBiasFacts{.adds = true, .entries = true, .varies = true};
 inline constexpr ScoreFacts kAlibiFacts{.adds = true, .varies = true};
+// A score program reads a score in natural units, as what is added to it does.
+inline constexpr ScoreFacts kProgramFacts{.adds = true, .varies = true};
 inline constexpr ScoreFacts kMaskFacts{.hides = true, .entries = true, .varies = true};
 inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blocks = true, .varies = true};
 
@@ -38,7 +40,8 @@ inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blo
 struct ScoreConfig {
   bool softcap;
   bool bias;
-  bool places;  // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
+  bool places;   // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
+  bool program;  // whose text is compiled with the kernel: score/program_option.cuh
   Dtype bias_dtype;
   bool alibi;
   bool mask;
@@ -56,6 +59,7 @@ struct ScoreConfig {
     return none.joined(softcap ? kSoftcapFacts : none)
         .joined(bias ? kBiasFacts : none)
         .joined(alibi ? kAlibiFacts : none)
+        .joined(program ? kProgramFacts : none)
         .joined(mask ? kMaskFacts : none)
         .joined(block_mask ? kBlockMaskFacts : none);
   }
@@ -75,7 +79,7 @@ struct ScoreConfig {
   // Whether scores are changed before the exponential other than by the scale in the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return facts().reshapes || facts().adds || scale_first; }
 };
-TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, places, bias_dtype, alibi, mask, block_mask, dropout, dropout_state,
-                      scale_first, causal_seqs, tree_mask)
+TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, places, program, bias_dtype, alibi, mask, block_mask, dropout,
+                      dropout_state, scale_first, causal_seqs, tree_mask)
 
 }  // namespace tessera

@@ -9,14 +9,16 @@
 
 namespace tessera {
 
-// A row of scores: the sequence b, the query head h, and the query i, counted from 0 in its sequence.
+// A row of scores: the sequence b, the query head h, and the query i, counted from 0 in its sequence; and the numbers
+// of the sequence's queries and keys.
 struct ScorePlace {
-  int batch, head, query;
+  int batch, head, query, len_q, len_k;
 };
 
 struct Score {
-  float value;  // after all options, in units of score_unit; -inf if the key is not visible
-  float slope;  // d(reshaped score) / d(product x scale): the factor of its gradient
+  float value;                  // after all options, in units of score_unit; -inf if the key is not visible
+  float slope;                  // d(reshaped score) / d(product x scale): the factor of its gradient
+  float before_program = 0.0f;  // the score before a score program
 };
 
 // The values that tensors have for one score. Each option adds its own members.

@@ -2,7 +2,7 @@
 // each of their functions. A kernel calls them through ScoreStep (score/step.cuh), which knows the coordinates of its
 // scores.
 //
-//   scale, softcap, bias, ALiBi, masks     in tessera.h's order; an option's file in builtin/ defines its meaning
+//   scale, softcap, bias, ALiBi, score program, masks     in tessera.h's order; an option's file defines its meaning
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -12,6 +12,7 @@
 #include "tessera/attention/score/builtin/mask.cuh"
 #include "tessera/attention/score/builtin/softcap.cuh"
 #include "tessera/attention/score/builtin/tree_mask.cuh"
+#include "tessera/attention/score/program_option.cuh"
 #include "tessera/attention/score/unit.cuh"
 
 namespace tessera {
@@ -46,8 +47,8 @@ struct PointedTo<T*> {
 template <ScoreConfig kCfg>
 using GivenOptions = typename PointedTo<decltype(given_options(
     static_cast<OptionList<>*>(nullptr),
-    static_cast<OptionList<Softcap<kCfg>, Bias<kCfg>, Alibi<kCfg>, Mask<kCfg>, BlockMask<kCfg>, TreeMask<kCfg>>*>(
-        nullptr)))>::Type;
+    static_cast<OptionList<Softcap<kCfg>, Bias<kCfg>, Alibi<kCfg>, ProgramOption<kCfg>, Mask<kCfg>, BlockMask<kCfg>,
+                           TreeMask<kCfg>>*>(nullptr)))>::Type;
 
 // The values common to the scores of one query, in addition to those of the options.
 struct PositionRow {
@@ -68,7 +69,8 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
 
   struct Row : PositionRow, Options::Row... {
     TESSERA_DEVICE Row(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
-        : PositionRow{query, visible_keys<kCfg>(p, s, query)}, Options::Row(p, ScorePlace{batch, head, query})... {}
+        : PositionRow{query, visible_keys<kCfg>(p, s, query)},
+          Options::Row(p, ScorePlace{batch, head, query, s.sq, s.sk})... {}
   };
 
   struct Entry : ScoreEntryBase, Options::Entry... {};

@@ -130,13 +130,19 @@ TESSERA_DEVICE int to_int(float x) {
 
 // ---- loads ----
 
-// Whether an element is inside its tensor.
+// Whether an element is inside its tensor. Where only the last index differs between pairs, each needs one comparison.
 template <class... Index>
 TESSERA_DEVICE bool holds([[maybe_unused]] const ProgramTensor& tensor, Index... index) {
-  bool inside = true;
-  [[maybe_unused]] int axis = 0;
-  ((inside = inside & (static_cast<uint32>(index) < tensor.extent[axis++])), ...);
-  return inside;
+  if constexpr (sizeof...(Index) == 0) {
+    return true;
+  } else {
+    constexpr int kLast = sizeof...(Index) - 1;
+    const uint32 at[] = {static_cast<uint32>(index)...};
+    uint32 end = tensor.extent[kLast];
+#pragma unroll
+    for (int axis = 0; axis < kLast; ++axis) end = at[axis] < tensor.extent[axis] ? end : 0;
+    return at[kLast] < end;
+  }
 }
 
 template <ElementType kType>
@@ -154,13 +160,17 @@ TESSERA_DEVICE auto element_at(const char* at) {
 }
 
 // Returns an element; if the load is not executed or the element is outside the tensor, returns 0 and reads nothing.
-template <ElementType kType, class... Index>
+// kNear: all strides have at most 32 bits, and an address needs one instruction for each axis.
+template <ElementType kType, bool kNear, class... Index>
 TESSERA_DEVICE auto load(const ProgramTensor& tensor, bool taken, Index... index) {
-  int64 offset = 0;
+  const char* at = static_cast<const char*>(tensor.data);
   [[maybe_unused]] int axis = 0;
-  ((offset += tensor.stride_bytes[axis++] * index), ...);
+  const auto step = [&at](const ProgramStride& stride, int places) {
+    at += (kNear ? static_cast<int64>(stride.low) : stride.bytes()) * places;
+  };
+  (step(tensor.stride[axis++], index), ...);
   decltype(element_at<kType>(nullptr)) element{};
-  if (taken && holds(tensor, index...)) element = element_at<kType>(static_cast<const char*>(tensor.data) + offset);
+  if (taken && holds(tensor, index...)) element = element_at<kType>(at);
   return element;
 }
 

@@ -30,10 +30,19 @@ enum class GradientPattern : int {
   kGather = 5     // anything else
 };
 
+// Of an axis, in bytes. In two halves, so that a stride of 32 bits is multiplied as one: by a single instruction.
+struct ProgramStride {
+  int low, high;
+
+  TESSERA_HOST_DEVICE constexpr int64 bytes() const {
+    return static_cast<int64>(high) * (int64{1} << 32) + static_cast<uint32>(low);
+  }
+};
+
 // A tensor of any strides, with the `rank` axes of its program.
 struct ProgramTensor {
   const void* data;
-  int64 stride_bytes[kProgramRank];
+  ProgramStride stride[kProgramRank];
   uint32 extent[kProgramRank];  // at most 2^31: an index, which is an int32, is below that
 };
 
@@ -45,8 +54,26 @@ union ProgramScalar {
 
 struct ScoreProgramParams {
   ProgramTensor tensors[kProgramTensors];
+  // Backward: the sums of the tensors' gradients, float or ExactSum for each element; NULL: not requested.
+  void* sums[kProgramTensors];
   int* read_outside;  // check() writes 1 if a load that is executed is outside its tensor. NULL: not reported
   ProgramScalar scalars[kProgramScalars];
+};
+
+// A kernel's params with those of its program.
+template <class Params>
+struct ProgrammedParams : Params {
+  ScoreProgramParams program;
+};
+
+// A sum of floats whose result does not depend on the order of additions: word w counts multiples of 2^(32 w - 149), so
+// every finite float is two words' digits of 32 bits, and 2^31 floats can be added before a word overflows. What is not
+// finite is remembered apart.
+inline constexpr int kExactWords = 9;
+inline constexpr uint32 kPlusInfinityAdded = 1, kMinusInfinityAdded = 2, kNanAdded = 4;
+struct ExactSum {
+  unsigned long long words[kExactWords];
+  uint32 special, padding;
 };
 
 }  // namespace tessera

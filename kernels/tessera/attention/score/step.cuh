@@ -26,8 +26,9 @@ struct ScoreStep {
   using Row = typename Options::Row;
   static constexpr int kN = Coordinates::kN;
   // kLoads: entries may be loaded ahead of the product. kPlain: nothing at all is done between a product and its
-  // exponential.
-  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled();
+  // exponential. kByKeys: apply_by_keys() serves.
+  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled(),
+                        kByKeys = kCfg.program && !kCfg.entries();
 
   typename Options::template Fragment<Coordinates::kAheadRows, kN, Coordinates::kLaneOrder> entries;
 
@@ -52,7 +53,11 @@ struct ScoreStep {
   TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded,
                             bool full) const {
     if constexpr (!kCfg.entries()) {
-      if constexpr (kCfg.scaled()) apply_rows(s, at);
+      if constexpr (kByKeys) {
+        apply_by_keys(s, at);
+      } else if constexpr (kCfg.scaled()) {
+        apply_rows(s, at);
+      }
       if (!full) hide(s, at);
     } else if (loaded) {
       apply_rows(s, at);
@@ -76,6 +81,27 @@ struct ScoreStep {
         const int key = at.key0 + key_at<Coordinates::kLaneOrder>(n, at.col() + e);
         x = Options::template score<Coordinates::kFused>(at.p, at.sequence(), of, key, x).value;
       }
+  }
+
+  // Turns products into scores key by key: what a program reads or computes for a key serves a lane's two rows, and
+  // needs no registers for all keys of the tile.
+  template <int kM>
+  TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& x = s[m][n][2 * half + e];
+            x = Options::visible_score(at.p, at.sequence(), half == 0 ? upper : lower, at.key0 + at.col(),
+                                       key_at<Coordinates::kLaneOrder>(n, e), Options::reshaped(at.p, x), {})
+                    .value;
+          }
+    }
   }
 
   // Sets scores to -inf for keys that a row does not see by position.
@@ -130,7 +156,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
   // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
   // registers for positions.
-  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes;
+  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes || kCfg.program;
 
   typename Options::template KeyFragment<kM, kHeld> entries;
 
@@ -146,7 +172,9 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
 
   // Turns products into scores, as if all were visible.
   TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4]) {
-    if constexpr (kCfg.facts().reshapes) {
+    if constexpr (kCfg.program) {
+      apply_program(at, s);
+    } else if constexpr (kCfg.facts().reshapes) {
       const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
       if (__all_sync(0xffffffff, small)) {
         apply_rows<true, 0, kM>(at, s);
@@ -184,9 +212,44 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
       ds[0] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.x)) + pair.x);
       ds[1] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.y)) + pair.y);
     }
+    if constexpr (kCfg.program) program_gradient(at, m, half, weights, ds);
   }
 
  private:
+  // A program sees each score's own query and key. Those of queries past the last are hidden.
+  TESSERA_DEVICE static void apply_program(const Coordinates& at, float (&s)[kM][4]) {
+    static_assert(!kCfg.entries() && !kCfg.facts().reshapes, "the program's score is of the product alone");
+    const int query0 = at.row0() + at.lane() % 4 * 2, key = at.key() + at.lane() / 4, end = at.sequence().sq;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int query = query0 + m * 8 + e;
+        const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = s[m][2 * half + e];
+          const Score r =
+              Options::visible_score(at.p, at.sequence(), row, key, half * 8, Options::reshaped(at.p, x), {});
+          x = query < end ? r.value : -infinity();
+        }
+      }
+  }
+  // Its gradient does not need the score.
+  TESSERA_DEVICE static void program_gradient(const Coordinates& at, int m, int half, float2 weights, float (&ds)[2]) {
+    using Program = typename ProgramTypes<kCfg.program>::Program;
+    static_assert(!Program::kGradientNeedsS, "the products are no longer available");
+    if constexpr (!Program::kPassesGradient) {
+      const int query = at.row0() + m * 8 + at.lane() % 4 * 2, key = at.key() + at.lane() / 4 + half * 8;
+      NoProgramGradients none;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if ((e ? weights.y : weights.x) == 0.0f) continue;
+        const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), query + e);
+        ds[e] = ProgramOption<kCfg>::gradient(Score{}, row, key, ds[e], none);
+      }
+    }
+  }
   template <int kFirst>
   TESSERA_DEVICE void apply_half(const Coordinates& at, float (&s)[kM][4]) {
     entries.template load<kFirst>(at);
@@ -260,8 +323,11 @@ requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep
       return Options::score(at.p, at.sequence(), row, key0 + key_offset(k), product);
     }
   }
-  // Turns dScore into d(product x scale).
-  TESSERA_DEVICE static float gradient(const Score& score, bool visible, float d) {
+  // Turns dScore into d(product x scale). `sink` receives the gradients of a program's tensors.
+  template <class Sink>
+  TESSERA_DEVICE static float gradient(const Score& score, [[maybe_unused]] const Row& row, [[maybe_unused]] int key,
+                                       bool visible, float d, [[maybe_unused]] Sink& sink) {
+    if constexpr (kCfg.program) d = visible ? ProgramOption<kCfg>::gradient(score, row, key, d, sink) : 0.0f;
     if constexpr (kCfg.facts().reshapes) return visible ? d * score.slope : 0.0f;
     return d;
   }

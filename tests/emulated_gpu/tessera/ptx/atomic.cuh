@@ -6,6 +6,8 @@
 namespace tessera::ptx {
 
 inline void red_add_f32(float* global, float x) { *global += x; }
+inline void red_add_u64(unsigned long long* global, unsigned long long x) { *global += x; }
+inline void red_or_b32(uint32* global, uint32 x) { *global |= x; }
 inline void red_add_v4_f32(float* global, const float (&x)[4]) {
   if (reinterpret_cast<uintptr_t>(global) % 16 != 0) emulated::here().fail("red.v4 at %p", static_cast<void*>(global));
   for (int n = 0; n < 4; ++n) global[n] += x[n];

@@ -219,7 +219,7 @@ struct Storage {
     bound.checked = program.checked;
     const Program& names = program.checked->program;
     for (size_t n = 0; n < names.tensors.size(); ++n) {
-      testing::Tensor& tensor = world.tensors.at(names.tensors[n].text);
+      testing::WorldTensor& tensor = world.tensors.at(names.tensors[n].text);
       const int32_t dtype = program.dtypes[n];
       const size_t size = tessera_dtype_bytes(static_cast<tessera_dtype>(dtype));
       std::vector<char>& to = bytes[names.tensors[n].text];
@@ -343,8 +343,8 @@ TEST_P(ScoreCudaText, IsTheProgram) {
 }
 
 TEST_P(ScoreCudaText, HasNoNameOfItsUser) {
-  const std::string source = cuda_text(*program.checked, program.dtypes);
-  EXPECT_EQ(source, cuda_text(*program.checked, program.dtypes));
+  const std::string source = cuda_text(*program.checked, program.dtypes, true);
+  EXPECT_EQ(source, cuda_text(*program.checked, program.dtypes, true));
   for (const Name& tensor : program.checked->program.tensors) {
     if (tensor.text == "place") continue;  // a parameter's type has it in its name
     EXPECT_EQ(source.find(" " + tensor.text), std::string::npos) << source;
@@ -389,8 +389,10 @@ TEST(ScoreCudaText, IsHashedWithWhatItFollowsFrom) {
   };
   const CudaProgram dense = find("dense bias"), softcap = find("softcap");
   const int32_t half[] = {TESSERA_FLOAT16};
-  EXPECT_NE(cuda_text_hash(*dense.checked, dense.dtypes), cuda_text_hash(*dense.checked, half));
-  EXPECT_NE(cuda_text_hash(*dense.checked, dense.dtypes), cuda_text_hash(*softcap.checked, softcap.dtypes));
+  const uint64_t hash = cuda_text_hash(*dense.checked, dense.dtypes, true);
+  EXPECT_NE(hash, cuda_text_hash(*dense.checked, half, true));
+  EXPECT_NE(hash, cuda_text_hash(*dense.checked, dense.dtypes, false));
+  EXPECT_NE(hash, cuda_text_hash(*softcap.checked, softcap.dtypes, true));
 }
 
 }  // namespace

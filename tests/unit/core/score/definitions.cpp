@@ -24,27 +24,27 @@ bool causal(const Pair& p) { return p.j <= p.q_pos; }
 
 }  // namespace
 
-int64_t Tensor::offset(const int64_t* index) const {
+int64_t WorldTensor::offset(const int64_t* index) const {
   int64_t offset = 0;
   for (size_t axis = 0; axis < shape.size(); ++axis) offset = offset * shape[axis] + index[axis];
   return offset;
 }
 
-bool Tensor::holds(const int64_t* index) const {
+bool WorldTensor::holds(const int64_t* index) const {
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     if (index[axis] < 0 || index[axis] >= shape[axis]) return false;
   }
   return true;
 }
 
-double Tensor::at(std::initializer_list<int64_t> index) const {
+double WorldTensor::at(std::initializer_list<int64_t> index) const {
   return data[static_cast<size_t>(offset(std::data(index)))];
 }
 
 World::World(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto add = [&](const char* name, Type type, std::vector<int64_t> shape, auto draw) {
-    Tensor& tensor = tensors[name];
+    WorldTensor& tensor = tensors[name];
     tensor.name.text = name, tensor.name.type = type;
     tensor.name.rank = static_cast<int>(shape.size()), tensor.name.is_tensor = true;
     tensor.shape = shape;
@@ -93,7 +93,7 @@ std::vector<Name> World::names() const {
 core::score::Bindings World::bindings(const core::score::Program& program) const {
   core::score::Bindings bindings;
   bindings.element = [this, &program](int tensor, const int64_t* index, bool& read) {
-    const Tensor& t = tensors.at(program.tensors[static_cast<size_t>(tensor)].text);
+    const WorldTensor& t = tensors.at(program.tensors[static_cast<size_t>(tensor)].text);
     read = t.holds(index);
     return read ? t.data[static_cast<size_t>(t.offset(index))] : 0.0;
   };

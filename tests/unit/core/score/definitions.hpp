@@ -13,7 +13,7 @@
 namespace tessera::testing {
 
 // A named tensor's elements, in the order of its axes.
-struct Tensor {
+struct WorldTensor {
   core::score::Name name;
   std::vector<int64_t> shape;
   std::vector<double> data;
@@ -26,7 +26,7 @@ struct Tensor {
 // What programs of the table are evaluated over: sizes, and a tensor or a number behind each name.
 struct World {
   int64_t batch = 2, heads = 4, heads_kv = 2, len_q = 40, len_k = 56;
-  std::map<std::string, Tensor> tensors;
+  std::map<std::string, WorldTensor> tensors;
   std::map<std::string, double> scalars;
 
   explicit World(uint64_t seed);

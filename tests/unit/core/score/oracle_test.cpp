@@ -46,7 +46,7 @@ struct Programmed {
     integers.resize(program.tensors.size()), truths.resize(program.tensors.size());
     d_captured.resize(program.tensors.size());
     for (size_t n = 0; n < program.tensors.size(); ++n) {
-      testing::Tensor& tensor = world.tensors.at(program.tensors[n].text);
+      testing::WorldTensor& tensor = world.tensors.at(program.tensors[n].text);
       constexpr DType kDtypes[] = {float64, int32, boolean};
       std::vector<std::int64_t> shape = tensor.shape;
       if (shape.empty()) shape = {1};

@@ -107,7 +107,7 @@ Bounds bounds_of(const World& world, const Program& program, int64_t b, int64_t 
   bounds.i = range(i0, i1), bounds.j = range(j0, j1), bounds.q_pos = range(first.q_pos, last.q_pos);
   bounds.len_q = range(world.len_q, world.len_q), bounds.len_k = range(world.len_k, world.len_k);
   bounds.element = [&world, &program](int tensor, const Interval* index) {
-    const testing::Tensor& t = world.tensors.at(program.tensors[static_cast<size_t>(tensor)].text);
+    const testing::WorldTensor& t = world.tensors.at(program.tensors[static_cast<size_t>(tensor)].text);
     Interval all{0, 0};  // an index that is outside reads 0
     bool none = true;
     for (int64_t at = 0; at < static_cast<int64_t>(t.data.size()); ++at) {

@@ -63,7 +63,7 @@ std::string wrong_gradient(World& world, const score::Program& program, std::mt1
         return static_cast<int64_t>(reverse.value(of.indices[axis]));
       };
       const core::score::Name& name = gradient.program.tensors[static_cast<size_t>(load.tensor)];
-      Tensor& tensor = world.tensors.at(name.text);
+      WorldTensor& tensor = world.tensors.at(name.text);
       int64_t index[score::kMaxRank] = {};
       for (size_t axis = 0; axis < load.indices.size(); ++axis) index[axis] = index_of(load, axis);
       // All loads of this element together are what moving it changes.

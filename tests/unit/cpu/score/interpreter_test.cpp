@@ -48,7 +48,7 @@ struct Bound {
       for (double& x : tensor.data) x = static_cast<float>(x);
     }
     for (const score::Name& name : program.tensors) {
-      const testing::Tensor& tensor = world.tensors.at(name.text);
+      const testing::WorldTensor& tensor = world.tensors.at(name.text);
       cpu::CodeTensor view{reinterpret_cast<const char*>(tensor.data.data()), TESSERA_FLOAT64, name.rank, {}, {}, true};
       std::int64_t stride = sizeof(double);
       if (name.type != score::Type::kFloat) {
@@ -154,7 +154,7 @@ TEST_P(InterpreterOf, ItsScoresAndGradientsAreThoseOfTheEvaluation) {
             ASSERT_NEAR(d_s[at], d, 2e-5 * std::max(1.0, std::fabs(d)))
                 << definition.name << " " << isa.name << " i " << i << " j " << j;
             for (const score::LoadGradient& load : gradient.loads) {
-              const testing::Tensor& tensor =
+              const testing::WorldTensor& tensor =
                   world.tensors.at(gradient.program.tensors[static_cast<size_t>(load.tensor)].text);
               std::int64_t index[score::kMaxRank] = {};
               for (size_t n = 0; n < load.indices.size(); ++n) {
