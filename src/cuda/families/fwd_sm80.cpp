@@ -11,6 +11,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/estimate.hpp"
+#include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -184,15 +185,6 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   return static_cast<int32_t>(best);
 }
 
-int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
-  return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, kWorkspaceAlignment);
-}
-
-// Bytes of one of the LSE's two floats.
-int64_t partial_lse_bytes(const tessera_plan& plan, int num_splits) {
-  return int64_t{num_splits} * plan.heads_q * rows_total(plan) * 4;
-}
-
 // One block for each work tile, or persistent blocks, which decode their tiles from `order`. The grid is persistent,
 // with as many blocks as the GPU holds, if tiles differ in cost, and always for pairs: with one block on a
 // multiprocessor, nothing else hides the first loads. If the work tiles of spread rows cost the same, the GPU's own
@@ -225,23 +217,6 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
   if (!may_be_aligned) own.config = own.unaligned;
   return own;
-}
-
-// Merges the parts of every row into o and lse.
-tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, LaunchList& launches) {
-  CombineParams c{};
-  const bool packed = core::packed_q(plan.problem);
-  c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = Divisor(packed ? p.rows_q : p.seqlen_q);
-  c.heads = Divisor(p.heads_q), c.head_dim_v = p.head_dim_v;
-  c.o_parts = p.partial_o;
-  c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows.value} * c.o_part_row;
-  c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
-  c.lse_parts = {p.partial_lse, p.heads_q * p.rows_total, c.rows.value, p.rows_total, 1};
-  c.lse_low_parts = c.lse_parts, c.lse_low_parts.data = p.partial_lse_low;
-  c.o = p.o, c.lse = p.lse, c.lse_low = p.lse_low;
-  c.sink = p.sink, c.sink_head = p.sink_head;
-  if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32, false}, c, launches);
 }
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
@@ -293,9 +268,7 @@ void configure(tessera_plan& plan) {
   plan.num_splits = splits_of(choice, plan);
   plan.num_items = choice.blocks * plan.num_splits * choice.slices;
   plan.shared_bytes = 0;
-  if (plan.num_splits > 1) {
-    plan.shared_bytes = partial_o_bytes(plan, plan.num_splits) + 2 * partial_lse_bytes(plan, plan.num_splits);
-  }
+  if (plan.num_splits > 1) plan.shared_bytes = split_parts_bytes(plan, plan.num_splits);
   keep_config(plan, planned(plan, choice, plan.num_splits));
 }
 
@@ -404,16 +377,9 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
   p.masks = position_masks(problem, buffers);
   p.num_splits = own.num_splits;
   p.split_keys = own.split_keys;
-  if (own.num_splits > 1) {
-    p.partial_o = static_cast<float*>(workspace);
-    char* const lse = workspace ? static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits) : nullptr;
-    p.partial_lse = reinterpret_cast<float*>(lse);
-    p.partial_lse_low = lse ? reinterpret_cast<float*>(lse + partial_lse_bytes(plan, own.num_splits)) : nullptr;
-  }
-  if (plan.batch == 0) {  // all rows belong to no sequence and are not split
-    p.num_splits = 0;
-    return merge_splits(plan, p, launches);
-  }
+  const SplitParts parts = own.num_splits > 1 ? split_parts_at(plan, own.num_splits, workspace) : SplitParts{};
+  p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
+  if (plan.batch == 0) return merge_split_parts(plan, 0, parts, buffers, launches);  // all rows are of no sequence
   const bool aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
   const FwdConfig& config = aligned ? own.config : own.unaligned;
@@ -430,7 +396,7 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
                                             box(config.block_n, config.head_dim_v), p.v_map));
   }
   launch_fwd_sm80(config, p, own.grid, launches);
-  return own.num_splits > 1 ? merge_splits(plan, p, launches) : ok();
+  return own.num_splits > 1 ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 
 }  // namespace tessera::cuda

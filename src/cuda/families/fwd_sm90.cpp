@@ -15,6 +15,7 @@
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
+#include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -44,6 +45,7 @@ struct FwdSm90Plan {
   bool schedules_dynamically;  // the counter is in the workspace
   BlockLists lists;            // shape of a block mask's lists, which are stored in the workspace
   int short_tile_blocks;       // see FwdSm90Params
+  int num_splits;              // parts of the keys, in the workspace from kListsAt on
 };
 
 static_assert(sizeof(FwdSm90Plan) <= kForwardConfigBytes);
@@ -52,15 +54,19 @@ struct Choice {
   bool pair = false;
   FwdSm90Config config{};
   FwdSm90D512Config pair_config{};
-  int64_t tiles = 0, work_tiles = 0;  // of a head (packed: of all sequences); of all heads
+  int num_splits = 1;
+  int64_t tiles = 0, work_tiles = 0;  // of a head (packed: of all sequences); of all heads and parts of the keys
   int block_m() const { return pair ? FwdSm90D512Config::kBlockM : config.consumers * kConsumerRows; }
   int block_n() const { return pair ? pair_config.block_n : config.block_n; }
   int cluster() const { return pair ? kFwdD512ClusterBlocks : config.cluster; }
   int64_t smem_bytes() const { return pair ? cuda::smem_bytes(pair_config) : cuda::smem_bytes(config); }
+  bool pack_gqa() const { return !pair && config.pack_gqa; }
+  int64_t heads(const tessera_plan& plan) const { return pack_gqa() ? plan.heads_kv : plan.heads_q; }
+  int64_t rows_a_query(const tessera_plan& plan) const { return pack_gqa() ? group_of(plan) : 1; }
   void count_tiles(const tessera_plan& plan) {
     const bool packed = core::packed_q(plan.problem);
-    tiles = tiles_of(packed, plan.batch, core::sizes(plan.problem).rows_q, 1, block_m());
-    work_tiles = tiles * plan.heads_q * (packed ? 1 : plan.batch);
+    tiles = tiles_of(packed, plan.batch, core::sizes(plan.problem).rows_q, rows_a_query(plan), block_m());
+    work_tiles = tiles * heads(plan) * (packed ? 1 : plan.batch) * num_splits;
   }
 };
 
@@ -74,13 +80,19 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
+// A chunk of a prompt against a cache of many more keys: nearly all tiles of keys are seen in full, by few queries.
+bool is_chunk(const tessera_plan& plan) {
+  return !plan.problem.batch_invariant && plan.decode_queries == 0 && plan.max_seqlen_k >= 4 * plan.max_seqlen_q;
+}
+
 // The area selects the tile, and so the last bits; with batch_invariant a sequence therefore has the same area in every
 // batch. shared_prefix requests (by num_splits) packed sequences that are chunks of the same keys; these see all but a
 // prefix's last keys in full.
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (score_config(p).any()) return Area::kOptions;
-  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant && plan.num_splits <= 1)) return Area::kPartial;
+  const bool any_lengths = core::packed_q(p) && !p.batch_invariant && plan.num_splits <= 1 && !is_chunk(plan);
+  if (p.window_left >= 0 || any_lengths) return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
@@ -94,6 +106,8 @@ int64_t table_rows(const tessera_plan& plan) {
                  : core::packed_q(p) && plan.decode_queries == 0
                      ? core::sizes(p).rows_q / std::max<int64_t>(plan.batch, 1)
                      : plan.max_seqlen_q;
+  constexpr int64_t kChunkRows = 1024;  // two consumers with 128 rows, of which 512 queries waste none
+  if (is_chunk(plan)) rows = std::max(rows, kChunkRows);
   if (p.window_left >= 0 && (p.causal || p.window_right >= 0)) {
     constexpr int64_t kMany = int64_t{1} << 32;
     rows = std::min(rows, std::min(p.window_left, kMany) + 1 + (p.causal ? 0 : std::min(p.window_right, kMany)));
@@ -106,6 +120,68 @@ int64_t rows_a_multiprocessor(const tessera_plan& plan) {
   return plan.problem.batch_invariant ? INT64_MAX : divide_up(rows_total(plan) * plan.heads_q, plan.device.cores);
 }
 
+// Nanoseconds for each key (an H100, docs/lab/decode_sm90.md): for a query head's tile of up to kTileRows rows, with
+// one tile on each multiprocessor; and for a KV head if memory limits the call.
+struct KeyTimes {
+  int head_dim;
+  double tile, memory;
+};
+constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
+constexpr int64_t kTileRows = 128;
+
+// Whether the query heads of a KV head are rows of one tile, so that its keys are read once for all of them: if the
+// queries of one head do not fill a tile.
+bool packs_heads(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const int64_t group = group_of(plan);
+  return group > 1 && kConsumerRows % group == 0 && plan.max_seqlen_q < kTileRows && !p.batch_invariant &&
+         plan.decode_queries == 0 && !score_config(p).any() && !core::present(p.block_mask) && p.dropout_p == 0;
+}
+
+// Work tiles that have rows, for each part of the keys. Packed sequences may also have padded tile indices.
+int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
+  const int64_t of_head = divide_up(plan.max_seqlen_q * choice.rows_a_query(plan), choice.block_m());
+  return std::min(choice.work_tiles / choice.num_splits, plan.batch * choice.heads(plan) * of_head);
+}
+
+// The fewest keys for which a part is worth its merge, and the most parts.
+constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 64;
+constexpr double kTileUs = 2;  // a work tile's own, without keys
+
+// Of the launch that merges the parts: its start, and the parts' writing and reading.
+double merge_us(const tessera_plan& plan, int64_t splits) {
+  constexpr double kStartUs = 3, kBytesUs = 2.5e6;
+  const auto bytes = static_cast<double>(splits * rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
+  return kStartUs + 2 * bytes / kBytesUs;
+}
+
+// The time of all work tiles and of their merge, in microseconds.
+double split_us(const tessera_plan& plan, const Choice& choice, int64_t splits) {
+  const double waves = std::ceil(static_cast<double>(filled_tiles(plan, choice) * splits) / cores_of(plan));
+  const auto keys = static_cast<double>(divide_up(plan.max_seqlen_k, splits));
+  const double us = waves * (kTileUs + keys * row_of(kKeyTimes, plan).tile * 1e-3);
+  return splits > 1 ? us + merge_us(plan, splits) : us;
+}
+
+// The number of parts that the keys are split into: more than one only if work tiles leave multiprocessors idle. In a
+// mixed batch the host does not know how many there are, and the chunks of a shared prefix (num_splits) are parts.
+int splits_of(const tessera_plan& plan, const Choice& choice) {
+  constexpr double kGain = 1.1;
+  const tessera_problem& p = plan.problem;
+  if (choice.pair || p.batch_invariant || core::present(p.block_mask) || plan.decode_queries > 0 ||
+      plan.num_splits > 1 || filled_tiles(plan, choice) == 0) {
+    return 1;
+  }
+  if (const std::string forced = environment_variable(kForcedSplits); !forced.empty()) {
+    return std::clamp(std::atoi(forced.c_str()), 1, static_cast<int>(kMaxSplits));
+  }
+  int64_t best = 1;
+  for (int64_t splits = 2; splits <= std::min(kMaxSplits, plan.max_seqlen_k / kMinSplitKeys); ++splits) {
+    if (split_us(plan, choice, splits) < split_us(plan, choice, best)) best = splits;
+  }
+  return kGain * split_us(plan, choice, best) < split_us(plan, choice, 1) ? static_cast<int>(best) : 1;
+}
+
 Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   const tessera_problem& p = plan.problem;
   Choice choice;
@@ -115,10 +191,14 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.causal = is_causal(p);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
+  config.pack_gqa = packs_heads(plan);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   choice.count_tiles(plan);
-  if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
+  choice.num_splits = splits_of(plan, choice);
+  config.split = choice.num_splits > 1;
+  if (config.split) choice.count_tiles(plan);
+  if (config.split || config.pack_gqa || !cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
   config.varlen = varies_in_length(p);
   return choice;
 }
@@ -163,8 +243,9 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 std::optional<Choice> choose(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
-  const auto tile =
-      find_sm90_tile({plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)});
+  Sm90Case wanted{plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)};
+  if (packs_heads(plan)) wanted.area = Area::kFull, wanted.rows = 0, wanted.rows_a_sm = rows_of_kv_head(plan);
+  const auto tile = find_sm90_tile(wanted);
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
   return choice_of(plan, *tile);
 }
@@ -198,13 +279,13 @@ int64_t typical_keys(const tessera_plan& plan) {
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // the cost of decoding a tile index and storing its rows, in key tiles
-  return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles, choice.block_m(),
-                        kFixedBlocks * choice.block_n(),
+  return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles,
+                        choice.block_m() / choice.rows_a_query(plan), kFixedBlocks * choice.block_n(),
                         schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
 }
 
 // The offset of a block mask's lists in the workspace, after the number of long lists and the counter, which the list
-// kernel clears.
+// kernel clears; and of split keys' parts, after the counter.
 constexpr int64_t kListsAt = 64;
 
 BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
@@ -236,15 +317,6 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Nanoseconds for each key (an H100, docs/lab/decode_sm90.md): for a query head's tile of up to kTileRows rows, with
-// one tile on each multiprocessor; and for a KV head if memory limits the call.
-struct KeyTimes {
-  int head_dim;
-  double tile, memory;
-};
-constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
-constexpr int64_t kTileRows = 128;
-
 // Whether a chunk of few queries beside sequences of about one token has few heads, so that one multiprocessor for each
 // head reads all of the chunk's keys. Beside four tokens, a chunk of 32 queries and 65536 keys took 901 us, with its
 // keys split 836; with 16 tokens of 32768 keys and 48 queries, 857 and 1235 (an H100 at dbf9cac). If everything except
@@ -262,11 +334,6 @@ bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
   return !plan.problem.batch_invariant && plan.max_seqlen_k >= kSplitKeys && filled <= plan.device.cores;
 }
 
-// Work tiles that have rows. Packed sequences may also have padded tile indices.
-int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
-  return std::min(choice.work_tiles, plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, choice.block_m()));
-}
-
 // With batch_invariant the estimate may not depend on the batch, so it is a sequence's part of a busy GPU, and a packed
 // sequence counts as full tiles. In a mixed batch it is also the part of a busy GPU, since only the GPU knows how many
 // sequences decode_sm90 leaves.
@@ -274,13 +341,15 @@ double estimate_us(const tessera_plan& plan) {
   const Choice choice = choose(plan).value();
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const bool invariant = plan.problem.batch_invariant != 0, any_length = invariant && core::packed_q(plan.problem);
-  const int64_t rows = any_length ? choice.block_m() : std::min<int64_t>(choice.block_m(), mean_queries(plan));
+  const int64_t rows = any_length ? choice.block_m()
+                                  : std::min<int64_t>(choice.block_m(), mean_queries(plan) * choice.rows_a_query(plan));
   const double tile = times.tile * static_cast<double>(std::max(rows, kTileRows)) / kTileRows;
   const bool idle = leaves_most_idle(plan, choice);
-  double waves = static_cast<double>(filled_tiles(plan, choice)) / cores_of(plan);
+  double waves = static_cast<double>(filled_tiles(plan, choice) * choice.num_splits) / cores_of(plan);
   if (idle || (!invariant && plan.decode_queries == 0)) waves = std::ceil(waves);
-  const double ns = std::max(kv_heads(plan) * times.memory, waves * tile);
-  return forward_us(plan, idle || has_few_long_chunks(plan) ? kIdleFactor * ns : ns);
+  const double ns = std::max(kv_heads(plan) * times.memory, waves * tile / choice.num_splits);
+  const double us = forward_us(plan, idle || has_few_long_chunks(plan) ? kIdleFactor * ns : ns);
+  return choice.num_splits > 1 ? us + merge_us(plan, choice.num_splits) : us;
 }
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
@@ -339,12 +408,14 @@ void configure(tessera_plan& plan) {
   plan.cluster = choice.cluster();
   plan.smem_bytes = choice.smem_bytes();
   plan.tiles_per_item = 1;
-  plan.num_splits = 1;
+  plan.num_splits = choice.num_splits;
   plan.num_items = choice.work_tiles;
   const bool counted = schedules_dynamically(plan, choice);
   plan.shared_bytes = counted ? sizeof(int) : 0;
   if (config.live_tiles) plan.shared_bytes = live_tiles_bytes(plan.batch);
+  if (choice.num_splits > 1) plan.shared_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
   FwdSm90Plan own{};
+  own.num_splits = choice.num_splits;
   if (config.block_mask) {
     own.lists = lists_of(plan, choice);
     plan.shared_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
@@ -404,6 +475,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     }
     p.short_tile_blocks = own.short_tile_blocks;
   }
+  SplitParts parts{};
+  if (own.config.split) {
+    parts = split_parts_at(plan, own.num_splits, workspace ? static_cast<char*>(workspace) + kListsAt : nullptr);
+    p.num_splits = Divisor(own.num_splits);
+    p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
+  }
   if (own.config.block_mask) {
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
     p.lists = list_blocks(plan, {own.config.consumers * kConsumerRows, own.config.block_n, false}, own.lists, buffers,
@@ -414,8 +491,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     const int keys = own.pair               ? own.pair_config.block_n
                      : core::paged(problem) ? own.config.page_rows
                                             : own.config.block_n;
-    TESSERA_RETURN_IF_ERROR(
-        make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, box(kConsumerRows), p.q_map));
+    Box q = box(kConsumerRows);
+    if (own.config.pack_gqa) q.heads = static_cast<int>(group_of(plan)), q.rows = kConsumerRows / q.heads;
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box(keys), p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box(keys), p.v_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
@@ -425,7 +503,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   } else {
     launch_fwd_sm90(own.config, p, own.grid, launches);
   }
-  return ok();
+  return own.config.split ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 
 }  // namespace

@@ -80,7 +80,12 @@ void configure(tessera_plan& plan) {
     const Family& family = in_chunks ? kFwdSm90 : *family_of(plan, n);
     core::set_family(part, family);
     family.configure(part);
-    if (in_chunks) part.num_splits = chunks;
+    // Of fwd_sm90's part it is the number of chunks (core::prefix_chunks), not of parts into which it splits keys.
+    if (in_chunks) {
+      part.num_splits = chunks;
+    } else if (n == core::kPrefix && &family == &kFwdSm90) {
+      part.num_splits = 1;
+    }
     part.shared_bytes = padded_to(part.shared_bytes, kWorkspaceAlignment);
     core::keep_part(plan, n, part);
     plan.num_items += part.num_items;
