@@ -59,6 +59,15 @@ inline double visible_part(const tessera_plan& plan) {
   return all > 0 ? std::min(1.0, plan.flops / all) : 1.0;
 }
 
+// What kernels for tiles of many rows take longer for few rows than those that were made for these: their blocks read
+// slowly, and a second launch merges split keys. With fewer keys fwd_sm80 is the fastest.
+inline double few_rows_us(const tessera_plan& plan) {
+  constexpr double kUs = 4;
+  constexpr int64_t kLeastKeys = 256;
+  const bool measured = !plan.problem.batch_invariant && !plan.after_another && plan.max_seqlen_k >= kLeastKeys;
+  return measured ? kUs : 0;
+}
+
 // Time of a forward call that takes `ns_a_key` for one key of every sequence.
 inline double forward_us(const tessera_plan& plan, double ns_a_key) {
   return kCallUs + static_cast<double>(plan.max_seqlen_k) * visible_part(plan) * ns_a_key * 1e-3;

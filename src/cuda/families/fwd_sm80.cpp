@@ -308,6 +308,7 @@ double estimate_us(const tessera_plan& plan) {
                     kPackedQueries = 64;  // a tile for few rows; number of queries from which on heads are not packed
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const int64_t rows = rows_of_kv_head(plan);
+  double more_us = few_rows_us(plan);
   const bool any_length = plan.problem.batch_invariant && core::packed_q(plan.problem);
   double ns = 0;
   if (!any_length && rows <= kFewRows) {
@@ -316,9 +317,9 @@ double estimate_us(const tessera_plan& plan) {
     const double packed = rows <= 32 ? times.rows_32 : times.rows_64 * static_cast<double>(divide_up(rows, 64));
     ns = kv_heads(plan) * packed / cores_of(plan);
   } else {
-    ns = estimate_tiles_ns(plan, times);
+    ns = estimate_tiles_ns(plan, times), more_us = 0;
   }
-  return forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
+  return more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,

@@ -121,21 +121,29 @@ int64_t rows_a_multiprocessor(const tessera_plan& plan) {
 }
 
 // Nanoseconds for each key (an H100, docs/lab/decode_sm90.md): for a query head's tile of up to kTileRows rows, with
-// one tile on each multiprocessor; and for a KV head if memory limits the call.
+// one tile on each multiprocessor; and for a KV head if memory limits the call, likewise where its heads share a tile.
 struct KeyTimes {
   int head_dim;
-  double tile, memory;
+  double tile, memory, memory_packed;
 };
-constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
+constexpr KeyTimes kKeyTimes[] = {
+    {64, 6, 0.093, 0.080}, {128, 10, 0.179, 0.155}, {256, 18, 0.36, 0.31}, {512, 36, 0.72, 0.72}};
 constexpr int64_t kTileRows = 128;
 
+// Whether keys may be split, or heads packed. In a mixed batch the host does not know how many work tiles there are; a
+// part of a call that follows another was not measured.
+bool may_divide(const tessera_plan& plan) {
+  return !plan.problem.batch_invariant && plan.decode_queries == 0 && !plan.after_another && plan.num_splits <= 1;
+}
+
 // Whether the query heads of a KV head are rows of one tile, so that its keys are read once for all of them: if the
-// queries of one head do not fill a tile.
+// queries of one head do not fill a tile. With fewer keys it was not measured.
 bool packs_heads(const tessera_plan& plan) {
+  constexpr int64_t kLeastKeys = 256;
   const tessera_problem& p = plan.problem;
   const int64_t group = group_of(plan);
-  return group > 1 && kConsumerRows % group == 0 && plan.max_seqlen_q < kTileRows && !p.batch_invariant &&
-         plan.decode_queries == 0 && !score_config(p).any() && !core::present(p.block_mask) && p.dropout_p == 0;
+  return group > 1 && kConsumerRows % group == 0 && plan.max_seqlen_q < kTileRows && plan.max_seqlen_k >= kLeastKeys &&
+         may_divide(plan) && !score_config(p).any() && !core::present(p.block_mask) && p.dropout_p == 0;
 }
 
 // Work tiles that have rows, for each part of the keys. Packed sequences may also have padded tile indices.
@@ -145,36 +153,39 @@ int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
 }
 
 // The fewest keys for which a part is worth its merge, and the most parts.
-constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 64;
-constexpr double kTileUs = 2;  // a work tile's own, without keys
+constexpr int64_t kMinSplitKeys = 128, kMaxSplits = 132;
 
-// Of the launch that merges the parts: its start, and the parts' writing and reading.
-double merge_us(const tessera_plan& plan, int64_t splits) {
-  constexpr double kStartUs = 3, kBytesUs = 2.5e6;
-  const auto bytes = static_cast<double>(splits * rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
-  return kStartUs + 2 * bytes / kBytesUs;
+// Of the merge of parts: the wait for 32 parts of a row after another, and their writing and reading.
+double parts_us(const tessera_plan& plan, int64_t splits) {
+  constexpr double kPartUs = 0.015, kBytesUs = 2.5e6;
+  const auto count = static_cast<double>(splits);
+  const auto bytes = count * static_cast<double>(rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
+  return kPartUs * count + 2 * bytes / kBytesUs;
 }
 
 // The time of all work tiles and of their merge, in microseconds.
 double split_us(const tessera_plan& plan, const Choice& choice, int64_t splits) {
+  constexpr double kTileUs = 2, kMergeUs = 2.5;  // of a work tile and of the merge, without keys and parts
   const double waves = std::ceil(static_cast<double>(filled_tiles(plan, choice) * splits) / cores_of(plan));
-  const auto keys = static_cast<double>(divide_up(plan.max_seqlen_k, splits));
+  const auto keys = static_cast<double>(padded_to(divide_up(plan.max_seqlen_k, splits), choice.block_n()));
   const double us = waves * (kTileUs + keys * row_of(kKeyTimes, plan).tile * 1e-3);
-  return splits > 1 ? us + merge_us(plan, splits) : us;
+  return splits > 1 ? us + kMergeUs + parts_us(plan, splits) : us;
 }
 
-// The number of parts that the keys are split into: more than one only if work tiles leave multiprocessors idle. In a
-// mixed batch the host does not know how many there are, and the chunks of a shared prefix (num_splits) are parts.
+// Whether a tile is mostly empty because query heads that read the same keys cannot share it.
+bool mostly_empty(const tessera_plan& plan, const Choice& choice) {
+  return !choice.pack_gqa() && group_of(plan) > 1 && plan.max_seqlen_q < kConsumerRows;
+}
+
+// The number of parts that the keys are split into: more than one only if work tiles leave multiprocessors idle.
 int splits_of(const tessera_plan& plan, const Choice& choice) {
   constexpr double kGain = 1.1;
   const tessera_problem& p = plan.problem;
-  if (choice.pair || p.batch_invariant || core::present(p.block_mask) || plan.decode_queries > 0 ||
-      plan.num_splits > 1 || filled_tiles(plan, choice) == 0) {
-    return 1;
-  }
+  if (choice.pair || !may_divide(plan) || core::present(p.block_mask) || filled_tiles(plan, choice) == 0) return 1;
   if (const std::string forced = environment_variable(kForcedSplits); !forced.empty()) {
     return std::clamp(std::atoi(forced.c_str()), 1, static_cast<int>(kMaxSplits));
   }
+  if (mostly_empty(plan, choice)) return 1;
   int64_t best = 1;
   for (int64_t splits = 2; splits <= std::min(kMaxSplits, plan.max_seqlen_k / kMinSplitKeys); ++splits) {
     if (split_us(plan, choice, splits) < split_us(plan, choice, best)) best = splits;
@@ -331,7 +342,8 @@ bool has_few_long_chunks(const tessera_plan& plan) {
 // enough keys to split.
 bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
   const int64_t filled = choice.pair ? 3 * kFwdD512ClusterBlocks * choice.work_tiles : 4 * choice.work_tiles;
-  return !plan.problem.batch_invariant && plan.max_seqlen_k >= kSplitKeys && filled <= plan.device.cores;
+  return !plan.problem.batch_invariant && choice.num_splits == 1 && plan.max_seqlen_k >= kSplitKeys &&
+         filled <= plan.device.cores;
 }
 
 // With batch_invariant the estimate may not depend on the batch, so it is a sequence's part of a busy GPU, and a packed
@@ -347,9 +359,13 @@ double estimate_us(const tessera_plan& plan) {
   const bool idle = leaves_most_idle(plan, choice);
   double waves = static_cast<double>(filled_tiles(plan, choice) * choice.num_splits) / cores_of(plan);
   if (idle || (!invariant && plan.decode_queries == 0)) waves = std::ceil(waves);
-  const double ns = std::max(kv_heads(plan) * times.memory, waves * tile / choice.num_splits);
-  const double us = forward_us(plan, idle || has_few_long_chunks(plan) ? kIdleFactor * ns : ns);
-  return choice.num_splits > 1 ? us + merge_us(plan, choice.num_splits) : us;
+  const double memory = choice.pack_gqa() ? times.memory_packed : times.memory;
+  const double ns = std::max(kv_heads(plan) * memory, waves * tile / choice.num_splits);
+  const bool few_read = idle || (has_few_long_chunks(plan) && !choice.pack_gqa());
+  const double us = forward_us(plan, few_read ? kIdleFactor * ns : ns);
+  if (mostly_empty(plan, choice)) return us + few_rows_us(plan);
+  // The merge's start is hidden by what decode_sm90's merge takes, which kCallUs has.
+  return choice.num_splits > 1 ? us + parts_us(plan, choice.num_splits) : us;
 }
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
