@@ -1,6 +1,6 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels clean packages
+.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels deb clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -36,6 +36,7 @@ help:
 	@echo '                   x86-64 and AArch64, with prebuilt kernels (needs python3.10, 3.11, 3.12 and'
 	@echo '                   g++-aarch64-linux-gnu)'
 	@echo 'make install       the library and the program into PREFIX (/usr/local)'
+	@echo 'make deb           the same as Debian packages, into dist/'
 
 packages:
 	@bash scripts/install_packages.sh debian-packages-install.txt debian-packages.txt
@@ -58,6 +59,11 @@ build-%: $(BIN)/build.ninja
 demo: build-tessera_cli
 	@bash scripts/demo.sh
 
+# Without it the recipe is not tested.
+build/conan-venv/.done: tests/install/requirements-conan.txt scripts/make_venv.sh | packages
+	-@bash scripts/make_venv.sh build/conan-venv tests/install/requirements-conan.txt && touch $@
+
+check: build/conan-venv/.done
 test check: packages build/venv/.done
 	@bash scripts/run_tests.sh $@
 
@@ -107,6 +113,15 @@ install:
 	  "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" $(CMAKE_OPTIONS)
 	@cmake --build --preset install --parallel $(JOBS)
 	@cmake --install build/install
+
+# Of the same build, for /usr.
+deb:
+	@bash scripts/install_packages.sh debian-packages-install.txt
+	@cmake --preset install -DCMAKE_INSTALL_PREFIX=/usr \
+	  "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" $(CMAKE_OPTIONS)
+	@cmake --build build/install --parallel $(JOBS)
+	@cpack --config build/install/CPackConfig.cmake -G DEB -B build/debian
+	@mkdir -p dist && cp build/debian/*.deb dist/
 
 clean:
 	rm -rf build out dist

@@ -58,7 +58,7 @@ void list(bool as_json) {
                     {"compiler", cuda::version_text(entry.key.compiler)},
                     {"kernel", kernel_of(entry.binary)},
                     {"config", entry.binary.config},
-                    {"arch", cuda::arch_name(entry.binary.arch)},
+                    {"arch", cuda::target_name({entry.binary.arch, entry.binary.ptx})},
                     {"registers", entry.binary.registers},
                     {"spill_bytes", entry.binary.spill_bytes},
                     {"stack_bytes", entry.binary.stack_bytes}});
@@ -88,7 +88,7 @@ void list(bool as_json) {
     const std::string size = bytes_text(static_cast<double>(entry.bytes)), age = age_text(entry.age_seconds);
     if (entry.fault.empty()) {
       fmt::print("{:<10.8} {:<12} {:<8} {:>6} {:>10} {:>9} {:>10}\n", entry.file, printable(kernel_of(entry.binary)),
-                 cuda::arch_name(entry.binary.arch), cuda::version_text(entry.key.compiler), size,
+                 cuda::target_name({entry.binary.arch, entry.binary.ptx}), cuda::version_text(entry.key.compiler), size,
                  entry.binary.registers, age);
     } else {
       fmt::print("{:<10.8} {:<28} {:>10} {:>9} {:>10}\n", entry.file, entry.fault, size, "", age);
@@ -128,11 +128,11 @@ void warm(const std::vector<std::string>& names, bool as_json) {
   Progress progress(static_cast<double>(kernels));
   std::int64_t compiled = 0, total = 0;
   progress.show("compiling");
-  const tessera_status status = cuda::warm(cache, archs, [&](const cuda::Warmed& warmed) {
+  const tessera_status status = cuda::warm(cache, {archs.begin(), archs.end()}, [&](const cuda::Warmed& warmed) {
     compiled += warmed.origin == cuda::Origin::kCompiled;
     ++total;
     progress.advance(1);
-    progress.show(fmt::format("{} for {}", warmed.kernel.spec.name, cuda::arch_name(warmed.arch)));
+    progress.show(fmt::format("{} for {}", warmed.kernel.spec.name, cuda::target_name(warmed.target)));
   });
   progress.clear();
   if (status.code != TESSERA_OK) throw Failure(status.message);

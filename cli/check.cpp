@@ -38,7 +38,8 @@ AttentionTensors in_float64(const AttentionTensors& tensors, double roundoff) {
   AttentionTensors exact = tensors;
   for (const core::TensorField& field : core::kTensorFields) {
     const Tensor& original = tensors[field];
-    const bool has_dtype_of_q = field.dtypes == core::Dtypes::kFloating || field.dtypes == core::Dtypes::kAsQ;
+    const bool has_dtype_of_q = field.dtypes == core::Dtypes::kFloating || field.dtypes == core::Dtypes::kAsQ ||
+                                field.dtypes == core::Dtypes::kKeys || field.dtypes == core::Dtypes::kOutput;
     if (!original.present()) continue;
     if (field.written == core::Written::kNever) {
       const bool rounded = has_dtype_of_q || field.dtypes == core::Dtypes::kFloat32OrAsQ;

@@ -41,6 +41,8 @@ tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q) {
   switch (field.dtypes) {
     case core::Dtypes::kFloating:
     case core::Dtypes::kAsQ:
+    case core::Dtypes::kKeys:
+    case core::Dtypes::kOutput:
       return q;
     case core::Dtypes::kFloat32:
     case core::Dtypes::kFloat32OrAsQ:

@@ -139,6 +139,8 @@ class Run {
     switch (field.dtypes) {
       case core::Dtypes::kFloating:
       case core::Dtypes::kAsQ:
+      case core::Dtypes::kKeys:
+      case core::Dtypes::kOutput:
         return sequence(std::move(file));
       case core::Dtypes::kFloat32OrAsQ:
         return floating(std::move(file));

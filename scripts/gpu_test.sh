@@ -125,7 +125,9 @@ gtest_suite() { # NAME SECONDS SHARDS FILTER [PROGRAM]
 }
 
 suite_prepare() {
-  timeout "$(within 280)" "$programs/prepare_gpu_kernels" --seeds "$processes" --count $((fuzz_cases / processes + 1)) \
+  local count=0
+  [[ " ${suites[*]} " != *" fuzz "* ]] || count=$((fuzz_cases / processes + 1))
+  timeout "$(within 300)" "$programs/prepare_gpu_kernels" --seeds "$processes" --count $count --seconds 240 \
     > "$logs/prepare.log" 2>&1
   local status=$?
   if ((status == 2)); then
@@ -255,8 +257,10 @@ suite_python() {
     report python skipped "skipped: $(tail -1 "$logs/python.log")"
   else
     # Other packages there may have plugins for another pytest.
-    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 timeout "$(within 240)" "$python" -m pytest -q -p no:cacheprovider -k cuda \
-      tests/python >> "$logs/python.log" 2>&1
+    local -a parallel=()  # by pytest-xdist, where it is installed: most of the time is a process's own
+    "$python" -c 'import xdist' 2> /dev/null && parallel=(-p xdist -n $((processes < 6 ? processes : 6)))
+    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 timeout "$(within 300)" "$python" -m pytest -q -rfE -p no:cacheprovider \
+      "${parallel[@]}" -k cuda tests/python >> "$logs/python.log" 2>&1
     local status=$?
     report python "$( ((status)) && echo FAILED || echo passed)" "$(tail -1 "$logs/python.log")"
   fi

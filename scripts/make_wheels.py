@@ -99,7 +99,7 @@ def build(python: Path, version: str, arch: str, kernels: Path | None, out: Path
                         "SETUPTOOLS_EXT_SUFFIX": f".cpython-{tag}-{arch}-linux-gnu.so"}  # fmt: skip
     if kernels:
         defines["TESSERA_PREBUILT_FOLDER"] = kernels
-    settings = [f"-Ccmake.define.{name}={value}" for name, value in defines.items()]
+    settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
     run(python, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--disable-pip-version-check",
         "--wheel-dir", out, *settings, ROOT, **environment)  # fmt: skip
     (wheel,) = out.glob("*.whl")

@@ -49,10 +49,14 @@ CPU_TESTS = (
 )
 AREAS = {
     "core": Area(
-        ("src/core/*.cpp", "src/core/*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS
+        ("src/core/*.[ch]pp", "src/core/score/*.[ch]pp", "src/api/*.[ch]pp"),
+        ("tessera", "unit_tests", "score_tests", "op_tests", "tessera_fuzz"),
+        ("{build}/tests/score_tests --gtest_fail_fast --gtest_brief=1", *CPU_TESTS),
     ),
     "cpu": Area(
-        ("src/cpu/[!a]*.cpp", "src/cpu/[!a]*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS
+        ("src/cpu/[!a]*.[ch]pp", "src/cpu/a[!m]*.[ch]pp", "src/cpu/score/*.[ch]pp"),
+        ("tessera", "unit_tests", "score_tests", "op_tests", "tessera_fuzz"),
+        ("{build}/tests/score_tests --gtest_fail_fast --gtest_brief=1", *CPU_TESTS),
     ),
     # With the library whose tiles are plain C++, on every machine.
     "amx": Area(
@@ -63,8 +67,10 @@ AREAS = {
             "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",
         ),
     ),
+    # The emulated GPU has no WGMMA: not Hopper's folders.
     "kernels": Area(
-        ("kernels/tessera/*/*.cuh", "kernels/tessera/*/score/*.cuh"),
+        ("kernels/tessera/[!bdfp]*/*.cuh", "kernels/tessera/*_sm80/*.cuh", "kernels/tessera/*/*/*.cuh",
+         "kernels/tessera/*/*/*/*.cuh"),
         ("tessera", "op_tests", "emulated_driver", "emulated_nvrtc", "cuda_device_code_tests"),
         (
             "{build}/tests/cuda_device_code_tests --gtest_fail_fast --gtest_brief=1",

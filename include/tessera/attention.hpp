@@ -51,13 +51,16 @@ struct Buffers {
   std::array<const void*, TESSERA_MAX_CAPTURED_TENSORS> captured{};
   std::array<void*, TESSERA_MAX_CAPTURED_TENSORS> d_captured{};
   std::array<double, TESSERA_MAX_CAPTURED_SCALARS> scalars{};
+  const float* q_descale = nullptr;
+  const float* k_descale = nullptr;
+  const float* v_descale = nullptr;
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, scalars) == offsetof(tessera_buffers, scalars),
+                  offsetof(Buffers, v_descale) == offsetof(tessera_buffers, v_descale),
               "the members of tessera_buffers, in order, each absent by default");
 
 // Runs a call on your own threads, or stops it; see tessera_executor. NULL means the library's threads.

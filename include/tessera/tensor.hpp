@@ -29,7 +29,9 @@ enum class DType : std::int32_t {
   int64 = TESSERA_INT64,
   int8 = TESSERA_INT8,
   int16 = TESSERA_INT16,
-  uint8 = TESSERA_UINT8
+  uint8 = TESSERA_UINT8,
+  float8_e4m3 = TESSERA_FLOAT8_E4M3,
+  float8_e5m2 = TESSERA_FLOAT8_E5M2
 };
 // What a score program computes with: floats of any floating-point type, integers whose values fit 32 bits, booleans.
 enum class ValueType : std::int32_t {
@@ -40,7 +42,8 @@ enum class ValueType : std::int32_t {
 // int64 has no short name: device code, which is in this namespace too, has a type of that name.
 inline constexpr DType float32 = DType::float32, float16 = DType::float16, bfloat16 = DType::bfloat16,
                        float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean, int8 = DType::int8,
-                       int16 = DType::int16, uint8 = DType::uint8;
+                       int16 = DType::int16, uint8 = DType::uint8, float8_e4m3 = DType::float8_e4m3,
+                       float8_e5m2 = DType::float8_e5m2;
 
 inline std::string_view name(DType dtype) { return tessera_dtype_name(static_cast<std::int32_t>(dtype)); }
 inline std::size_t size_bytes(DType dtype) { return tessera_dtype_bytes(static_cast<std::int32_t>(dtype)); }

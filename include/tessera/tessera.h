@@ -76,9 +76,11 @@ typedef enum tessera_dtype {
   TESSERA_INT32 = 4,
   TESSERA_BOOL = 5, /* one byte, 0 or 1 */
   TESSERA_INT64 = 6,
-  TESSERA_INT8 = 7, /* with INT16 and UINT8: only for the tensors of a score program */
-  TESSERA_INT16 = 8,
-  TESSERA_UINT8 = 9
+  TESSERA_INT8 = 7,  /* a cache of keys and values on the CPU, and tensors of a score program */
+  TESSERA_INT16 = 8, /* with UINT8: only for the tensors of a score program */
+  TESSERA_UINT8 = 9,
+  TESSERA_FLOAT8_E4M3 = 10, /* 1 sign, 4 exponent and 3 mantissa bits: up to 448, NaN, no infinity ("e4m3fn") */
+  TESSERA_FLOAT8_E5M2 = 11  /* 5 exponent and 2 mantissa bits: up to 57344, infinity, NaN */
 } tessera_dtype;
 
 #define TESSERA_MAX_RANK 5
@@ -171,7 +173,12 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *   lse  float32      [B, Hq, Sq]           [Hq, Tq]                          as q
  *   lse_low float32   as lse                as lse                            as q
  *
- * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o have the same dtype.
+ * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o have the same dtype: float32,
+ * float16, bfloat16 or float64. Two exceptions, forward only:
+ *   - An 8-bit cache: q and o are float16 or bfloat16, and k and v are both float8_e4m3, float8_e5m2 or (CPU) int8.
+ *   - q, k and v are float8_e4m3 or float8_e5m2; o is then bfloat16, float16 or float32.
+ * An element of 8 bits has the value scale * code. q_descale, k_descale and v_descale hold the scales; without them
+ * they are 1. A bias may have o's dtype in place of q's.
  *
  * The score of query i and key j of one sequence, whose lengths are Sq and Sk, is computed in this order:
  *   1. s = scale * (q_i . k_j)
@@ -272,6 +279,12 @@ typedef struct tessera_problem {
   /* backward, optional: the gradient of a floating-point captured[n], of its shape, float32 or its dtype, written
    * completely */
   tessera_layout d_captured[TESSERA_MAX_CAPTURED_TENSORS];
+  /* Scales of q, k and v, if these have 8 bits; absent: 1. float32, with any strides, of one of these shapes:
+   *   [1] or [Hkv]; [B, Hkv]; [B, ceil(S / 128), Hkv], one for 128 tokens and a head, with S = Sq for q, Sk for k and v
+   *   (packed: max_seqlen_q, max_seqlen_k); with paged keys in place of it [pages, page_size, Hkv], one for a token and
+   *   a head
+   * A scale of q belongs to all query heads of a KV head. Scales of hidden keys do not affect a result. */
+  tessera_layout q_descale, k_descale, v_descale;
   /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */
 } tessera_problem;
 
@@ -535,6 +548,7 @@ typedef struct tessera_buffers {
   const void* captured[TESSERA_MAX_CAPTURED_TENSORS];
   void* d_captured[TESSERA_MAX_CAPTURED_TENSORS];
   double scalars[TESSERA_MAX_CAPTURED_SCALARS]; /* of the program, on the host: an int or bool (0 or 1) exactly */
+  const float *q_descale, *k_descale, *v_descale;
 } tessera_buffers;
 
 /* Where a call runs. NULL means the library's threads, or on CUDA the default stream; every member may be NULL. In C:
@@ -613,7 +627,8 @@ TESSERA_API tessera_status tessera_combine(const tessera_combine_call* call, con
  *   q, q_out              [B, Sq, Hq, D]      [T, Hq, D]           optional; q_out absent: q is rotated in place
  *   positions_k  int32    [B, S]              [T]                  optional: the token's row of cos and sin
  *   positions_q  int32    [B, Sq]             [T]
- *   k_cache, v_cache      [B, Smax, Hkv, D], [B, Smax, Hkv, Dv]; with page_table [pages, page_size, Hkv, D | Dv]
+ *   k_cache, v_cache      [B, Smax, Hkv, D], [B, Smax, Hkv, Dv]; with page_table [pages, page_size, Hkv, D | Dv]; k's
+ *                         dtype or, both (CPU), float8_e4m3, float8_e5m2 or int8
  *   seqused_k    int32    [B]                                      keys of each sequence, including the new ones
  *   page_table   int32    [B, max_pages]
  *   cos, sin              [R, rotary_dim / 2], float32 or k's dtype: absent, nothing is rotated
@@ -631,6 +646,14 @@ typedef struct tessera_append_call {
   tessera_tensor cu_seqlens, page_table;
   tessera_tensor q, q_out, cos, sin, positions_q, positions_k;
   tessera_tensor dropped; /* optional int32 [1]: the number of tokens of k and q not written is added to it; CPU: 0 */
+  /* Scales of an 8-bit cache, float32. An element is stored as its value / scale, rounded to nearest (ties to even); it
+   * saturates at the dtype's largest finite number, and a NaN stays a NaN. Absent: 1. */
+  tessera_tensor k_descale, v_descale;
+  /* 0: the scales are given, [1], [Hkv] or [B, Hkv]. 1: they are computed and written for each new token and head, the
+   * largest finite magnitude of its columns over the dtype's largest number (1 if that is 0; NaN if an int8 token holds
+   * a NaN): [B, Smax, Hkv], with page_table [pages, page_size, Hkv]. */
+  int32_t compute_scales TESSERA_CXX_DEFAULT(0);
+  int32_t reserved_1 TESSERA_CXX_DEFAULT(0);
 } tessera_append_call;
 
 /* Rotates q and the new keys, and writes the new keys and values at each sequence's end in the cache, in one pass. k

@@ -8,25 +8,29 @@ namespace tessera::python {
 struct AppendField {
   const char* name;
   tessera_tensor tessera_append_call::*tensor;
-  bool floating;  // dtypes float32, float16 and bfloat16; otherwise int32
+  const char* dtypes;  // as an error lists them
   bool written;
 };
 
+inline constexpr const char *kFloats = "float32, float16 or bfloat16", *kIndices = "int32",
+                            *kCache = "that of k, float8_e4m3, float8_e5m2 or int8";
 inline constexpr AppendField kAppendFields[] = {
-    {"k", &tessera_append_call::k, true, false},
-    {"v", &tessera_append_call::v, true, false},
-    {"k_cache", &tessera_append_call::k_cache, true, true},
-    {"v_cache", &tessera_append_call::v_cache, true, true},
-    {"seqused_k", &tessera_append_call::seqused_k, false, false},
-    {"cu_seqlens", &tessera_append_call::cu_seqlens, false, false},
-    {"page_table", &tessera_append_call::page_table, false, false},
-    {"q", &tessera_append_call::q, true, false},  // written if q_out is absent
-    {"q_out", &tessera_append_call::q_out, true, true},
-    {"cos", &tessera_append_call::cos, true, false},
-    {"sin", &tessera_append_call::sin, true, false},
-    {"positions_q", &tessera_append_call::positions_q, false, false},
-    {"positions_k", &tessera_append_call::positions_k, false, false},
-    {"dropped", &tessera_append_call::dropped, false, true},
+    {"k", &tessera_append_call::k, kFloats, false},
+    {"v", &tessera_append_call::v, kFloats, false},
+    {"k_cache", &tessera_append_call::k_cache, kCache, true},
+    {"v_cache", &tessera_append_call::v_cache, kCache, true},
+    {"seqused_k", &tessera_append_call::seqused_k, kIndices, false},
+    {"cu_seqlens", &tessera_append_call::cu_seqlens, kIndices, false},
+    {"page_table", &tessera_append_call::page_table, kIndices, false},
+    {"q", &tessera_append_call::q, kFloats, false},  // written if q_out is absent
+    {"q_out", &tessera_append_call::q_out, kFloats, true},
+    {"cos", &tessera_append_call::cos, kFloats, false},
+    {"sin", &tessera_append_call::sin, kFloats, false},
+    {"positions_q", &tessera_append_call::positions_q, kIndices, false},
+    {"positions_k", &tessera_append_call::positions_k, kIndices, false},
+    {"dropped", &tessera_append_call::dropped, kIndices, true},
+    {"k_descale", &tessera_append_call::k_descale, "float32", false},  // written with compute_scales
+    {"v_descale", &tessera_append_call::v_descale, "float32", false},
 };
 
 }  // namespace tessera::python

@@ -102,17 +102,20 @@ std::string dtype_text(const nb::dlpack::dtype& dtype) {
   return "unknown (" + bits + " bits)";
 }
 
+// Number formats of DLPack 1.1.
+constexpr dtype_code kE4M3{10}, kE5M2{12};
+
 // lanes 0: view() does not know the name.
 nb::dlpack::dtype dlpack_dtype(const std::string& name) {
   constexpr struct {
     const char* name;
     dtype_code code;
     uint8_t bits;
-  } kNames[] = {{"float32", dtype_code::Float, 32}, {"float16", dtype_code::Float, 16},
-                {"float64", dtype_code::Float, 64}, {"bfloat16", dtype_code::Bfloat, 16},
-                {"int32", dtype_code::Int, 32},     {"int64", dtype_code::Int, 64},
-                {"int8", dtype_code::Int, 8},       {"int16", dtype_code::Int, 16},
-                {"uint8", dtype_code::UInt, 8},     {"bool", dtype_code::Bool, 8}};
+  } kNames[] = {
+      {"float32", dtype_code::Float, 32},   {"float16", dtype_code::Float, 16}, {"float64", dtype_code::Float, 64},
+      {"bfloat16", dtype_code::Bfloat, 16}, {"int32", dtype_code::Int, 32},     {"int64", dtype_code::Int, 64},
+      {"int8", dtype_code::Int, 8},         {"int16", dtype_code::Int, 16},     {"uint8", dtype_code::UInt, 8},
+      {"bool", dtype_code::Bool, 8},        {"float8_e4m3fn", kE4M3, 8},        {"float8_e5m2", kE5M2, 8}};
   for (const auto& known : kNames) {
     if (name == known.name) return {static_cast<uint8_t>(known.code), known.bits, 1};
   }
@@ -140,6 +143,10 @@ int32_t to_dtype(const nb::dlpack::dtype& dtype) {
       return dtype.bits == 8 ? TESSERA_UINT8 : kUnknown;
     case dtype_code::Bool:
       return dtype.bits == 8 ? TESSERA_BOOL : kUnknown;
+    case kE4M3:
+      return dtype.bits == 8 ? TESSERA_FLOAT8_E4M3 : kUnknown;
+    case kE5M2:
+      return dtype.bits == 8 ? TESSERA_FLOAT8_E5M2 : kUnknown;
     default:
       return kUnknown;
   }
@@ -246,9 +253,18 @@ bool export_from(nb::handle source, Access access, nb::ndarray<nb::ro>& owner) {
   return true;
 }
 
-// NumPy has bfloat16 as a dtype that ml_dtypes registers, and exports it by no protocol, only as its bits.
-bool is_numpy_bfloat16(nb::handle source) {
-  return nb::hasattr(source, "__array_interface__") && nb::hasattr(source, "dtype") && dtype_of(source) == "bfloat16";
+// NumPy has these dtypes by ml_dtypes, and exports them by no protocol, only as their bits.
+struct Registered {
+  const char *name, *bits;
+  dtype_code code;
+};
+const Registered* registered_dtype(nb::handle source) {
+  static constexpr Registered kRegistered[] = {
+      {"bfloat16", "uint16", dtype_code::Bfloat}, {"float8_e4m3fn", "uint8", kE4M3}, {"float8_e5m2", "uint8", kE5M2}};
+  if (!nb::hasattr(source, "__array_interface__") || !nb::hasattr(source, "dtype")) return nullptr;
+  const std::string name = dtype_of(source);
+  const auto* const found = std::ranges::find(kRegistered, name, &Registered::name);
+  return found == std::end(kRegistered) ? nullptr : found;
 }
 
 [[noreturn]] void refuse(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
@@ -315,11 +331,11 @@ Array import_array(const char* name, nb::handle source, Access access, const cha
     array.owner = std::move(owner);
     return array;
   }
-  if (is_numpy_bfloat16(source)) {
-    const nb::object bits = source.attr("view")("uint16");
+  if (const Registered* const registered = registered_dtype(source)) {
+    const nb::object bits = source.attr("view")(registered->bits);
     if (export_from(bits, access, owner)) {
       dltensor tensor = fields(owner);
-      tensor.dtype.code = static_cast<uint8_t>(dtype_code::Bfloat);
+      tensor.dtype.code = static_cast<uint8_t>(registered->code);
       Array array = view(name, tensor, accepted_dtypes);
       array.owner = std::move(owner);
       return array;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 #include "call.hpp"
 #include "error.hpp"
 #include "options.hpp"
+#include "score.hpp"
 #include "xla/ffi/api/c_api.h"
 
 namespace nb = nanobind;
@@ -116,8 +118,20 @@ int32_t to_dtype(XLA_FFI_DataType dtype) {
       return TESSERA_INT32;
     case XLA_FFI_DataType_S64:
       return TESSERA_INT64;
+    case XLA_FFI_DataType_F8E4M3FN:
+      return TESSERA_FLOAT8_E4M3;
+    case XLA_FFI_DataType_F8E5M2:
+      return TESSERA_FLOAT8_E5M2;
+    case XLA_FFI_DataType_S8:
+      return TESSERA_INT8;
     case XLA_FFI_DataType_PRED:
       return TESSERA_BOOL;
+    case XLA_FFI_DataType_S8:
+      return TESSERA_INT8;
+    case XLA_FFI_DataType_S16:
+      return TESSERA_INT16;
+    case XLA_FFI_DataType_U8:
+      return TESSERA_UINT8;
     default:
       return -1;
   }
@@ -152,7 +166,24 @@ bool is_state_in_halves(const core::TensorField& field, XLA_FFI_DataType dtype, 
   return field.layout == &tessera_problem::dropout_state && dtype == XLA_FFI_DataType_U32 && rank == 1 && dims[0] == 4;
 }
 
+// "captured2" and "d_captured2" are the third tensor of the call's program, and its gradient.
+bool set_captured(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer) {
+  constexpr std::string_view kCaptured = "captured";
+  const bool is_gradient = name.starts_with("d_");
+  if (is_gradient) name.remove_prefix(2);
+  if (!name.starts_with(kCaptured)) return false;
+  const auto slot = static_cast<size_t>(name.back() - '0');
+  const tessera_layout layout = contiguous(to_dtype(buffer.dtype), buffer.dims, buffer.rank, "captured");
+  if (is_gradient) {
+    call.problem.d_captured[slot] = layout, call.buffers.d_captured[slot] = buffer.data;
+  } else {
+    call.problem.captured[slot] = layout, call.buffers.captured[slot] = buffer.data;
+  }
+  return true;
+}
+
 void set_buffer(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer) {
+  if (set_captured(call, name, buffer)) return;
   const core::TensorField& field = field_named(name);
   tessera_layout& layout = call.problem.*field.layout;
   if (is_state_in_halves(field, buffer.dtype, buffer.rank, buffer.dims)) {
@@ -184,12 +215,43 @@ void swap_heads_first(tessera_problem& p) {
   for (tessera_layout* layout : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.d_q, &p.d_k, &p.d_v}) swap_rows_and_heads(*layout);
 }
 
+// The score program of a call, from its texts. A thread keeps its last few, so that their plans are found again.
+ProgramHandle program_of(const Attributes& attributes) {
+  const std::string score(attributes.text("score")), mask(attributes.text("mask"));
+  const std::string declared(attributes.text("declared"));
+  if (score.empty() && mask.empty()) return nullptr;
+  struct Known {
+    std::string score, mask, declared;
+    ProgramHandle program;
+  };
+  constexpr size_t kMostKnown = 32;
+  thread_local std::vector<Known> known;
+  for (const Known& each : known) {
+    if (each.score == score && each.mask == mask && each.declared == declared) return each.program;
+  }
+  std::vector<DeclaredName> names;
+  std::istringstream words(declared);
+  for (DeclaredName name; words >> name.name >> name.type >> name.rank;) names.push_back(name);
+  if (known.size() == kMostKnown) known.erase(known.begin());
+  known.push_back({score, mask, declared, make_program(score, mask, names)});
+  return known.back().program;
+}
+
+void set_program(Call& call, const Attributes& attributes) {
+  call.program = program_of(attributes);
+  call.problem.program = call.program.get();
+  const int64_t count = attributes.integer("scalar_count");
+  const double* scalars = attributes.values<double>("scalars", static_cast<size_t>(count));
+  if (scalars) std::copy_n(scalars, count, call.buffers.scalars);
+}
+
 Call call_of(const XLA_FFI_CallFrame& frame) {
   const Attributes attributes(frame.attrs);
   Call call(attributes.integer("backward") ? TESSERA_BACKWARD : TESSERA_FORWARD);
   for_each_buffer(attributes, frame,
                   [&call](std::string_view name, const XLA_FFI_Buffer& buffer) { set_buffer(call, name, buffer); });
   set_options(call.problem, attributes);
+  set_program(call, attributes);
   call.kernel = static_cast<int32_t>(attributes.integer("kernel"));
   call.threads = static_cast<int32_t>(attributes.integer("threads"));
   if (attributes.integer("heads_first")) swap_heads_first(call.problem);
@@ -355,8 +417,8 @@ nb::dict handlers() {
   return by_target;
 }
 
-int32_t dtype_named(const std::string& name) {
-  for (int32_t dtype = 0; dtype <= TESSERA_INT64; ++dtype) {
+int32_t dtype_named(const std::string& name, int32_t last) {
+  for (int32_t dtype = 0; dtype <= last; ++dtype) {
     if (name == tessera_dtype_name(dtype)) return dtype;
   }
   return -1;
@@ -367,9 +429,17 @@ using TracedTensor = std::tuple<std::string, std::string, std::vector<int64_t>>;
 // Refuses a problem of these layouts and options if every device would refuse it.
 void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
   Call call(backward ? TESSERA_BACKWARD : TESSERA_FORWARD);
+  size_t captured = 0;
   for (const auto& [name, dtype, shape] : tensors) {
+    if (name == "captured") {  // the program's next tensor
+      const int32_t known = dtype_named(dtype, TESSERA_UINT8);
+      if (known < 0) throw Error("captured: dtype " + dtype + ", accepted floats, bool, uint8 and int8 to int64");
+      const auto rank = static_cast<int64_t>(shape.size());
+      call.problem.captured[captured++] = contiguous(known, shape.data(), rank, "captured");
+      continue;
+    }
     const core::TensorField& field = field_named(name);
-    const int32_t known = dtype_named(dtype);
+    const int32_t known = dtype_named(dtype, TESSERA_INT64);
     if (known < 0) {
       throw Error(name + ": dtype " + dtype + ", accepted " + core::dtypes_text(field.dtypes));
     }

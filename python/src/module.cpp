@@ -198,12 +198,13 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle seqused_k,
             nb::handle cu_seqlens, nb::handle page_table, nb::handle q, nb::handle q_out, nb::handle cos,
-            nb::handle sin, nb::handle positions_q, nb::handle positions_k, nb::handle dropped, bool interleaved) {
+            nb::handle sin, nb::handle positions_q, nb::handle positions_k, nb::handle dropped, nb::handle k_descale,
+            nb::handle v_descale, bool interleaved, bool compute_scales) {
   tessera_append_call call{};
-  call.interleaved = interleaved;
+  call.interleaved = interleaved, call.compute_scales = compute_scales;
   const bool in_place = !q.is_none() && q_out.is_none();
-  const nb::handle sources[] = {k, v,     k_cache, v_cache, seqused_k,   cu_seqlens,  page_table,
-                                q, q_out, cos,     sin,     positions_q, positions_k, dropped};
+  const nb::handle sources[] = {k,     v,   k_cache, v_cache,     seqused_k,   cu_seqlens, page_table, q,
+                                q_out, cos, sin,     positions_q, positions_k, dropped,    k_descale,  v_descale};
   static_assert(std::size(sources) == std::size(kAppendFields));
   CommonPlace place;
   Array arrays[std::size(sources)];  // keep the memory until the call is over
@@ -211,9 +212,11 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   for (size_t n = 0; n < std::size(sources); ++n) {
     if (sources[n].is_none()) continue;
     const AppendField& field = kAppendFields[n];
-    const bool written = field.written || (in_place && field.tensor == &tessera_append_call::q);
-    arrays[n] = import_array(field.name, sources[n], written ? Access::kWrite : Access::kRead,
-                             field.floating ? "float32, float16 or bfloat16" : "int32");
+    const bool of_scales =
+        field.tensor == &tessera_append_call::k_descale || field.tensor == &tessera_append_call::v_descale;
+    const bool written =
+        field.written || (in_place && field.tensor == &tessera_append_call::q) || (of_scales && compute_scales);
+    arrays[n] = import_array(field.name, sources[n], written ? Access::kWrite : Access::kRead, field.dtypes);
     place.join(field.name, arrays[n].place);
     call.*field.tensor = {arrays[n].layout, arrays[n].data};
     has_data = has_data && arrays[n].has_data;
@@ -305,7 +308,8 @@ NB_MODULE(_core, m) {
         "lse_low_parts"_a.none() = none, "lse_low"_a.none() = none);
   m.def("append", &append, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "seqused_k"_a, nb::kw_only(), "cu_seqlens"_a = none,
         "page_table"_a = none, "q"_a = none, "q_out"_a = none, "cos"_a = none, "sin"_a = none, "positions_q"_a = none,
-        "positions_k"_a = none, "dropped"_a = none, "interleaved"_a = false);
+        "positions_k"_a = none, "dropped"_a = none, "k_descale"_a = none, "v_descale"_a = none, "interleaved"_a = false,
+        "compute_scales"_a = false);
   m.def("option_fields", &option_fields);
   m.def("kernel_names", &kernel_names);
   m.def("device", &device_as_dict, "name"_a = "cpu");

@@ -26,9 +26,18 @@ int32_t type_named(const std::string& type) {
   throw Error("names: type \"" + type.substr(0, 80) + "\", accepted \"float\", \"int\" and \"bool\"");
 }
 
-ProgramHandle make(const std::string& score, const std::string& mask, const std::vector<NameRow>& rows) {
+template <tessera_program_text which>
+std::string text_of(const ScoreProgram& program) {
+  std::string text(tessera_program_describe(program.handle.get(), which, nullptr, 0), '\0');
+  tessera_program_describe(program.handle.get(), which, text.data(), text.size() + 1);
+  return text;
+}
+
+}  // namespace
+
+ProgramHandle make_program(const std::string& score, const std::string& mask, const std::vector<DeclaredName>& rows) {
   std::vector<tessera_program_name> names;
-  for (const auto& [name, type, rank] : rows) names.push_back({name.c_str(), type_named(type), rank});
+  for (const DeclaredName& row : rows) names.push_back({row.name.c_str(), type_named(row.type), row.rank});
   for (const std::string* text : {&score, &mask}) {
     const size_t zero = text->find('\0');
     if (zero != text->npos) {
@@ -42,21 +51,14 @@ ProgramHandle make(const std::string& score, const std::string& mask, const std:
   return ProgramHandle(program, tessera_program_release);
 }
 
-template <tessera_program_text which>
-std::string text_of(const ScoreProgram& program) {
-  std::string text(tessera_program_describe(program.handle.get(), which, nullptr, 0), '\0');
-  tessera_program_describe(program.handle.get(), which, text.data(), text.size() + 1);
-  return text;
-}
-
-}  // namespace
-
 void add_score(nb::module_& m) {
   nb::class_<ScoreProgram>(m, "ScoreProgram")
       .def(
           "__init__",
-          [](ScoreProgram* self, const std::string& score, const std::string& mask, const std::vector<NameRow>& names) {
-            new (self) ScoreProgram{make(score, mask, names)};
+          [](ScoreProgram* self, const std::string& score, const std::string& mask, const std::vector<NameRow>& rows) {
+            std::vector<DeclaredName> names;
+            for (const auto& [name, type, rank] : rows) names.push_back({name, type, rank});
+            new (self) ScoreProgram{make_program(score, mask, names)};
           },
           "score"_a, "mask"_a, "names"_a)
       .def_prop_ro("score", text_of<TESSERA_PROGRAM_SCORE>)

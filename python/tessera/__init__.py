@@ -12,7 +12,9 @@ Accepts arrays of any framework, on the CPU or a GPU, by DLPack or the buffer pr
 from tessera._attention import Gradients, append, attention, attention_backward, combine, plan
 from tessera._core import Error, device
 from tessera._core import version as __version__
+from tessera._quantize import quantize, rotate
 
 __all__ = [
     "Error", "Gradients", "__version__", "append", "attention", "attention_backward", "combine", "device", "plan",
+    "quantize", "rotate",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from tessera import _core
-from tessera._frameworks import check_arrays, framework_of, is_torch
+from tessera._frameworks import check_arrays, framework_of, is_torch, output_dtype
 from tessera._hints import with_options
 from tessera._score import Bound, Mod, bind
 
@@ -62,8 +62,10 @@ def attention(
     ``layout="bhsd"`` reads q, k, v and writes o in the layout of PyTorch's SDPA: [B, H, S, D], packed [H, T, D], pages
     [pages, Hkv, page_size, D].
 
-    q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks). D is 1 .. 576
-    and Dv is 1 .. 512. Strides are arbitrary as long as the last dimension is contiguous. Arrays may be read-only;
+    q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); or, without
+    gradients, k and v are an 8-bit cache under 16-bit q (float8_e4m3, float8_e5m2 or, on the CPU, int8), or q, k and v
+    are all float8_e4m3 or float8_e5m2, and o is bfloat16. ``tessera.quantize`` makes 8-bit arrays with their scales. D is
+    1 .. 576 and Dv is 1 .. 512. Strides are arbitrary as long as the last dimension is contiguous. Arrays may be read-only;
     nothing is copied. They may be arrays of NumPy (bfloat16 by ml_dtypes), PyTorch, JAX (on the CPU), CuPy, or any
     other library with ``__dlpack__``, all on one device: the CPU, or a GPU, where the kernels run in the current stream
     of the framework.
@@ -99,6 +101,9 @@ def attention(
         block_mask, mask_block: bool, [B|1, Hq|1, ceil(Sq / bq), ceil(Sk / bk)], and (bq, bk) in queries and keys.
         alibi_slopes: float32 [Hq] or [B, Hq].
         sink: float32 [Hq], a logit.
+        q_descale, k_descale, v_descale: float32 scales of 8-bit q, k, v, whose values are scale * code: [1], [Hkv],
+            [B, Hkv] or, one for 128 tokens of a sequence, [B, ceil(S / 128), Hkv]; with pages in place of the last
+            [pages, page_size, Hkv], one for a token. 1 if absent.
         dropout_p, dropout_seed, dropout_offset: probability 0 <= p < 1, and the key of Philox4x32-10. The same values
             drop the same entries in `attention_backward`, on any machine.
         dropout_state: int64 [2], seed and offset in one array instead of two numbers; read when the kernels run.
@@ -139,7 +144,7 @@ def attention(
         check_arrays("q", q, {"k": k, "v": v, **options})
     try:
         shape = q.shape
-        o = like.empty(shape[:-1] + v.shape[-1:], q.dtype)
+        o = like.empty(shape[:-1] + v.shape[-1:], output_dtype(q))
         rows = shape[-3:-1] if options.get("layout") == "bhsd" else (shape[-2], shape[-3])
         lse, low = (
             like.empty((*shape[:-3], *rows), like.float32) if wanted else None
@@ -316,6 +321,9 @@ def append(
     positions_k: Any = None,
     dropped: Any = None,
     interleaved: bool = False,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    compute_scales: bool = False,
 ) -> None:
     """Writes new keys and values at each sequence's end in a cache and rotates q and the new keys (rotary position
     embedding), in one pass. No gradients.
@@ -334,19 +342,23 @@ def append(
         dropped: int32 [1]; a GPU adds the number of tokens that were out of range and not written.
         interleaved: a pair is two neighbouring columns (GPT-J); otherwise its columns are rotary_dim / 2 apart
             (GPT-NeoX).
+        k_descale, v_descale: float32 scales of a cache of float8_e4m3, float8_e5m2 or int8 (on the CPU), which stores
+            value / scale, rounded to nearest, and saturates: [1], [Hkv] or [B, Hkv].
+        compute_scales: with page_table; compute a scale for each new token and head, and write it to k_descale and
+            v_descale, [pages, page_size, Hkv].
 
     Raises:
         tessera.Error: an argument is wrong or, on the CPU, out of range; nothing is then written.
     """
     tensors = dict(
         cu_seqlens=cu_seqlens, page_table=page_table, q=q, q_out=q_out, cos=cos, sin=sin, positions_q=positions_q,
-        positions_k=positions_k, dropped=dropped,
+        positions_k=positions_k, dropped=dropped, k_descale=k_descale, v_descale=v_descale,
     )  # fmt: skip
     check_arrays("k", k, {"v": v, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k, **tensors})
     run = _core.append
     if is_torch(k):
         from tessera.torch.cache import append as run
-    run(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved)
+    run(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved, compute_scales=compute_scales)
 
 
 def _bound(q: Any, mods: dict[str, Any]) -> Bound | None:

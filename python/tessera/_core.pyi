@@ -95,7 +95,8 @@ def combine(
 def append(
     k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_k: Any, *, cu_seqlens: Any = None, page_table: Any = None,
     q: Any = None, q_out: Any = None, cos: Any = None, sin: Any = None, positions_q: Any = None,
-    positions_k: Any = None, dropped: Any = None, interleaved: bool = False,
+    positions_k: Any = None, dropped: Any = None, k_descale: Any = None, v_descale: Any = None,
+    interleaved: bool = False, compute_scales: bool = False,
 ) -> None:
     """Writes k_cache, v_cache, and q_out, or q if q_out is not given."""
 

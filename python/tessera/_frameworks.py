@@ -58,6 +58,17 @@ _ARRAYS = frozenset(
 )
 
 
+def output_dtype(q: Any) -> Any:
+    """The dtype of o: q's, or bfloat16 if q has 8 bits."""
+    if getattr(q.dtype, "itemsize", 2) > 1:
+        return q.dtype
+    if is_torch(q):
+        return sys.modules["torch"].bfloat16
+    import ml_dtypes
+
+    return numpy.dtype(ml_dtypes.bfloat16)
+
+
 def check_arrays(name: str, first: Any, others: dict[str, Any]) -> None:
     """Checks that all arrays of a call belong to one framework, and that none has state beside its memory."""
     family = _family(name, first)

@@ -21,6 +21,9 @@ class Bound(NamedTuple):
     arrays: tuple[Any, ...]  # of rank 0 as [1]
     numbers: tuple[float, ...]
     scalars: frozenset[str]  # the arrays of rank 0
+    score: str  # the texts of the program
+    mask: str
+    declared: tuple[tuple[str, str, int], ...]  # (name, type, rank) of arrays, then of numbers, whose rank is -1
 
     def array(self, name: str) -> Any:
         return self.arrays[self.names.index(name)]
@@ -47,12 +50,13 @@ class Bound(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _program(score: str, mask: str, names: tuple[tuple[str, str, int], ...]) -> _core.ScoreProgram:
+def program(score: str, mask: str, names: tuple[tuple[str, str, int], ...]) -> _core.ScoreProgram:
+    """One program for the same texts and declarations."""
     return _core.ScoreProgram(score, mask, names)
 
 
 # Before the interpreter goes, so that no program outlives the module that it belongs to.
-atexit.register(_program.cache_clear)
+atexit.register(program.cache_clear)
 
 
 def _text(argument: str, mod: Mod, names: Names) -> str:
@@ -71,7 +75,10 @@ def bind(score_mod: Mod, mask_mod: Mod, captured: dict[str, Any] | None) -> Boun
         return None
     names = Names(captured)
     score, mask = _text("score_mod", score_mod, names), _text("mask_mod", mask_mod, names)
-    program = _program(score, mask, names.declared())
+    declared = names.declared()
     scalars = frozenset(name for name, x in names.arrays.items() if len(x.shape) == 0)
     arrays = tuple(x.reshape(1) if name in scalars else x for name, x in names.arrays.items())
-    return Bound(program, tuple(names.arrays), arrays, tuple(map(float, names.numbers.values())), scalars)
+    numbers = tuple(map(float, names.numbers.values()))
+    return Bound(
+        program(score, mask, declared), tuple(names.arrays), arrays, numbers, scalars, score, mask, declared
+    )  # fmt: skip

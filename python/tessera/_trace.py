@@ -122,7 +122,7 @@ class Traced:
             return self if self._type == "bool" else not_equal(self, 0)
         _refuse(f"to({name}), accepted floating-point types, integers and bool")
 
-    type_as = to
+    type_as = astype = to
 
     def float(self) -> Traced:
         return to_float(self)
@@ -370,6 +370,23 @@ def relu(x: Any) -> Traced:
     return maximum(x, 0)
 
 
+def tan(x: Any) -> Traced:
+    return divide(sin(x), cos(x))
+
+
+def silu(x: Any, inplace: bool = False) -> Traced:
+    x = to_float(x)
+    return multiply(x, sigmoid(x))
+
+
+def log2(x: Any) -> Traced:
+    return multiply(log(x), 1 / math.log(2))
+
+
+def log10(x: Any) -> Traced:
+    return multiply(log(x), 1 / math.log(10))
+
+
 def clip(x: Any, min: Any = None, max: Any = None) -> Traced:
     x = x if min is None else maximum(x, min)
     return x if max is None else minimum(x, max)
@@ -383,7 +400,8 @@ _NAMES: dict[str, Callable[..., Traced]] = {
     "abs": absolute, "absolute": absolute, "fabs": absolute, "square": square, "reciprocal": reciprocal,
     "min": minimum, "minimum": minimum, "max": maximum, "maximum": maximum, "clamp": clip, "clip": clip, "relu": relu,
     "exp": exp, "exp2": exp2, "log": log, "sqrt": sqrt, "rsqrt": rsqrt, "tanh": tanh, "sigmoid": sigmoid, "sin": sin,
-    "cos": cos, "floor": floor, "sign": sign, "where": where, "isnan": isnan,
+    "cos": cos, "tan": tan, "silu": silu, "log2": log2, "log10": log10,
+    "floor": floor, "sign": sign, "where": where, "isnan": isnan,
     "logical_and": logical_and, "logical_or": logical_or, "logical_xor": logical_xor, "logical_not": logical_not,
     "bitwise_and": bitwise_and, "and": bitwise_and, "bitwise_or": bitwise_or, "or": bitwise_or,
     "bitwise_xor": bitwise_xor, "xor": bitwise_xor, "bitwise_not": invert, "invert": invert,
@@ -397,8 +415,9 @@ _NAMES: dict[str, Callable[..., Traced]] = {
 
 def _by_name(full: str, name: str) -> Callable[..., Traced]:
     if name not in _NAMES:
-        functions = "abs, clip, cos, exp, exp2, floor, log, maximum, minimum, relu, rsqrt, sigmoid, sign, sin, sqrt"
-        _refuse(f"{full} of a traced value, accepted operators, {functions}, tanh, where, comparisons and logic")
+        functions = "abs, clip, cos, exp, exp2, floor, log, log2, log10, maximum, minimum, relu, rsqrt, sigmoid, sign"
+        functions += ", silu, sin, sqrt, tan, tanh, where"
+        _refuse(f"{full} of a traced value, accepted operators, {functions}, comparisons and logic")
     return _NAMES[name]
 
 
@@ -421,7 +440,7 @@ def _operators(target: type) -> type:
         setattr(target, f"__{name}__", lambda a, f=function: f(a))
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
-                 "sign", "sin", "sqrt", "square", "tanh", "logical_and", "logical_or",
+                 "sign", "sin", "sqrt", "square", "tan", "tanh", "log2", "log10", "logical_and", "logical_or",
                  "logical_not", "pow"):  # fmt: skip
         setattr(target, name, lambda *arguments, f=_NAMES[name], **keywords: f(*arguments, **keywords))
     return target
@@ -520,6 +539,44 @@ class _Attributes:
         return bool(self._of[2])
 
 
+class _JaxModule:
+    """jax.numpy, jax.nn or jax.lax as a traced function sees it: its functions of traced values are this module's, as
+    JAX's own accept arrays alone."""
+
+    def __init__(self, module: types.ModuleType):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _of_jax(getattr(self._module, name))
+
+    def __call__(self, *_: Any) -> NoReturn:
+        _refuse(f"a call of the module {self._module.__name__}")
+
+
+_JAX = ("jax", "jax.numpy", "jax.nn", "jax.lax", "jax.scipy.special")
+_JAX_NAMES = {"expit": "sigmoid", "logistic": "sigmoid", "select": "where", "swish": "silu", "astype": "to"}
+
+
+def _of_jax(value: Any) -> Any:
+    """JAX's module or function as a traced function calls it; anything else as it is."""
+    if isinstance(value, types.ModuleType):
+        return _JaxModule(value) if value.__name__ in _JAX else value
+    home, name = getattr(value, "__module__", None) or "", getattr(value, "__name__", "")
+    if home.split(".")[0] not in ("jax", "jaxlib") or isinstance(value, type) or not callable(value):
+        return value
+    if _is_array(value):
+        return value
+    if hasattr(value, "dtype"):  # jax.numpy.float32 is a type and a function
+        return value
+
+    def function(*arguments: Any, **keywords: Any) -> Any:
+        if not any(isinstance(x, (Traced, Captured)) for x in (*arguments, *keywords.values())):
+            return value(*arguments, **keywords)
+        return _by_name(f"jax.{name}", _JAX_NAMES.get(name, name))(*arguments, **keywords)
+
+    return function
+
+
 _PLAIN = (str, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType, complex, slice, range)
 _KINDS = {"f": "float", "b": "float", "i": "int", "u": "int"}
 
@@ -528,6 +585,13 @@ def kind_of(array: Any) -> str:
     """float, int or bool."""
     name = str(array.dtype).rpartition(".")[2]
     return "bool" if name == "bool" else _KINDS.get(name[:1], "float")
+
+
+def kind_of_number(number: Any) -> str:
+    """float, int or bool."""
+    if isinstance(number, bool):
+        return "bool"
+    return "int" if isinstance(number, int) or type(number).__name__ == "SymInt" else "float"
 
 
 class Names:
@@ -565,6 +629,8 @@ class Names:
 
     def capture(self, name: str, value: Any) -> Any:
         """`value` as a traced function sees it."""
+        if (own := _of_jax(value)) is not value:
+            return own
         if isinstance(value, (Traced, Captured, _Attributes)) or isinstance(value, _PLAIN) or isinstance(value, bool):
             return value
         if isinstance(value, (int, float)):
@@ -603,6 +669,12 @@ class Names:
         self.numbers[own] = value
         return Traced("int" if isinstance(value, int) else "float", own, (), value)
 
+    def capture_symbolic(self, name: str, value: Any) -> Traced:
+        """An integer whose value a compiler does not know."""
+        own = self._own(name)
+        self.numbers[own] = value
+        return Traced("int", own)
+
     def _capture_array(self, name: str, array: Any) -> Captured:
         own = self._own(name)
         self.arrays[own] = array
@@ -634,8 +706,7 @@ class Names:
     def declared(self) -> tuple[tuple[str, str, int], ...]:
         """(name, type, rank) of each, -1: a number."""
         of_arrays = [(name, kind_of(x), len(x.shape)) for name, x in self.arrays.items()]
-        kinds = {bool: "bool", int: "int"}
-        return (*of_arrays, *((name, kinds.get(type(x), "float"), -1) for name, x in self.numbers.items()))
+        return (*of_arrays, *((name, kind_of_number(x), -1) for name, x in self.numbers.items()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -685,23 +756,31 @@ def _text_of(root: Traced) -> str:
     return "".join(statements) + names[id(root)]
 
 
-_SCORE_INPUTS = (("float", "s"), ("int", "b"), ("int", "h"), ("int", "i"), ("int", "j"))
+_INPUTS = {"s": "float", "b": "int", "h": "int", "i": "int", "j": "int"}
+
+
+def input_named(name: str) -> Traced:
+    """s, b, h, i or j of the pair."""
+    return Traced(_INPUTS[name], name)
+
+
+def text_of_result(argument: str, result: Any) -> str:
+    """The text of what score_mod (`argument`) or mask_mod returned."""
+    if isinstance(result, Captured) and result._rank > len(result._indices):
+        raise Error(f"its result is '{result._name}' as a whole, accepted one value")
+    result = lift(result)
+    if argument == "mask_mod" and result._type != "bool":
+        raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")
+    return _text_of(to_float(result) if argument == "score_mod" else result)
 
 
 def trace(argument: str, function: Callable[..., Any], names: Names) -> str:
     """The text of score_mod (`argument`) or mask_mod; what it captures joins `names`."""
-    is_score = argument == "score_mod"
-    inputs = [Traced(*each) for each in (_SCORE_INPUTS if is_score else _SCORE_INPUTS[1:])]
+    inputs = [input_named(name) for name in _INPUTS if name != "s" or argument == "score_mod"]
     try:
-        result = names.capture(argument, function)(*inputs)
-        if isinstance(result, Captured) and result._rank > len(result._indices):
-            raise Error(f"its result is '{result._name}' as a whole, accepted one value")
-        result = lift(result)
-        if not is_score and result._type != "bool":
-            raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")
-        return _text_of(to_float(result) if is_score else result)
+        return text_of_result(argument, names.capture(argument, function)(*inputs))
     except Error as error:
         raise Error(f"{argument}: {error}") from None
     except TypeError as error:
-        accepted = ", ".join(("score", "b", "h", "q_idx", "kv_idx")[not is_score :])
+        accepted = ", ".join(("score", "b", "h", "q_idx", "kv_idx")[5 - len(inputs) :])
         raise Error(f"{argument}: {error} (it is called with {accepted})") from error

@@ -1,6 +1,6 @@
 """The functions of score programs, for functions that `tessera.attention` traces as score_mod and mask_mod.
 
-PyTorch's and NumPy's functions of the same names may be used, too; JAX's cannot be traced."""
+PyTorch's, NumPy's and JAX's functions of the same names may be used, too."""
 
 from tessera._core import ScoreProgram
 from tessera._trace import (

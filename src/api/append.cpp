@@ -4,6 +4,7 @@
 #include "api/device_here.hpp"
 #include "core/caller_struct.hpp"
 #include "core/cancel.hpp"
+#include "core/float8.hpp"
 #include "core/guarded.hpp"
 #include "core/status.hpp"
 #include "cpu/cpu.hpp"
@@ -24,6 +25,10 @@ tessera_status append(const tessera_append_call* given, const tessera_device* gi
   tessera_device device;
   TESSERA_RETURN_IF_ERROR(device_here(given_device, device));
   if (device.backend == TESSERA_BACKEND_CUDA) {
+    if (is_8bit(call.k_cache.layout.dtype)) {
+      return unsupported("k_cache: dtype %s, accepted on a GPU that of k: %s",
+                         tessera_dtype_name(call.k_cache.layout.dtype), tessera_dtype_name(call.k.layout.dtype));
+    }
     TESSERA_RETURN_IF_ERROR(cuda::check_memory(call, device));
     return cuda::append(call, device, executor.stream);
   }

@@ -133,7 +133,7 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
   // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
   // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.
   const double score_bytes =
-      heads * static_cast<double>(sq) * static_cast<double>(sk) * static_cast<double>(tessera_dtype_bytes(p.q.dtype));
+      heads * static_cast<double>(sq) * static_cast<double>(sk) * static_cast<double>(tessera_dtype_bytes(p.o.dtype));
   plan.standard_bytes = plan.bytes_moved + (backward ? 7 : 4) * score_bytes;
   plan.standard_extra_bytes = (backward ? 2 : 1) * score_bytes;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/caller_struct.hpp"
+#include "core/float8.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/own_memory.hpp"
@@ -13,7 +14,7 @@
 
 namespace tessera::core {
 
-static_assert(sizeof(tessera_append_call) == offsetof(tessera_append_call, dropped) + sizeof(tessera_tensor));
+static_assert(sizeof(tessera_append_call) == offsetof(tessera_append_call, reserved_1) + sizeof(int32_t));
 
 namespace {
 
@@ -53,8 +54,14 @@ tessera_status check_dtypes(const tessera_append_call& call) {
     return invalid("%s: dtype %s, must be %s%s", name, dtype_text(dtype).text, whose, tessera_dtype_name(accepted));
   };
   TESSERA_RETURN_IF_ERROR(require("v", call.v, of_k, "that of k: "));
-  TESSERA_RETURN_IF_ERROR(require("k_cache", call.k_cache, of_k, "that of k: "));
-  TESSERA_RETURN_IF_ERROR(require("v_cache", call.v_cache, of_k, "that of k: "));
+  const int32_t of_cache = call.k_cache.layout.dtype;
+  if (of_cache != of_k && !is_8bit(of_cache)) {
+    return invalid("k_cache: dtype %s, must be that of k: %s, or float8_e4m3, float8_e5m2 or int8",
+                   dtype_text(of_cache).text, tessera_dtype_name(of_k));
+  }
+  TESSERA_RETURN_IF_ERROR(require("v_cache", call.v_cache, of_cache, "that of k_cache: "));
+  TESSERA_RETURN_IF_ERROR(require("k_descale", call.k_descale, TESSERA_FLOAT32, ""));
+  TESSERA_RETURN_IF_ERROR(require("v_descale", call.v_descale, TESSERA_FLOAT32, ""));
   TESSERA_RETURN_IF_ERROR(require("q", call.q, of_k, "that of k: "));
   TESSERA_RETURN_IF_ERROR(require("q_out", call.q_out, of_k, "that of k: "));
   if (present(call.cos) && call.cos.layout.dtype != TESSERA_FLOAT32) {
@@ -85,6 +92,48 @@ tessera_status check_presence(const tessera_append_call& call) {
   if (present(call.q_out) && !present(call.q)) return invalid("q_out: given without q");
   if (present(call.positions_q) && !present(call.q)) return invalid("positions_q: given without q");
   if (present(call.positions_k) && !present(call.cos)) return invalid("positions_k: given without cos and sin");
+  return ok();
+}
+
+// Scales of an 8-bit cache.
+tessera_status check_scales(const tessera_append_call& call, const AppendSizes& size) {
+  if (call.compute_scales != 0 && call.compute_scales != 1) {
+    return invalid("compute_scales: %d, accepted 0 and 1", call.compute_scales);
+  }
+  if (call.reserved_1 != 0) return invalid("reserved_1: %d, accepted 0", call.reserved_1);
+  const int32_t dtype = call.k_cache.layout.dtype;
+  if (call.compute_scales && !is_8bit(dtype)) {
+    return invalid("compute_scales: 1 with a cache of %s, accepted with 8 bits: float8_e4m3, float8_e5m2 or int8",
+                   tessera_dtype_name(dtype));
+  }
+  if (call.compute_scales && !present(call.page_table)) {
+    return invalid("compute_scales: 1 without page_table, accepted with it: a scale for a token and head is for pages");
+  }
+  const struct {
+    const char* name;
+    const tessera_tensor& scales;
+  } rows[] = {{"k_descale", call.k_descale}, {"v_descale", call.v_descale}};
+  for (const auto& [name, scales] : rows) {
+    if (!present(scales)) {
+      if (!call.compute_scales) continue;
+      return invalid("%s: absent (rank 0), but compute_scales requires it", name);
+    }
+    if (!is_8bit(dtype)) {
+      return invalid("%s: given with a cache of %s, accepted with 8 bits: float8_e4m3, float8_e5m2 or int8", name,
+                     tessera_dtype_name(dtype));
+    }
+    if (call.compute_scales) {
+      TESSERA_RETURN_IF_ERROR(check_shape(
+          name, scales.layout, {{"pages", size.pages}, {"page_size", size.page_size}, {"Hkv", size.heads_kv}}));
+      continue;
+    }
+    const int64_t* shape = scales.layout.shape;
+    const bool of_heads = scales.layout.rank == 1 && (shape[0] == 1 || shape[0] == size.heads_kv);
+    const bool of_sequences = scales.layout.rank == 2 && shape[0] == size.batch && shape[1] == size.heads_kv;
+    if (of_heads || of_sequences) continue;
+    return invalid("%s: shape %s, accepted [1], [%" PRId64 "] and [%" PRId64 ", %" PRId64 "]", name,
+                   shape_text(scales.layout).text, size.heads_kv, size.batch, size.heads_kv);
+  }
   return ok();
 }
 
@@ -170,7 +219,7 @@ tessera_status validate_append(const tessera_append_call& call) {
   for_each_tensor(call, [&](const char* name, const tessera_tensor& tensor, bool is_written) {
     if (status.code != TESSERA_OK || !present(tensor)) return;
     const tessera_layout& layout = tensor.layout;
-    const bool index = layout.dtype == TESSERA_INT32;
+    const bool index = layout.dtype == TESSERA_INT32 || &tensor == &call.k_descale || &tensor == &call.v_descale;
     if (layout.rank < 0 || layout.rank > TESSERA_MAX_RANK) {
       status = invalid("%s: rank %d, accepted 0 (absent) .. %d", name, layout.rank, TESSERA_MAX_RANK);
     } else {
@@ -181,6 +230,7 @@ tessera_status validate_append(const tessera_append_call& call) {
   TESSERA_RETURN_IF_ERROR(status);
   TESSERA_RETURN_IF_ERROR(check_dtypes(call));
   TESSERA_RETURN_IF_ERROR(check_shapes(call));
+  TESSERA_RETURN_IF_ERROR(check_scales(call, sizes(call)));
   return check_sizes(call);
 }
 
@@ -227,8 +277,8 @@ tessera_status check_sequence(const tessera_append_call& call, const AppendSizes
 tessera_status read_append_call(const tessera_append_call* given, tessera_append_call& known) {
   if (!given) return invalid("call: NULL, must point to a tessera_append_call");
   known = {};
-  return read_struct("call", *given, sizeof(tessera_append_call), "{.struct_size = sizeof(tessera_append_call)}",
-                     known);
+  return read_struct("call", *given, offsetof(tessera_append_call, k_descale),
+                     "{.struct_size = sizeof(tessera_append_call)}", known);
 }
 
 tessera_status check_append_pointers(const tessera_append_call& call) {

@@ -84,6 +84,8 @@ void for_each_tensor(const tessera_append_call& call, const Visit& visit) {
       {"positions_q", call.positions_q, false},
       {"positions_k", call.positions_k, false},
       {"dropped", call.dropped, true},
+      {"k_descale", call.k_descale, call.compute_scales != 0},
+      {"v_descale", call.v_descale, call.compute_scales != 0},
   };
   for (const auto& row : rows) visit(row.name, row.tensor, row.written);
 }

@@ -4,10 +4,8 @@ namespace tessera::core {
 namespace {
 
 // Neither struct may have tail padding: an older caller's padding bytes would be read as a newer member.
-static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, d_captured) + TESSERA_MAX_CAPTURED_TENSORS * sizeof(tessera_layout));
-static_assert(sizeof(tessera_buffers) ==
-              offsetof(tessera_buffers, scalars) + TESSERA_MAX_CAPTURED_SCALARS * sizeof(double));
+static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, v_descale) + sizeof(tessera_layout));
+static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, v_descale) + sizeof(float*));
 static_assert(sizeof(tessera_combine_call) == offsetof(tessera_combine_call, lse_low) + sizeof(tessera_tensor));
 static_assert(sizeof(tessera_executor) == offsetof(tessera_executor, cancel_context) + sizeof(void*));
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/float8.hpp"
 #include "core/half.hpp"
 #include "tessera/tessera.h"
 
@@ -28,6 +29,12 @@ inline double load(int32_t dtype, const void* data, int64_t index) {
       return float16_to_float(static_cast<const uint16_t*>(data)[index]);
     case TESSERA_BFLOAT16:
       return bfloat16_to_float(static_cast<const uint16_t*>(data)[index]);
+    case TESSERA_FLOAT8_E4M3:
+      return float8_to_float(kE4M3, static_cast<const uint8_t*>(data)[index]);
+    case TESSERA_FLOAT8_E5M2:
+      return float8_to_float(kE5M2, static_cast<const uint8_t*>(data)[index]);
+    case TESSERA_INT8:
+      return static_cast<const int8_t*>(data)[index];
     default:
       return static_cast<const double*>(data)[index];
   }
@@ -43,6 +50,12 @@ inline void store(int32_t dtype, void* data, int64_t index, double value) {
       break;
     case TESSERA_BFLOAT16:
       static_cast<uint16_t*>(data)[index] = float_to_bfloat16(double_to_float_odd(value));
+      break;
+    case TESSERA_FLOAT8_E4M3:
+      static_cast<uint8_t*>(data)[index] = float_to_float8(kE4M3, double_to_float_odd(value));
+      break;
+    case TESSERA_FLOAT8_E5M2:
+      static_cast<uint8_t*>(data)[index] = float_to_float8(kE5M2, double_to_float_odd(value));
       break;
     default:
       static_cast<double*>(data)[index] = value;

@@ -42,6 +42,8 @@ enum Symbol {
   kBlocksQ,
   kBlocksK,
   kTwo,
+  kScaleBlocksQ,
+  kScaleBlocksK,
   kSymbols
 };
 
@@ -68,6 +70,8 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"ceil(Sq / mask_block_q)", 0, kMaxLength},
     {"ceil(Sk / mask_block_k)", 0, kMaxLength},
     {"2", 2, 2},
+    {"ceil(Sq / 128)", 0, kMaxLength},
+    {"ceil(Sk / 128)", 0, kMaxLength},
 };
 static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
 
@@ -115,15 +119,19 @@ inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, 
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
 inline constexpr Shape kPair{1, {{kTwo}}};
+inline constexpr Shape kScales{1, {{kHkv, kEqualOrOne}}}, kScalesBatch{2, {{kB}, {kHkv}}};
+inline constexpr Shape kScalesQ{3, {{kB}, {kScaleBlocksQ}, {kHkv}}}, kScalesK{3, {{kB}, {kScaleBlocksK}, {kHkv}}},
+    kScalesPaged{3, {{kPages}, {kPageSize}, {kHkv}}};
 }  // namespace shapes
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
 
 // What selects a row's shape: cu_seqlens_q; cu_seqlens_k and page_table; the tensor's own rank; or kLastAxes: the shape
-// or its last axes, broadcast by NumPy's rules.
-enum class Form { kByRank, kQueries, kKeys, kLastAxes };
+// or its last axes, broadcast by NumPy's rules; kScales: shapes::kScales, kScalesBatch or, of rank 3, `dense`, or `paged`.
+enum class Form { kByRank, kQueries, kKeys, kLastAxes, kScales };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
-enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
+// kKeys: that of q or, under 16 bits, an 8-bit type. kOutput: that of q, of 8 bits bfloat16, float16 or float32.
+enum class Dtypes { kFloating, kAsQ, kKeys, kOutput, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
 enum class LastAxis { kAnyStride, kContiguous };
 enum class Written { kNever, kForward, kBackward };
 
@@ -160,8 +168,8 @@ void set_pointer_of(tessera_buffers& buffers, const void* pointer) {
 inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(q),            Need::kAlways,          Dtypes::kFloating,     LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   nullptr,          nullptr,       "Queries"},
     {TESSERA_TENSOR(cu_seqlens_q), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-q", nullptr,       "Packed queries: where each sequence starts"},
-    {TESSERA_TENSOR(k),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kPagedK, nullptr,          nullptr,       "Keys"},
-    {TESSERA_TENSOR(v),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kPagedV, nullptr,          nullptr,       "Values"},
+    {TESSERA_TENSOR(k),            Need::kAlways,          Dtypes::kKeys,         LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kPagedK, nullptr,          nullptr,       "Keys"},
+    {TESSERA_TENSOR(v),            Need::kAlways,          Dtypes::kKeys,         LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kPagedV, nullptr,          nullptr,       "Values"},
     {TESSERA_TENSOR(cu_seqlens_k), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-k", nullptr,       "Packed keys: where each sequence starts"},
     {TESSERA_TENSOR(page_table),   Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPageTable,   shapes::kNone,               shapes::kNone,   "--page-table",   nullptr,       "Pages of each sequence"},
     {TESSERA_TENSOR(page_indptr),  Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--page-indptr",  nullptr,       "CSR page table: where each sequence's pages start in --page-indices"},
@@ -171,7 +179,7 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(tree_mask),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseTree,   shapes::kPackedTree,         shapes::kNone,   "--tree-mask",    "tree mask",   "Bits of the keys from Sk - Sq on that each query sees"},
     {TESSERA_TENSOR(prefix_groups), Need::kIfGiven,        Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kGroupOffsets, shapes::kNone,              shapes::kNone,   "--prefix-groups", "shared prefixes", "Where each group of sequences that share a prefix starts in the batch"},
     {TESSERA_TENSOR(prefix_lens),  Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerGroup,    shapes::kNone,               shapes::kNone,   "--prefix-lens",  nullptr,       "Keys of each group's prefix"},
-    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
+    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kOutput,       LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
     {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
     {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
     {TESSERA_TENSOR(mask),         Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--mask",         "mask",        "Visible keys"},
@@ -187,12 +195,17 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
     {TESSERA_TENSOR(lse_low),      Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse-low",      "lse_low",     "What the log-sum-exp's rounding leaves out"},
     {TESSERA_TENSOR(dropout_state), Need::kIfGiven,        Dtypes::kInt64,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPair,        shapes::kNone,               shapes::kNone,   "--dropout-state", "dropout state", "Seed and offset of the dropout, in place of --seed and --offset"},
+    {TESSERA_TENSOR(q_descale),    Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kScales,   shapes::kScalesQ,     shapes::kNone,               shapes::kScalesQ, "--q-descale",   "scales of q", "Scales of 8-bit queries"},
+    {TESSERA_TENSOR(k_descale),    Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kScales,   shapes::kScalesK,     shapes::kNone,               shapes::kScalesPaged, "--k-descale", "scales of k", "Scales of 8-bit keys"},
+    {TESSERA_TENSOR(v_descale),    Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kScales,   shapes::kScalesK,     shapes::kNone,               shapes::kScalesPaged, "--v-descale", "scales of v", "Scales of 8-bit values"},
 };
 #undef TESSERA_TENSOR
 // clang-format on
 
 inline constexpr int kNumTensors = std::size(kTensorFields);
-static_assert(kNumTensors * sizeof(void*) + offsetof(tessera_buffers, q) == offsetof(tessera_buffers, captured),
+static_assert(kNumTensors * sizeof(void*) + offsetof(tessera_buffers, q) + sizeof(tessera_buffers::captured) +
+                      sizeof(tessera_buffers::d_captured) + sizeof(tessera_buffers::scalars) ==
+                  sizeof(tessera_buffers),
               "a row for each pointer of tessera_buffers");
 
 constexpr int tensor_index(std::string_view name) {
@@ -235,8 +248,7 @@ constexpr const TensorField* primal_of(const TensorField& field) {
 
 // q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not one: [B, H, S], nor is tree_mask.)
 constexpr bool is_sequence(const TensorField& field) {
-  return (field.form == Form::kQueries || field.form == Form::kKeys) &&
-         (field.dtypes == Dtypes::kFloating || field.dtypes == Dtypes::kAsQ);
+  return (field.form == Form::kQueries || field.form == Form::kKeys) && field.last_axis == LastAxis::kContiguous;
 }
 
 // "float32 or that of q"
@@ -244,7 +256,11 @@ constexpr const char* dtypes_text(Dtypes dtypes) {
   switch (dtypes) {
     case Dtypes::kFloating:
     case Dtypes::kAsQ:
-      return "float32, float16, bfloat16 or float64";
+      return "float32, float16, bfloat16, float64 or (forward) 8 bits";
+    case Dtypes::kKeys:
+      return "that of q or, with 16 bits in q, float8_e4m3, float8_e5m2 or int8";
+    case Dtypes::kOutput:
+      return "that of q; with 8 bits in q bfloat16, float16 or float32";
     case Dtypes::kFloat32OrAsQ:
       return "float32 or that of q";
     case Dtypes::kFloat32:
@@ -266,6 +282,13 @@ constexpr const Shape& shape_of(const TensorField& field, const tessera_problem&
       return packed_q(problem) ? field.packed : field.dense;
     case Form::kKeys:
       return paged(problem) ? field.paged : packed_k(problem) ? field.packed : field.dense;
+    case Form::kScales: {
+      const int32_t rank = (problem.*field.layout).rank;
+      return rank == 1        ? shapes::kScales
+             : rank == 2      ? shapes::kScalesBatch
+             : paged(problem) ? field.paged
+                              : field.dense;
+    }
     case Form::kByRank:
     case Form::kLastAxes:
       break;

@@ -103,6 +103,21 @@ constexpr SlopeStrides slope_strides(const tessera_layout& layout) {
   return layout.rank == 1 ? SlopeStrides{0, layout.strides[0]} : SlopeStrides{layout.strides[0], layout.strides[1]};
 }
 
+// Scales of q, k or v. That of token j of sequence b and KV head h is at batch * b + row * (j / tokens) + head * h; with
+// `tokens` 1 and pages, at batch * page_of(b, j) + row * (j % page_size) + head * h.
+inline constexpr int64_t kScaleTokens = 128;  // of a block
+struct ScaleStrides {
+  int64_t batch, row, head;
+  int64_t tokens;  // that share a scale
+};
+constexpr ScaleStrides scale_strides(const tessera_layout& layout, bool in_pages) {
+  const int64_t all = int64_t{1} << 40;
+  const auto stride = [&layout](int axis) { return layout.shape[axis] == 1 ? 0 : layout.strides[axis]; };
+  if (layout.rank == 1) return {0, 0, stride(0), all};
+  if (layout.rank == 2) return {stride(0), 0, stride(1), all};
+  return {stride(0), stride(1), stride(2), in_pages ? 1 : kScaleTokens};
+}
+
 // ---- one sequence --------------------------------------------------------------------------------------------------
 
 struct SequenceView {

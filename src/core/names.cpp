@@ -11,10 +11,10 @@ struct Dtype {
 };
 
 constexpr Dtype kDtypes[] = {
-    {"float32", 4}, {"float16", 2}, {"bfloat16", 2}, {"float64", 8}, {"int32", 4},
-    {"bool", 1},    {"int64", 8},   {"int8", 1},     {"int16", 2},   {"uint8", 1},
+    {"float32", 4}, {"float16", 2}, {"bfloat16", 2}, {"float64", 8}, {"int32", 4},       {"bool", 1},
+    {"int64", 8},   {"int8", 1},    {"int16", 2},    {"uint8", 1},   {"float8_e4m3", 1}, {"float8_e5m2", 1},
 };
-static_assert(std::size(kDtypes) == TESSERA_UINT8 + 1, "one row for each tessera_dtype");
+static_assert(std::size(kDtypes) == TESSERA_FLOAT8_E5M2 + 1, "one row for each tessera_dtype");
 
 constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
 static_assert(std::size(kIsaNames) == TESSERA_ISA_AMX_BF16 + 1, "one name for each tessera_isa");

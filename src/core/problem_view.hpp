@@ -36,6 +36,11 @@ inline TensorView<ScoreStrides> score_view(const tessera_layout& layout, const v
   return tensor_view(layout, data, score_strides);
 }
 
+inline TensorView<ScaleStrides> scale_view(const tessera_layout& layout, const void* data, bool in_pages) {
+  if (!present(layout)) return {};
+  return {const_cast<void*>(data), scale_strides(layout, in_pages), static_cast<int64_t>(sizeof(float))};
+}
+
 // The queries of the whole batch: dense B * Sq, packed Tq.
 constexpr int64_t rows_total(const tessera_problem& problem) {
   const Sizes size = sizes(problem);
@@ -55,6 +60,7 @@ inline Dropout dropout_on_host(const tessera_problem& problem, const tessera_buf
 // Scores are to base 2, and options have the form that the kernels' arithmetic uses.
 struct ProblemView {
   TensorView<RowStrides> q, k, v;
+  TensorView<ScaleStrides> q_scales, k_scales, v_scales;
   TensorView<ScoreStrides> bias, mask, block_mask;
   int64_t mask_block_q, mask_block_k;
   const float* alibi_slopes = nullptr;
@@ -82,6 +88,9 @@ inline ProblemView problem_view(const tessera_problem& problem, const tessera_bu
   view.q = row_view(problem.q, buffers.q);
   view.k = row_view(problem.k, buffers.k);
   view.v = row_view(problem.v, buffers.v);
+  view.q_scales = scale_view(problem.q_descale, buffers.q_descale, false);
+  view.k_scales = scale_view(problem.k_descale, buffers.k_descale, paged(problem));
+  view.v_scales = scale_view(problem.v_descale, buffers.v_descale, paged(problem));
   view.bias = score_view(problem.bias, buffers.bias);
   view.mask = score_view(problem.mask, buffers.mask);
   view.block_mask = score_view(problem.block_mask, buffers.block_mask);

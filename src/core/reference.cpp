@@ -245,9 +245,28 @@ class HeadAttention {
     for (int64_t j = 0; j < view_.sk; ++j) {
       const Head k = key_row(problem_.k, j), v = key_row(problem_.v, j);
       k.load_row(buffers_.k, 0, k_row(w_.k, j));
+      scale_row(k_row(w_.k, j), key_scale(problem_.k_descale, buffers_.k_descale, j));
       w_.k_norm[j] = std::sqrt(dot(k_row(w_.k, j), k_row(w_.k, j)));
       v.load_row(buffers_.v, 0, v_row(w_.v, j));
+      scale_row(v_row(w_.v, j), key_scale(problem_.v_descale, buffers_.v_descale, j));
     }
+  }
+
+  // The scale of an 8-bit key or value, and of a query; 1 without scales.
+  double key_scale(const tessera_layout& layout, const float* scales, int64_t j) const {
+    if (!present(layout)) return 1;
+    if (layout.rank < 3 || !paged(problem_)) return token_scale(layout, scales, j);
+    const int64_t page = page_of(problem_, buffers_, b_, j), slot = j % problem_.k.shape[1];
+    return scales[layout.strides[0] * page + layout.strides[1] * slot + layout.strides[2] * kv_head()];
+  }
+  double token_scale(const tessera_layout& layout, const float* scales, int64_t token) const {
+    if (!present(layout)) return 1;
+    if (layout.rank == 1) return scales[layout.strides[0] * (layout.shape[0] == 1 ? 0 : kv_head())];
+    if (layout.rank == 2) return scales[layout.strides[0] * b_ + layout.strides[1] * kv_head()];
+    return scales[layout.strides[0] * b_ + layout.strides[1] * (token / kScaleTokens) + layout.strides[2] * kv_head()];
+  }
+  static void scale_row(std::span<double> row, double scale) {
+    for (double& element : row) element *= scale;
   }
 
   // Bit t of the query's words belongs to key Sk - Sq + t.
@@ -289,6 +308,7 @@ class HeadAttention {
   // Row i: scores, softmax and dropout's factors. If it sees nothing, s, p and keep are undefined.
   RowSums softmax_row(int64_t i) const {
     queries(problem_.q).load_row(buffers_.q, i, w_.q);
+    scale_row(w_.q, token_scale(problem_.q_descale, buffers_.q_descale, i));
     const double q_norm = std::sqrt(dot(w_.q, w_.q));
     Twofold largest{kMinusInfinity, 0};
     const auto raise = [&largest](double high, double low) {

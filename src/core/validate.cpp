@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/fields.hpp"
+#include "core/float8.hpp"
 #include "core/geometry.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
@@ -27,19 +28,40 @@ bool floating(int32_t dtype) {
   return dtype == TESSERA_FLOAT32 || dtype == TESSERA_FLOAT16 || dtype == TESSERA_BFLOAT16 || dtype == TESSERA_FLOAT64;
 }
 
-tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_dtype) {
+tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tessera_problem& problem) {
   const NameText given = dtype_text(dtype);
+  const int32_t q_dtype = problem.q.dtype;
   const char* of_q = tessera_dtype_name(q_dtype);
+  const bool half = q_dtype == TESSERA_FLOAT16 || q_dtype == TESSERA_BFLOAT16;
   switch (tensor.dtypes) {
     case Dtypes::kFloating:
-      if (floating(dtype)) return ok();
-      return invalid("%s: dtype %s, accepted float32, float16, bfloat16 and float64", tensor.name, given.text);
+      if (floating(dtype) || is_float8(dtype)) return ok();
+      return invalid("%s: dtype %s, accepted float32, float16, bfloat16, float64, float8_e4m3 and float8_e5m2",
+                     tensor.name, given.text);
     case Dtypes::kAsQ:
       if (dtype == q_dtype) return ok();
       return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
-    case Dtypes::kFloat32OrAsQ:
-      if (dtype == TESSERA_FLOAT32 || dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s, accepted float32 and that of q, %s", tensor.name, given.text, of_q);
+    case Dtypes::kKeys:
+      if (dtype == q_dtype || (half && is_8bit(dtype))) {
+        if (tensor.layout != &tessera_problem::v || dtype == problem.k.dtype) return ok();
+        return invalid("v: dtype %s, must be that of k: %s", given.text, tessera_dtype_name(problem.k.dtype));
+      }
+      return invalid("%s: dtype %s, must be that of q: %s%s", tensor.name, given.text, of_q,
+                     half ? ", or float8_e4m3, float8_e5m2 or int8" : "");
+    case Dtypes::kOutput:
+      if (!is_float8(q_dtype)) {
+        if (dtype == q_dtype) return ok();
+        return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
+      }
+      if (floating(dtype) && dtype != TESSERA_FLOAT64) return ok();
+      return invalid("%s: dtype %s, accepted bfloat16, float16 and float32 with q of %s", tensor.name, given.text,
+                     of_q);
+    case Dtypes::kFloat32OrAsQ: {
+      const int32_t other = is_float8(q_dtype) ? problem.o.dtype : q_dtype;
+      if (dtype == TESSERA_FLOAT32 || dtype == other) return ok();
+      return invalid("%s: dtype %s, accepted float32 and that of %s, %s", tensor.name, given.text,
+                     is_float8(q_dtype) ? "o" : "q", tessera_dtype_name(other));
+    }
     case Dtypes::kFloat32:
     case Dtypes::kInt32:
     case Dtypes::kInt64:
@@ -136,6 +158,8 @@ tessera_status bind_lengths(const tessera_problem& problem, Shapes& shapes) {
     shapes.bind(kBlocksQ, (shapes[kSq] + problem.mask_block_q - 1) / problem.mask_block_q);
     shapes.bind(kBlocksK, (shapes[kSk] + problem.mask_block_k - 1) / problem.mask_block_k);
   }
+  shapes.bind(kScaleBlocksQ, (shapes[kSq] + kScaleTokens - 1) / kScaleTokens);
+  shapes.bind(kScaleBlocksK, (shapes[kSk] + kScaleTokens - 1) / kScaleTokens);
   return ok();
 }
 
@@ -170,7 +194,7 @@ tessera_status check_tensor(const TensorField& tensor, const tessera_problem& pr
     }
     return ok();
   }
-  TESSERA_RETURN_IF_ERROR(check_dtype(tensor, layout.dtype, problem.q.dtype));
+  TESSERA_RETURN_IF_ERROR(check_dtype(tensor, layout.dtype, problem));
   const Access access = written(tensor, backward) ? Access::kWritten : Access::kRead;
   TESSERA_RETURN_IF_ERROR(check_layout(tensor.name, layout, access, tensor.last_axis));
   return shapes.match(tensor.name, layout, shape_of(tensor, problem), tensor.form == Form::kLastAxes);
@@ -247,6 +271,44 @@ tessera_status check_prefix_options(const tessera_problem& p) {
   return ok();
 }
 
+// Scales belong to 8-bit tensors, which are for the forward pass alone.
+tessera_status check_scales(const tessera_problem& p) {
+  const struct {
+    const char *name, *of;
+    const tessera_layout &scales, &tensor;
+    bool is_packed;
+    int64_t longest;
+  } rows[] = {{"q_descale", "q", p.q_descale, p.q, packed_q(p), p.max_seqlen_q},
+              {"k_descale", "k", p.k_descale, p.k, packed_k(p), p.max_seqlen_k},
+              {"v_descale", "v", p.v_descale, p.v, packed_k(p), p.max_seqlen_k}};
+  for (const auto& row : rows) {
+    if (p.direction == TESSERA_BACKWARD && is_8bit(row.tensor.dtype)) {
+      return unsupported("%s: dtype %s with direction backward; 8-bit tensors are for inference, and have no gradient",
+                         row.of, tessera_dtype_name(row.tensor.dtype));
+    }
+    if (row.scales.rank == 0) continue;
+    if (!is_8bit(row.tensor.dtype)) {
+      return invalid("%s: given with %s of %s, accepted with 8 bits: float8_e4m3, float8_e5m2 or int8", row.name,
+                     row.of, dtype_text(row.tensor.dtype).text);
+    }
+    if (row.scales.rank < 1 || row.scales.rank > 3) {
+      const bool by_token = paged(p) && row.tensor.rank == 4 && &row.tensor != &p.q;
+      return invalid("%s: rank %d, accepted [1], [Hkv], [B, Hkv] and %s", row.name, row.scales.rank,
+                     by_token              ? "[pages, page_size, Hkv]"
+                     : &row.tensor == &p.q ? "[B, ceil(Sq / 128), Hkv]"
+                                           : "[B, ceil(Sk / 128), Hkv]");
+    }
+    if (row.scales.rank == 3 && row.is_packed && row.longest == 0 && row.tensor.shape[0] > 0) {
+      const char* name = &row.tensor == &p.q ? "max_seqlen_q" : "max_seqlen_k";
+      return invalid(
+          "%s: 0 with packed %s and scales of blocks, whose shape it gives; accepted is the longest "
+          "sequence's length",
+          name, row.of);
+    }
+  }
+  return ok();
+}
+
 // Dependencies of arguments on each other.
 tessera_status check_dependencies(const tessera_problem& p) {
   const char* table = csr_pages(p) ? "page_indices" : "page_table";
@@ -269,6 +331,7 @@ tessera_status check_dependencies(const tessera_problem& p) {
         "causal: 1 together with causal_seqs, accepted one of them: all sequences are causal, or those it says");
   }
   TESSERA_RETURN_IF_ERROR(check_prefix_options(p));
+  TESSERA_RETURN_IF_ERROR(check_scales(p));
   if (present(p.lse_low) && !present(p.lse)) return invalid("lse_low: given without lse, whose lower digits it holds");
   if (present(p.dropout_state)) {
     const struct {
@@ -472,7 +535,7 @@ tessera_status validate(const tessera_device& device) {
   TESSERA_RETURN_IF_ERROR(check_range("device.l2_bytes", device.l2_bytes, 0, INT64_MAX));
   if (device.backend != TESSERA_BACKEND_CUDA) return ok();
   TESSERA_RETURN_IF_ERROR(check_range("device.ordinal", device.ordinal, -1, INT32_MAX));
-  constexpr int64_t kOldestArch = 80, kNewestArch = 129;
+  constexpr int64_t kOldestArch = 80, kNewestArch = 999;  // later GPUs run PTX
   TESSERA_RETURN_IF_ERROR(check_range("device.arch", device.arch, kOldestArch, kNewestArch));
   return check_range("device.smem_bytes", device.smem_bytes, 48 << 10, INT32_MAX);
 }

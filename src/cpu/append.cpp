@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/float8.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/runner.hpp"
 #include "cpu/tables.hpp"
@@ -45,6 +46,9 @@ class Append {
     rotary_.elem_bytes = static_cast<int32_t>(tessera_dtype_bytes(rotary_.dtype));
     rotary_.head_dim = size_.head_dim, rotary_.rotary_dim = size_.rotary_dim;
     rotary_.interleaved = call.interleaved;
+    plain_ = rotary_, plain_.rotary_dim = 0;
+    of_k_ = {call.k_cache.layout.dtype, call.compute_scales, size_.head_dim};
+    of_v_ = {call.v_cache.layout.dtype, call.compute_scales, size_.head_dim_v};
     if (size_.rotary_dim == 0) return;
     rotary_.angle_dtype = call.cos.layout.dtype;
     const auto bytes = static_cast<int64_t>(tessera_dtype_bytes(rotary_.angle_dtype));
@@ -83,14 +87,37 @@ class Append {
     const int64_t page = paged ? core::index_at(call_.page_table, b, key / size_.page_size) : b;
     const int64_t slot = key % size_.page_size;
     char* const k = k_cache_.at(page, slot);
+    const int64_t position = size_.rotary_dim > 0 ? core::position_of(call_.positions_k, tokens, b, i) : 0;
+    if (core::is_8bit(of_k_.dtype)) {
+      const auto quantize = [&](const RotaryParams& rotary, const QuantizeParams& params, const Rows& from,
+                                const Rows& cache, const tessera_tensor& scales) {
+        const ScalesAt at = scales_at(scales, b, page, slot);
+        table_.quantize_token(rotary, params, from.at(b, tokens.begin + i), cache.at(page, slot), position,
+                              size_.heads_kv, from.stride.head, cache.stride.head, at.data, at.head);
+      };
+      quantize(rotary_, of_k_, k_, k_cache_, call_.k_descale);
+      return quantize(plain_, of_v_, v_, v_cache_, call_.v_descale);
+    }
     if (size_.rotary_dim > 0) {
-      const int64_t position = core::position_of(call_.positions_k, tokens, b, i);
       table_.rotate_token(rotary_, k_.at(b, tokens.begin + i), k, position, size_.heads_kv, k_.stride.head,
                           k_cache_.stride.head);
     } else {
       copy(k_.at(b, tokens.begin + i), k_.stride.head, k, k_cache_.stride.head, size_.head_dim);
     }
     copy(v_.at(b, tokens.begin + i), v_.stride.head, v_cache_.at(page, slot), v_cache_.stride.head, size_.head_dim_v);
+  }
+
+  // Those of a token's heads, `head` bytes apart. NULL: 1
+  struct ScalesAt {
+    char* data;
+    int64_t head;
+  };
+  ScalesAt scales_at(const tessera_tensor& scales, int64_t b, int64_t page, int64_t slot) const {
+    if (!core::present(scales)) return {};
+    const core::ScaleStrides s = core::scale_strides(scales.layout, true);
+    const bool of_token = scales.layout.rank == 3;
+    const int64_t at = of_token ? s.batch * page + s.row * slot : s.batch * b;
+    return {reinterpret_cast<char*>(static_cast<float*>(scales.data) + at), s.head * int64_t{sizeof(float)}};
   }
 
   void turn_query(const core::AppendedTokens& tokens, int64_t b, int64_t i) const {
@@ -115,7 +142,8 @@ class Append {
   const KernelTable& table_;
   const core::AppendSizes size_;
   const Rows k_, v_, k_cache_, v_cache_, q_, q_out_;
-  RotaryParams rotary_{};
+  RotaryParams rotary_{}, plain_{};  // of keys; of values
+  QuantizeParams of_k_{}, of_v_{};
 };
 
 }  // namespace

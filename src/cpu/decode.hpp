@@ -236,11 +236,15 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
 template <Op kOp, class Elem>
 TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence, int64_t batch, const DecodeRow* rows,
                                        int64_t row_count, float* out, int64_t out_ld, const float* scores,
-                                       int64_t scores_ld, const char* const* values, int64_t key, int64_t first,
-                                       int64_t count) {
+                                       int64_t scores_ld, const char* const* values, const float* scales, int64_t key,
+                                       int64_t first, int64_t count) {
   alignas(64) float value[kMaxRowFloats];
   for (int64_t i = 0; i < count; ++i) {
-    read_row<Elem>(value, values[i], p.head_dim_v);
+    if constexpr (Elem::kBytes == 1) {
+      read_scaled_row<Elem>(value, values[i], p.head_dim_v, scales[i]);
+    } else {
+      read_row<Elem>(value, values[i], p.head_dim_v);
+    }
     const int64_t n = first + i;
     for (int64_t r = 0; r < row_count; ++r) {
       if (key + n < rows[r].low || key + n > rows[r].high) continue;
@@ -264,7 +268,7 @@ struct KeyGroup {
   // Rows from `key`; those before `block_end` are used now, and none from `key_end` on is ever used.
   TESSERA_INLINE KeyGroup(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                           int64_t head_kv, int64_t key, int64_t block_end, int64_t key_end, int64_t cols)
-      : count(min_of<int64_t>(kKeys, block_end - key)), head_bytes_(tensor.head), row_bytes_(cols * p.elem_bytes) {
+      : count(min_of<int64_t>(kKeys, block_end - key)), head_bytes_(tensor.head), row_bytes_(cols * p.kv_elem_bytes) {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kKeys; ++i) {
       rows[i] = key_row(p, tensor, sequence, batch, head_kv, key + min_of(i, count - 1));
@@ -289,6 +293,25 @@ struct KeyGroup {
   int64_t head_bytes_, row_bytes_;
 };
 
+// scales[h][n] = those of keys or values key ... key + count - 1 of `heads` KV heads.
+TESSERA_INLINE void decode_scales(float* scales, const Params& p, const Scales& of, const Sequence& sequence,
+                                  int64_t batch, int64_t head_begin, int64_t heads, int64_t key, int64_t count) {
+  for (int64_t h = 0; h < heads; ++h, scales += kDecodeBlockKeys) {
+    for (int64_t n = 0; n < count;) {
+      const float scale = key_scale(p, of, sequence, batch, head_begin + h, key + n);
+      const int64_t until = of.in_pages ? n + 1 : min_of(count, (key + n) / of.tokens * of.tokens + of.tokens - key);
+      while (n < until) scales[n++] = scale;
+    }
+  }
+}
+
+// weights[r][n] *= scales[n]
+TESSERA_INLINE void scale_weights(float* weights, int64_t ld, int64_t rows, const float* scales, int64_t count) {
+  for (int64_t r = 0; r < rows; ++r, weights += ld) {
+    for (int64_t n = 0; n < count; ++n) weights[n] *= scales[n];
+  }
+}
+
 // The keys of one part, a block at a time. Within a block, keys are the outer loop and heads the inner one: if a key's
 // heads are neighbours, memory is read in order and the hardware's prefetchers keep up. Software prefetches would wait
 // in the L1 cache's few miss buffers; they are used only for the next few rows, whose pages the hardware does not
@@ -298,8 +321,10 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
                  int64_t row_count, const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
+  static constexpr float kOnes[kDecodeValues] = {1, 1, 1, 1, 1, 1, 1, 1};
   const int64_t scores_ld = p.block_n;
-  int64_t all_low = 0, all_high = key_end;  // keys that every row sees
+  const bool k_scaled = p.k_scales.data != nullptr, v_scaled = p.v_scales.data != nullptr;  // of 8 bits
+  int64_t all_low = 0, all_high = key_end;                                                  // keys that every row sees
   for (int64_t row = 0; row < heads * row_count; ++row) {
     all_low = max_of(all_low, rows[row].low), all_high = min_of(all_high, rows[row].full_high);
   }
@@ -318,6 +343,16 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
         });
       }
     }
+    if constexpr (Elem::kBytes == 1) {
+      if (k_scaled) {
+        decode_scales(s.scales, p, p.k_scales, sequence, batch, head_begin, heads, key, count);
+        for (int64_t h = 0; h < heads; ++h) {
+          scale_weights(s.scores + h * row_count * scores_ld, scores_ld, row_count, s.scales + h * kDecodeBlockKeys,
+                        count);
+        }
+      }
+      if (v_scaled) decode_scales(s.scales, p, p.v_scales, sequence, batch, head_begin, heads, key, count);
+    }
     for (int64_t row = 0; row < heads * row_count; ++row) {
       float* scores = s.scores + row * scores_ld;
       const float rescale =
@@ -332,15 +367,18 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     for (int64_t n = 0; n < count; n += kDecodeValues) {
       KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
-        if (masked && !rows_are_finite(p.dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; })) {
+        float* const weights = s.scores + h * row_count * scores_ld;
+        const float* const scales = v_scaled ? s.scales + h * kDecodeBlockKeys + n : kOnes;
+        if (masked && !rows_are_finite(
+                          p.kv_dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; },
+                          [&](int64_t i) { return scales[i]; })) {
           decode_seen<kOp, Elem>(p, sequence, batch, rows + h * row_count, row_count, s.o + h * row_count * out_ld,
-                                 out_ld, s.scores + h * row_count * scores_ld, scores_ld, group.rows, key, n,
-                                 group.count);
+                                 out_ld, weights, scores_ld, group.rows, scales, key, n, group.count);
           continue;
         }
-        decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld,
-                                 s.scores + h * row_count * scores_ld + n / kLaneElems<kOp>, scores_ld, group.rows,
-                                 group.count);
+        if (Elem::kBytes == 1 && v_scaled) scale_weights(weights + n, scores_ld, row_count, scales, group.count);
+        decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld, weights + n / kLaneElems<kOp>,
+                                 scores_ld, group.rows, group.count);
       }
     }
   }
@@ -479,7 +517,11 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
       __builtin_memset(q_row, 0, static_cast<size_t>(q_ld) * sizeof(float));
       __builtin_memcpy(q_row, q, static_cast<size_t>(p.head_dim) * 2);
     } else {
-      with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
+      with_input_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
+      if (p.q_scales.data) {
+        const float scale = query_scale(p, part.batch, rows[i].head, rows[i].query);
+        for (int64_t d = 0; d < p.head_dim; ++d) q_row[d] *= scale;
+      }
     }
   }
   __builtin_memset(s.o, 0, static_cast<size_t>(row_total * out_ld) * sizeof(float));
@@ -491,7 +533,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
   if constexpr (kOp == Op::kDot) {
     attend(Bfloat16Elem{});
   } else {
-    with_float_elem(p.dtype, attend);
+    with_input_elem(p.kv_dtype, attend);
   }
   if (has_huge_rows(p, rows, row_total)) sum_all_as_tiled<kOp>(p, part, rows, s.q, q_ld, keys, s.program);
   for (int64_t i = 0; i < row_total; ++i) {

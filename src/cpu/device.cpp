@@ -213,10 +213,14 @@ const KernelTable& decode_table(const tessera_plan& plan) {
   return kernel_table(beside ? plan.device.vector_isa : plan.device.isa);
 }
 
+bool is_bfloat16(const tessera_problem& problem) {
+  return problem.q.dtype == TESSERA_BFLOAT16 && problem.k.dtype == TESSERA_BFLOAT16;
+}
+
 const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
 #if defined(__x86_64__)
   const tessera_problem& p = plan.problem;
-  if (plan.device.isa != TESSERA_ISA_AMX_BF16 || p.q.dtype != TESSERA_BFLOAT16) return nullptr;
+  if (plan.device.isa != TESSERA_ISA_AMX_BF16 || !is_bfloat16(p)) return nullptr;
 #if defined(TESSERA_AMX_EMULATION)
   return &kernels_amx_emulated;
 #else

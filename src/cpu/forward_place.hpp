@@ -162,7 +162,7 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, f
     write_numbers(p, tile, split, lse_low_of(p), lse_low);
   }
   if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
-  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype, [&](auto elem) {
+  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.o_dtype, [&](auto elem) {
     unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v, next_rows, next_count);
   });
 }

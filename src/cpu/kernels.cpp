@@ -32,6 +32,7 @@ const KernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .backward_postprocess = backward_postprocess_item,
     .combine = combine_rows,
     .rotate_token = rotate_token,
+    .quantize_token = quantize_token,
 };
 
 }  // namespace tessera::cpu

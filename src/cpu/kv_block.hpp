@@ -30,6 +30,31 @@ TESSERA_INLINE void key_rows(const char** rows, const Params& p, const RowTensor
   for (int64_t n = 0; n < count; ++n, row += tensor.row) rows[n] = row;
 }
 
+// The scale of key or value j of a sequence and KV head; 1 without scales.
+TESSERA_INLINE float key_scale(const Params& p, const Scales& scales, const Sequence& sequence, int64_t batch,
+                               int64_t head_kv, int64_t j) {
+  if (!scales.data) return 1.0f;
+  const char* at = scales.data + scales.head * head_kv;
+  if (scales.in_pages) {
+    const int32_t page = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) +
+                                                           sequence.page_begin + p.page_table_col * (j / p.page_size));
+    at += scales.batch * page + scales.row * (j % p.page_size);
+  } else {
+    at += scales.batch * batch + scales.row * (j / scales.tokens);
+  }
+  return *reinterpret_cast<const float*>(at);
+}
+// That of query `query` of head `head`.
+TESSERA_INLINE float query_scale(const Params& p, int64_t batch, int64_t head, int64_t query) {
+  const Scales& s = p.q_scales;
+  return *reinterpret_cast<const float*>(s.data + s.batch * batch + s.row * (query / s.tokens) +
+                                         s.head * (head / (p.heads_q / p.heads_kv)));
+}
+// The scales of k or v, of which tensor is one.
+TESSERA_INLINE const Scales& scales_of(const Params& p, const RowTensor& tensor) {
+  return &tensor == &p.k ? p.k_scales : p.v_scales;
+}
+
 // Prefetches `row_bytes` of a row that is needed soon.
 TESSERA_INLINE void prefetch_row(const char* row, int64_t row_bytes) {
   for (int64_t at = 0; at < row_bytes; at += kCacheLine_bytes) __builtin_prefetch(row + at, 0, 2);
@@ -40,8 +65,8 @@ TESSERA_INLINE void prefetch_row(const char* row, int64_t row_bytes) {
 TESSERA_INLINE void prefetch_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_kv, int64_t j,
                                   int64_t count, int64_t part, int64_t parts) {
   for (int64_t n = j + count * part / parts; n < j + count * (part + 1) / parts; ++n) {
-    prefetch_row(key_row(p, p.k, sequence, batch, head_kv, n), p.head_dim * p.elem_bytes);
-    prefetch_row(key_row(p, p.v, sequence, batch, head_kv, n), p.head_dim_v * p.elem_bytes);
+    prefetch_row(key_row(p, p.k, sequence, batch, head_kv, n), p.head_dim * p.kv_elem_bytes);
+    prefetch_row(key_row(p, p.v, sequence, batch, head_kv, n), p.head_dim_v * p.kv_elem_bytes);
   }
 }
 
@@ -60,7 +85,7 @@ TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, con
                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,
                                    bool compact = false) {
   const bool in_place =
-      !compact && !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.dtype == TESSERA_FLOAT32 && !p.rows_collide);
+      !compact && !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.kv_dtype == TESSERA_FLOAT32 && !p.rows_collide);
   if (in_place) return {key_row(p, tensor, sequence, batch, head_kv, j), tensor.row};
   const int64_t padded = (cols + kLanes - 1) / kLanes * kLanes;
   if constexpr (kOp == Op::kDot) {
@@ -71,9 +96,16 @@ TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, con
     }
     return {reinterpret_cast<char*>(copy), padded * 2};
   } else {
-    with_float_elem(p.dtype, [&](auto elem) {
+    with_input_elem(p.kv_dtype, [&](auto elem) {
+      const Scales& scales = scales_of(p, tensor);
       for (int64_t n = 0; n < count; ++n) {
-        read_row<decltype(elem)>(copy + n * padded, key_row(p, tensor, sequence, batch, head_kv, j + n), cols);
+        const char* row = key_row(p, tensor, sequence, batch, head_kv, j + n);
+        if (scales.data) {
+          read_scaled_row<decltype(elem)>(copy + n * padded, row, cols,
+                                          key_scale(p, scales, sequence, batch, head_kv, j + n));
+        } else {
+          read_row<decltype(elem)>(copy + n * padded, row, cols);
+        }
       }
     });
     return {reinterpret_cast<char*>(copy), padded * 4};

@@ -12,15 +12,24 @@ namespace {
 
 constexpr int64_t kMaxRowFloats = 576 + kLanes;  // the largest head size, as read_row writes it
 
-// Whether rows 0 ... count - 1, at row(n), hold neither NaN nor infinity.
-template <class Row>
-TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row) {
+struct Unscaled {
+  TESSERA_INLINE float operator()(int64_t) const { return 1.0f; }
+};
+
+// Whether rows 0 ... count - 1, at row(n), times scale(n) hold neither NaN nor infinity.
+template <class Row, class Scale = Unscaled>
+TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row,
+                                    const Scale& scale = {}) {
   VecF a{}, b{}, c{}, e{};  // sums of 0 x, which are 0 or NaN
-  with_float_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
+  with_input_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
     using Elem = decltype(elem);
     for (int64_t n = 0; n < count; ++n) {
       const char* at = row(n);
-      const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE { return Elem::read(at + d * Elem::kBytes); };
+      const float of_row = scale(n);
+      const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE {
+        const VecF x = Elem::read(at + d * Elem::kBytes);
+        return Elem::kBytes == 1 ? x * of_row : x;
+      };
       int64_t d = 0;
       for (; d + 4 * kLanes <= cols; d += 4 * kLanes) {
         a = fma(read(d), VecF{}, a);
@@ -29,7 +38,10 @@ TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, 
         e = fma(read(d + 3 * kLanes), VecF{}, e);
       }
       for (; d + kLanes <= cols; d += kLanes) a = fma(read(d), VecF{}, a);
-      if (d < cols) b = fma(Elem::read(at + d * Elem::kBytes, cols - d), VecF{}, b);
+      if (d < cols) {
+        const VecF x = Elem::read(at + d * Elem::kBytes, cols - d);
+        b = fma(Elem::kBytes == 1 ? x * of_row : x, VecF{}, b);
+      }
     }
   });
   return !any((a + b) + (c + e) != VecF{});
@@ -38,8 +50,10 @@ TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, 
 // The same for keys j ... of K or V.
 TESSERA_OWN_FUNCTION bool keys_are_finite(const Params& p, const RowTensor& tensor, const Sequence& sequence,
                                           int64_t batch, int64_t head_kv, int64_t j, int64_t count, int64_t cols) {
-  return rows_are_finite(p.dtype, count, cols,
-                         [&](int64_t n) { return key_row(p, tensor, sequence, batch, head_kv, j + n); });
+  const Scales& scales = scales_of(p, tensor);
+  return rows_are_finite(
+      p.kv_dtype, count, cols, [&](int64_t n) { return key_row(p, tensor, sequence, batch, head_kv, j + n); },
+      [&](int64_t n) { return key_scale(p, scales, sequence, batch, head_kv, j + n); });
 }
 
 // The same for rows of the tile in Q's or dO's tensor.

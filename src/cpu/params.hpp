@@ -21,6 +21,15 @@ struct ScoreTensor {
   int64_t batch, head, row, col;
 };
 
+// Scales of 8-bit q, k or v; strides in bytes. NULL: 1. The scale of token j of sequence b and KV head h is at batch * b
+// + row * (j / tokens) + head * h; in_pages: at batch * (j's page) + row * (j's place in it) + head * h.
+struct Scales {
+  const char* data;
+  int64_t batch, row, head;
+  int64_t tokens;
+  int32_t in_pages;
+};
+
 // One sequence of the batch, with the number of query tiles and of work items before it.
 struct Sequence {
   int64_t q_begin, sq;  // its queries are rows q_begin ... of its q
@@ -45,11 +54,13 @@ struct ScoreBlock {
 
 struct Params {
   int64_t batch, heads_q, heads_kv, head_dim, head_dim_v;
-  int32_t dtype;              // of q, k, v, o and their gradients
-  int32_t elem_bytes;         // of dtype
+  int32_t dtype, elem_bytes;        // of q, d_o and gradients
+  int32_t kv_dtype, kv_elem_bytes;  // of k and v
+  int32_t o_dtype, o_elem_bytes;
   const Sequence* sequences;  // [batch + 1]; the last one holds the totals
 
   RowTensor q, k, v, o, d_o, d_q, d_k, d_v;
+  Scales q_scales, k_scales, v_scales;
   char* lse;  // NULL: not requested. Strides in bytes
   int64_t lse_batch, lse_head, lse_row;
   char* lse_low;  // the rounding error of lse. NULL: not requested, or not given
@@ -150,6 +161,13 @@ struct RotaryParams {
   int64_t cos_row, sin_row;
 };
 
+// How a token is stored in an 8-bit cache.
+struct QuantizeParams {
+  int32_t dtype;     // of the cache
+  int32_t computes;  // 1: the scale of each head is computed and written; 0: it is read
+  int64_t cols;      // of a head
+};
+
 // The kernels of one instruction set.
 struct KernelTable {
   int32_t lanes;
@@ -168,6 +186,9 @@ struct KernelTable {
   void (*combine)(const CombineParams&, int64_t row_begin, int64_t row_end);
   void (*rotate_token)(const RotaryParams&, const char* row, char* out, int64_t position, int64_t heads,
                        int64_t row_head, int64_t out_head);
+  // scales: of the token's heads, scale_head bytes apart. NULL: 1
+  void (*quantize_token)(const RotaryParams&, const QuantizeParams&, const char* row, char* out, int64_t position,
+                         int64_t heads, int64_t row_head, int64_t out_head, char* scales, int64_t scale_head);
 };
 
 // The AMX kernels for bfloat16, in addition to a KernelTable.

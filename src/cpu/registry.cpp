@@ -27,7 +27,7 @@ double rate_us(const tessera_plan& plan, double flops, double passes) {
   const tessera_problem& p = plan.problem;
   const double keys = static_cast<double>(plan.batch * plan.max_seqlen_k * plan.heads_kv);
   const double bytes =
-      keys * static_cast<double>(plan.head_dim + plan.head_dim_v) * static_cast<double>(tessera_dtype_bytes(p.q.dtype));
+      keys * static_cast<double>(plan.head_dim + plan.head_dim_v) * static_cast<double>(tessera_dtype_bytes(p.k.dtype));
   const double read_us = bytes * 1e-3 / kGigabytesPerSecond;
   const double products_us = flops * 1e-3 / kGflopsOfIsa[plan.device.isa];
   return (std::max(products_us, read_us) + (passes - 1) * read_us) / plan.device.cores;

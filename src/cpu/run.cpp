@@ -46,10 +46,24 @@ ScoreTensor score_tensor(const core::TensorView<core::ScoreStrides>& view) {
   return {static_cast<char*>(view.data), s.batch * bytes, s.head * bytes, s.row * bytes, s.col * bytes};
 }
 
+Scales scales_of(const core::TensorView<core::ScaleStrides>& view, bool paged) {
+  const core::ScaleStrides& s = view.stride;
+  const bool in_pages = paged && s.tokens == 1;
+  return {static_cast<const char*>(view.data),
+          s.batch * view.elem_bytes,
+          s.row * view.elem_bytes,
+          s.head * view.elem_bytes,
+          view.data ? s.tokens : 1,
+          in_pages};
+}
+
 void fill_tensors(Params& p, const core::ProblemView& view, const tessera_problem& problem,
                   const tessera_buffers& buffers) {
   p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
   p.o = row_tensor(core::row_view(problem.o, buffers.o));
+  p.q_scales = scales_of(view.q_scales, false);
+  p.k_scales = scales_of(view.k_scales, core::paged(problem));
+  p.v_scales = scales_of(view.v_scales, core::paged(problem));
   const core::TensorView<core::LseStrides> lse = core::lse_view(problem.lse, buffers.lse);
   p.lse = static_cast<char*>(lse.data);
   p.lse_batch = lse.stride.batch * 4, p.lse_head = lse.stride.head * 4, p.lse_row = lse.stride.row * 4;
@@ -182,6 +196,8 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.dtype = plan.problem.q.dtype;
   const core::ProblemView view = core::problem_view(plan.problem, buffers);
   p.elem_bytes = static_cast<int32_t>(view.q.elem_bytes);
+  p.kv_dtype = plan.problem.k.dtype, p.kv_elem_bytes = static_cast<int32_t>(view.k.elem_bytes);
+  p.o_dtype = plan.problem.o.dtype, p.o_elem_bytes = static_cast<int32_t>(tessera_dtype_bytes(p.o_dtype));
   fill_tensors(p, view, plan.problem, buffers);
   fill_options(p, view, plan.problem, buffers);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
@@ -210,7 +226,7 @@ struct Served {
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
   const KernelTable& table = decode_table(plan);
   const AmxKernelTable* amx = amx_kernels(plan);
-  const bool dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  const bool dot = table.has_dot && is_bfloat16(plan.problem);
   Served served{base, amx ? amx->decode : dot ? table.decode_dot : table.decode};
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
@@ -259,7 +275,7 @@ void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t
   CombineParams c{};
   c.parts = decoded ? (&sequence)[1].item_begin - sequence.item_begin : p.num_splits;
   c.batch = 1, c.rows = sequence.sq, c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
-  c.part_dtype = TESSERA_FLOAT32, c.dtype = p.dtype;
+  c.part_dtype = TESSERA_FLOAT32, c.dtype = p.o_dtype;
   const int64_t row_bytes = p.head_dim_v * 4;
   c.o_parts = reinterpret_cast<const char*>(p.partial_o) + first * row_bytes;
   c.o_part = p.heads_q * p.rows_total * row_bytes, c.o_part_row = row_bytes, c.o_part_head = p.rows_total * row_bytes;
@@ -281,7 +297,7 @@ void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t
 // Sets o = 0 and LSE = -inf in rows that belong to no sequence.
 void clear_outputs(const Params& p, const UnownedRows& rows, int64_t item) {
   rows.for_each(item, [&](int64_t row) {
-    clear_row(p.o, row, p.heads_q, p.head_dim_v * p.elem_bytes);
+    clear_row(p.o, row, p.heads_q, p.head_dim_v * p.o_elem_bytes);
     for (int64_t head = 0; p.lse && head < p.heads_q; ++head) {
       *reinterpret_cast<float*>(p.lse + p.lse_head * head + p.lse_row * row) = -std::numeric_limits<float>::infinity();
       if (p.lse_low) *reinterpret_cast<float*>(p.lse_low + p.lse_low_head * head + p.lse_low_row * row) = 0.0f;

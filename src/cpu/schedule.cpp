@@ -163,7 +163,7 @@ int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<in
 
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (p.q.dtype != TESSERA_BFLOAT16) return "they take bfloat16";
+  if (!is_bfloat16(p)) return "they take bfloat16";
   if (core::score::has_program(plan)) return "score programs: not supported";
   const auto at_least = [](const char* what, int64_t given, int64_t least) {
     return given >= least ? std::string()
@@ -351,7 +351,7 @@ std::string refuse_decode(const tessera_plan& plan) {
 
 void configure_decode(tessera_plan& plan) {
   settle_isa(plan);
-  plan.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16);
+  plan.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && is_bfloat16(plan.problem));
   configure_decoding(plan, std::max<int64_t>(1, plan.max_seqlen_q));
   plan.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
   plan.block_n = decode_keys(plan);
@@ -367,7 +367,7 @@ void configure_tiled(tessera_plan& plan) {
   settle_isa(plan);
   const KernelTable& table = kernel_table(plan.device.isa);
   const AmxKernelTable* amx = amx_kernels(plan);
-  plan.use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  plan.use_dot = table.has_dot && is_bfloat16(plan.problem);
   plan.block_m = amx ? amx->block_m : table.block_m;
   plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx)
                                              : configure_forward(plan, table, amx);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/float8.hpp"
 #include "core/problem_view.hpp"
 #include "core/score/bound.hpp"
 #include "cpu/cpu.hpp"
@@ -22,6 +23,7 @@ std::string refuse_shared_prefix(const tessera_plan& plan) {
   if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";
   if (core::score::has_program(plan)) return "score programs: not supported";
   if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
+  if (core::is_8bit(plan.problem.k.dtype)) return "keys and values of 8 bits: not supported";
   return core::refuse_prefixes(plan.problem);
 }
 

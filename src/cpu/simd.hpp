@@ -53,6 +53,7 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t VecB __attribute__((vector_size(kLanes)));
+typedef int8_t VecC __attribute__((vector_size(kLanes)));
 
 template <class T>
 TESSERA_INLINE T min_of(T a, T b) {
@@ -331,6 +332,61 @@ TESSERA_INLINE VecH f16_from_float(VecF v) {
   h = (magnitude > 0x7f800000u) ? splat(uint32_t{0x7e00}) : h;
   return __builtin_convertvector(h | sign, VecH);
 #endif
+}
+
+// ---- 8-bit formats: core/float8.hpp ----
+
+// Numbers by way of float16, which e5m2 is the upper half of, and which holds e4m3 / 256 with its subnormals.
+TESSERA_INLINE VecF float_from_e5m2(VecB b) {
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16((__m128i)b), 8));
+#else
+  return float_from_f16(__builtin_convertvector(b, VecH) << 8);
+#endif
+}
+TESSERA_INLINE VecF float_from_e4m3(VecB b) {
+#if defined(TESSERA_AVX512)
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16((__m128i)b), 7);
+  const __m512 scaled = _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+  const __mmask16 number = _mm_cmpneq_epi8_mask(_mm_or_si128((__m128i)b, _mm_set1_epi8(static_cast<char>(0x80))),
+                                                _mm_set1_epi8(static_cast<char>(0xff)));
+  return (VecF)_mm512_mask_mul_ps(_mm512_set1_ps(__builtin_nanf("")), number, scaled, _mm512_set1_ps(256.0f));
+#else
+  const VecH code = __builtin_convertvector(b, VecH), magnitude = (code & 0x7f) << 7;
+  const VecH number = magnitude | (code & 0x80) << 8, nan = number | 0x7e00;
+  return float_from_f16(magnitude == 0x3f80 ? nan : number) * 256.0f;
+#endif
+}
+TESSERA_INLINE VecF float_from_i8(VecB b) {
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b));
+#else
+  return __builtin_convertvector(__builtin_convertvector((VecC)b, VecI), VecF);
+#endif
+}
+
+// Rounded to nearest, ties to even; numbers too large become the largest finite one. kDropped: bits of a float32's
+// mantissa that the format lacks; kBias, kLargest: of the format.
+template <int kDropped, int kBias, uint32_t kLargestBits, uint32_t kLargestCode>
+TESSERA_INLINE VecB float8_from_float(VecF v) {
+  constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
+  constexpr uint32_t kMagic = static_cast<uint32_t>(127 + 1 - kBias + kDropped) << 23;  // its last place: a subnormal
+  const VecU u = (VecU)v, sign = u >> 24 & 0x80u, magnitude = u & 0x7fffffffu;
+  const VecU normal = (magnitude - kRebias + ((1u << (kDropped - 1)) - 1) + (magnitude >> kDropped & 1u)) >> kDropped;
+  const VecU subnormal = (VecU)((VecF)magnitude + (VecF)splat(kMagic)) - kMagic;
+  VecU code = (magnitude < kRebias + (1u << 23)) ? subnormal : normal;
+  code = (magnitude >= kLargestBits) ? splat(kLargestCode) : code;
+  code = (magnitude > 0x7f800000u) ? splat(uint32_t{0x7f}) : code;
+  return __builtin_convertvector(code | sign, VecB);
+}
+TESSERA_INLINE VecB e4m3_from_float(VecF v) { return float8_from_float<20, 7, 0x43e00000u, 0x7e>(v); }
+TESSERA_INLINE VecB e5m2_from_float(VecF v) { return float8_from_float<21, 15, 0x47600000u, 0x7b>(v); }
+// -127 ... 127; 0 for NaN.
+TESSERA_INLINE VecB i8_from_float(VecF v) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: its last place is 1
+  const VecF number = select(v == v, v, VecF{});
+  const VecF limited = min(splat(127.0f), max(splat(-127.0f), number));
+  return __builtin_convertvector((VecU)(limited + kMagic) - 0x4b400000u, VecB);
 }
 
 #if defined(TESSERA_HAS_DOT)

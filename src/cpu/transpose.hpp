@@ -132,6 +132,22 @@ struct Bfloat16Elem {
     return (VecF)pair_bf16(v(0), v(1));
   }
 };
+// Codes, to be multiplied by their scale. kFrom, kTo: between a vector of codes and their numbers.
+template <VecF (*kFrom)(VecB), VecB (*kTo)(VecF)>
+struct ByteElem {
+  static constexpr int kBytes = 1;
+  static TESSERA_INLINE VecF read(const char* p) { return kFrom(load_as<VecB>(p)); }
+  static TESSERA_INLINE VecF read(const char* p, int64_t n) {
+    return kFrom(load_first<VecB>(reinterpret_cast<const uint8_t*>(p), n));
+  }
+  static TESSERA_INLINE void write(char* p, VecF v) { store(p, kTo(v)); }
+  static TESSERA_INLINE void write(char* p, VecF v, int64_t n) {
+    store_first(reinterpret_cast<uint8_t*>(p), kTo(v), n);
+  }
+};
+using E4m3Elem = ByteElem<float_from_e4m3, e4m3_from_float>;
+using E5m2Elem = ByteElem<float_from_e5m2, e5m2_from_float>;
+using Int8Elem = ByteElem<float_from_i8, i8_from_float>;
 struct BoolElem {  // 0.0 or the byte's value
   static constexpr int kBytes = 1;
   static TESSERA_INLINE VecF read(const char* p) { return __builtin_convertvector(load_as<VecB>(p), VecF); }
@@ -163,6 +179,21 @@ TESSERA_INLINE void with_float_elem(int32_t dtype, Body&& body) {
       return body(Bfloat16Elem{});
     default:
       return body(Float32Elem{});
+  }
+}
+
+// The same for q, k and v, which may have 8 bits.
+template <class Body>
+TESSERA_INLINE void with_input_elem(int32_t dtype, Body&& body) {
+  switch (dtype) {
+    case TESSERA_FLOAT8_E4M3:
+      return body(E4m3Elem{});
+    case TESSERA_FLOAT8_E5M2:
+      return body(E5m2Elem{});
+    case TESSERA_INT8:
+      return body(Int8Elem{});
+    default:
+      return with_float_elem(dtype, body);
   }
 }
 
@@ -246,6 +277,15 @@ TESSERA_INLINE void read_row(float* out, const char* row, int64_t n) {
   int64_t c = 0;
   for (; c + kLanes <= n; c += kLanes) store(out + c, Elem::read(row + c * Elem::kBytes));
   if (c < n) store(out + c, Elem::read(row + c * Elem::kBytes, n - c));
+}
+// The same times `scale`: a row of 8-bit elements.
+template <class Elem>
+TESSERA_INLINE void read_scaled_row(float* out, const char* row, int64_t n, float scale) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) store(out + c, Elem::read(row + c * Elem::kBytes) * scale);
+  if (c < n)
+    store(out + c, select(iota<VecI>() < static_cast<int32_t>(n - c), Elem::read(row + c * Elem::kBytes, n - c) * scale,
+                          VecF{}));
 }
 template <class Elem>
 TESSERA_INLINE void write_row(char* row, const float* in, int64_t n) {

@@ -1,6 +1,7 @@
-// tessera_aot FOLDER [ARCH...]: writes the prebuilt kernels of every architecture, or of the given ones (90 is sm_90a),
-// to FOLDER, and removes all other kernels there. tessera_aot --sources FOLDER [ARCH...]: writes the sources that would
-// be compiled instead, as FOLDER/sm_90a/0007-fwd_sm90.cu, for scripts/compare_sass.py. This needs no compiler.
+// tessera_aot FOLDER [TARGET...]: writes the prebuilt kernels of every target, or of the given ones (90 is sm_90a, ptx
+// all PTX), to FOLDER, and removes all other kernels there. tessera_aot --sources FOLDER [TARGET...]: writes the
+// sources that would be compiled instead, as FOLDER/sm_90a/0007-fwd_sm90.cu, for scripts/compare_sass.py. This needs no
+// compiler.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,8 +19,23 @@ namespace {
 
 using namespace tessera::cuda;
 
-int build(const std::string& folder, std::vector<int32_t> archs) {
-  if (archs.empty()) archs = prebuilt_archs();
+// Of the command line.
+std::vector<Target> targets_of(int count, char** names) {
+  if (count == 0) return prebuilt_targets();
+  std::vector<Target> targets;
+  for (int i = 0; i < count; ++i) {
+    if (std::strcmp(names[i], "ptx") != 0) {
+      targets.emplace_back(std::atoi(names[i]));
+      continue;
+    }
+    for (const Target& target : prebuilt_targets()) {
+      if (target.ptx) targets.push_back(target);
+    }
+  }
+  return targets;
+}
+
+int build(const std::string& folder, const std::vector<Target>& targets) {
   Writers writers;
   writers.add_installation(folder);
   Cache cache(folder, writers);
@@ -31,12 +47,12 @@ int build(const std::string& folder, std::vector<int32_t> archs) {
   const auto outdated = cache.list();
   std::set<std::string> wanted;
   int64_t bytes = 0, compiled = 0;
-  const tessera_status status = warm(cache, archs, [&](const Warmed& warmed) {
+  const tessera_status status = warm(cache, targets, [&](const Warmed& warmed) {
     bytes += static_cast<int64_t>(warmed.binary.cubin.size());
     compiled += warmed.origin == Origin::kCompiled;
     wanted.insert(warmed.key.file_name());
     std::printf("[%lld/%lld] %s %s: %d registers, %.2f s\n", static_cast<long long>(warmed.done),
-                static_cast<long long>(warmed.total), warmed.kernel.spec.name, arch_name(warmed.arch).c_str(),
+                static_cast<long long>(warmed.total), warmed.kernel.spec.name, target_name(warmed.target).c_str(),
                 warmed.binary.registers, warmed.seconds);
     std::fflush(stdout);
   });
@@ -53,13 +69,12 @@ int build(const std::string& folder, std::vector<int32_t> archs) {
 }
 
 // The first line of each file is what a launch adds to the source.
-int write_sources(const std::string& folder, std::vector<int32_t> archs) {
-  if (archs.empty()) archs = prebuilt_archs();
-  for (const int32_t arch : archs) {
-    const std::filesystem::path arch_folder = std::filesystem::path(folder) / arch_name(arch);
+int write_sources(const std::string& folder, const std::vector<Target>& targets) {
+  for (const Target& target : targets) {
+    const std::filesystem::path arch_folder = std::filesystem::path(folder) / target_name(target);
     std::filesystem::create_directories(arch_folder);
     int number = 0;
-    for (const PrebuiltKernel& kernel : prebuilt_kernels(arch)) {
+    for (const PrebuiltKernel& kernel : prebuilt_kernels(target)) {
       char file[64];
       std::snprintf(file, sizeof file, "%04d-%s.cu", ++number, kernel.spec.name);
       std::ofstream out(arch_folder / file);
@@ -81,13 +96,12 @@ int main(int argc, char** argv) {
   const bool sources = argc > 1 && std::strcmp(argv[1], "--sources") == 0;
   const int first = sources ? 2 : 1;
   if (argc <= first) {
-    std::fprintf(stderr, "usage: tessera_aot [--sources] FOLDER [ARCH...], such as 80 90 120\n");
+    std::fprintf(stderr, "usage: tessera_aot [--sources] FOLDER [TARGET...], such as 80 90 ptx\n");
     return 2;
   }
-  std::vector<int32_t> archs;
-  for (int i = first + 1; i < argc; ++i) archs.push_back(std::atoi(argv[i]));
   try {
-    return (sources ? write_sources : build)(std::filesystem::absolute(argv[first]).string(), archs);
+    return (sources ? write_sources : build)(std::filesystem::absolute(argv[first]).string(),
+                                             targets_of(argc - first - 1, argv + first + 1));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera_aot: %s\n", error.what());
     return 1;

@@ -30,7 +30,7 @@ ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
 
 // In a family's `supports`: tensors with an entry for each score, or for each block of scores.
 #define TESSERA_SCORE_TENSOR(name) #name,
-inline constexpr uint32_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
+inline constexpr uint64_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
 #undef TESSERA_SCORE_TENSOR
 
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);

@@ -26,7 +26,6 @@ tessera_device device_of(int32_t arch) {
 }
 
 constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
-constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
 
 // ---- launches of a row ----
 
@@ -143,7 +142,7 @@ Limits limits_of(const KernelSpec& spec, const Family& family, const PrebuiltRow
 
 }  // namespace
 
-std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
+std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
   std::vector<PrebuiltKernel> kernels;
   const auto add = [&kernels](const KernelSpec& spec, const Limits& limits) {
     const auto same = [&spec](const PrebuiltKernel& kernel) {
@@ -151,12 +150,14 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
     };
     if (std::none_of(kernels.begin(), kernels.end(), same)) kernels.push_back({spec, limits});
   };
-  for (const Family* family : families()) {
-    for (const PrebuiltRow& row : family->prebuilt) {
-      for (const int32_t dtype : kDtypes) {
-        for (const tessera_problem& problem : problems_of(row, dtype)) {
-          const Planned planned = plan_of(*family, problem, arch);
-          for (const KernelSpec& spec : planned.launches) add(spec, limits_of(spec, *planned.family, row));
+  for (const int32_t arch : target.ptx ? ptx_users(target.arch) : std::vector<int32_t>{target.arch}) {
+    for (const Family* family : families()) {
+      for (const PrebuiltRow& row : family->prebuilt) {
+        for (const int32_t dtype : kDtypes) {
+          for (const tessera_problem& problem : problems_of(row, dtype)) {
+            const Planned planned = plan_of(*family, problem, arch);
+            for (const KernelSpec& spec : planned.launches) add(spec, limits_of(spec, *planned.family, row));
+          }
         }
       }
     }
@@ -177,21 +178,20 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
   return kernels;
 }
 
-std::vector<int32_t> prebuilt_archs() { return {std::begin(kArchs), std::end(kArchs)}; }
-
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report) {
+tessera_status warm(Cache& cache, const std::vector<Target>& targets,
+                    const std::function<void(const Warmed&)>& report) {
   int64_t done = 0, total = 0;
-  for (const int32_t arch : archs) total += static_cast<int64_t>(prebuilt_kernels(arch).size());
-  for (const int32_t arch : archs) {
-    for (const PrebuiltKernel& kernel : prebuilt_kernels(arch)) {
+  for (const Target& target : targets) total += static_cast<int64_t>(prebuilt_kernels(target).size());
+  for (const Target& target : targets) {
+    for (const PrebuiltKernel& kernel : prebuilt_kernels(target)) {
       Binary binary;
       CacheKey key;
       Origin origin{};
       const auto begin = std::chrono::steady_clock::now();
-      TESSERA_RETURN_IF_ERROR(build_binary(kernel.spec, arch, cache, binary, &origin, &key));
+      TESSERA_RETURN_IF_ERROR(build_binary(kernel.spec, target, cache, binary, &origin, &key));
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
       ++done;
-      report({kernel, arch, key, binary, origin, done, total, seconds.count()});
+      report({kernel, target, key, binary, origin, done, total, seconds.count()});
     }
   }
   return ok();

@@ -23,15 +23,13 @@ struct PrebuiltKernel {
 inline constexpr int32_t kRowsCompiler = 13000;
 inline constexpr int32_t kOtherSpillBytes = 256, kOtherStackBytes = 64;
 
-// The kernels that the families' prebuilt problems launch on a GPU of an architecture, each once.
-std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch);
-
-// Every architecture that `make aot` compiles for, in ascending order.
-std::vector<int32_t> prebuilt_archs();
+// The kernels that the families' prebuilt problems launch on a GPU of an architecture, each once; as PTX those of the
+// GPUs that use it (ptx_users).
+std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target);
 
 struct Warmed {
   const PrebuiltKernel& kernel;
-  int32_t arch;
+  Target target;
   const CacheKey& key;
   const Binary& binary;
   Origin origin;
@@ -39,7 +37,7 @@ struct Warmed {
   double seconds;
 };
 
-// Compiles those kernels of `archs` into `cache` that it lacks. Stops at the first error.
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report);
+// Compiles those kernels of `targets` into `cache` that it lacks. Stops at the first error.
+tessera_status warm(Cache& cache, const std::vector<Target>& targets, const std::function<void(const Warmed&)>& report);
 
 }  // namespace tessera::cuda

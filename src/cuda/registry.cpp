@@ -55,6 +55,11 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!(supports.dtypes >> p.q.dtype & 1)) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
+  if (p.k.dtype != p.q.dtype && !(supports.cache_dtypes >> p.k.dtype & 1)) {
+    const std::string accepted = supports.cache_dtypes ? " and " + dtypes_text(supports.cache_dtypes) : "";
+    return std::string("keys and values of ") + tessera_dtype_name(p.k.dtype) + ", accepted those of q's dtype" +
+           accepted;
+  }
   if (core::score::has_program(plan)) return "score programs: not supported";
   // Only shared_prefix reads them; it asks the other families for its parts.
   if (core::present(p.prefix_groups)) return "prefix_groups: not taken";

@@ -24,10 +24,11 @@ struct Supports {
   int32_t oldest_arch, newest_arch;  // compute capabilities, 10 * major + minor
   uint32_t dtypes;                   // dtypes of q, as 1 << tessera_dtype
   int64_t head_dim;                  // the largest, for keys and values
-  uint32_t tensors;                  // tensors that may be given, as 1 << row of core::kTensorFields
+  uint64_t tensors;                  // tensors that may be given, as 1 << row of core::kTensorFields
+  uint32_t cache_dtypes = 0;         // of k and v where they differ from q's: an 8-bit cache, as 1 << tessera_dtype
 };
 inline constexpr int32_t kAnyNewer = INT32_MAX;
-static_assert(core::kNumTensors <= 32);
+static_assert(core::kNumTensors <= 64);
 
 constexpr uint32_t bits(std::initializer_list<int> numbers) {
   uint32_t all = 0;
@@ -35,14 +36,14 @@ constexpr uint32_t bits(std::initializer_list<int> numbers) {
   return all;
 }
 inline constexpr uint32_t kHalfPrecision = bits({TESSERA_FLOAT16, TESSERA_BFLOAT16});
-consteval uint32_t tensors(std::initializer_list<core::TensorName> names) {
-  uint32_t all = 0;
-  for (const core::TensorName& name : names) all |= uint32_t{1} << name.index;
+consteval uint64_t tensors(std::initializer_list<core::TensorName> names) {
+  uint64_t all = 0;
+  for (const core::TensorName& name : names) all |= uint64_t{1} << name.index;
   return all;
 }
-inline constexpr uint32_t kAllTensors = ~uint32_t{0};
+inline constexpr uint64_t kAllTensors = ~uint64_t{0};
 // Inputs of inference engines; no backward family supports them.
-inline constexpr uint32_t kServingTensors =
+inline constexpr uint64_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 
 // The first requested feature that the family does not support, as text; "" if all are supported.

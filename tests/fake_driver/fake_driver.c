@@ -1,5 +1,5 @@
-/* A libcuda.so.1 whose answers are set by FAKE_CUDA_VERSION, FAKE_CUDA_INIT, FAKE_CUDA_MAJOR and FAKE_CUDA_DEVICES (by
-   default one GPU, at most two). It runs nothing; fake_cuda_log() lists what would have run. */
+/* A libcuda.so.1 whose answers are set by FAKE_CUDA_VERSION, FAKE_CUDA_INIT, FAKE_CUDA_MAJOR, FAKE_CUDA_MINOR and
+   FAKE_CUDA_DEVICES (by default one GPU, at most two). It runs nothing; fake_cuda_log() lists what would have run. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ int cuDeviceGetName(char* name, int size, int device) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   (void)device;
-  *value = attribute == kMajor ? number("FAKE_CUDA_MAJOR") : attribute == kMinor ? 0 : 1 << 17;
+  *value = attribute == kMajor ? number("FAKE_CUDA_MAJOR") : attribute == kMinor ? number("FAKE_CUDA_MINOR") : 1 << 17;
   return 0;
 }
 
@@ -33,11 +33,6 @@ UNUSED(cuStreamSynchronize)
 UNUSED(cuPointerGetAttribute)
 UNUSED(cuPointerGetAttributes)
 UNUSED(cuMemcpyDtoHAsync_v2)
-UNUSED(cuLibraryLoadData)
-UNUSED(cuLibraryUnload)
-UNUSED(cuLibraryGetKernel)
-UNUSED(cuKernelGetFunction)
-UNUSED(cuKernelSetAttribute)
 
 /* ---- what a test asks for ---- */
 
@@ -75,6 +70,31 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* data, c
        (int)extents[3]);
   TELL(", steps of %d, %d, %d bytes", (int)strides[0], (int)strides[1], (int)strides[2]);
   return TELL(", boxes of %u x %u x %u x %u\n", box[0], box[1], box[2], box[3]), 0;
+}
+
+/* ---- libraries of tests/fake_nvrtc: the name of a target. Loaded are those of the GPU's architecture, of an older one
+   of its family, and PTX of no newer one ---- */
+
+static int loadable(const char* target) {
+  const int arch = 10 * number("FAKE_CUDA_MAJOR") + number("FAKE_CUDA_MINOR");
+  int of = 0;
+  if (sscanf(target, "compute_%d", &of) == 1) return of <= arch;
+  if (sscanf(target, "sm_%d", &of) != 1) return 0;
+  return strchr(target, 'a') ? of == arch : of / 10 == arch / 10 && of <= arch;
+}
+int cuLibraryLoadData(void** library, const void* code, int* jit_options, void** jit_values, unsigned jit_count,
+                      int* options, void** values, unsigned count) {
+  (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+  enum { kNoBinaryForGpu = 209 };
+  static char loaded;
+  if (!loadable(code)) return kNoBinaryForGpu;
+  return *library = &loaded, TELL("loads %s\n", (const char*)code), 0;
+}
+int cuLibraryUnload(void* library) { return (void)library, 0; }
+int cuLibraryGetKernel(void** kernel, void* library, const char* name) { return (void)name, *kernel = library, 0; }
+int cuKernelGetFunction(void** function, void* kernel) { return *function = kernel, 0; }
+int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
+  return (void)attribute, (void)value, (void)kernel, (void)device, 0;
 }
 
 /* ---- a context for each GPU. The first GPU's is current in every thread from the start; streams from 1000 on belong

@@ -116,6 +116,12 @@ Case draw_case(uint64_t seed, uint64_t index) {
   c.deterministic = random.one_in(2);
   if (random.one_in(4)) c.lead = random.between(1, 300);
   if (random.one_in(4)) c.tail = random.between(0, 300);
+  if (random.one_in(8)) {
+    constexpr int64_t kKvDtypes[] = {TESSERA_FLOAT8_E4M3, TESSERA_FLOAT8_E5M2, TESSERA_INT8};
+    if (random.one_in(3)) c.dtype = random.one_in(2) ? TESSERA_FLOAT8_E4M3 : TESSERA_FLOAT8_E5M2;
+    c.kv = random.of(kKvDtypes);
+    c.scales = random.between(kNoScales, kScalesFine);
+  }
   return legalised(c);
 }
 

@@ -1,8 +1,11 @@
 // prepare_gpu_kernels: compiles every kernel that the case table and a number of the fuzzer's cases need on a GPU of an
-// architecture, into the cache and on all cores. Needs no GPU. The tests then run without compiling.
+// architecture, into the cache and on all cores. Needs no GPU. The tests then run without compiling. After --seconds it
+// begins no further case; the tests compile the rest.
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -61,6 +64,7 @@ int main(int argc, char** argv) {
   int32_t arch = 0;
   uint64_t seed = 1, seeds = 1, count = 0;
   unsigned threads = std::thread::hardware_concurrency();
+  double seconds = std::numeric_limits<double>::infinity();
   bool table = true, comparison = false;
   app.add_option("--arch", arch, "Compute capability, 10 * major + minor; that of the first GPU unless given");
   app.add_flag("--table,!--no-table", table, "The case table");
@@ -68,6 +72,7 @@ int main(int argc, char** argv) {
   app.add_option("--seed", seed, "Of the fuzzer's cases: the first of --seeds seeds");
   app.add_option("--seeds", seeds);
   app.add_option("--count", count, "How many of the fuzzer's cases, of each seed");
+  app.add_option("--seconds", seconds, "Begin no case after this time; no end unless given");
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   if (arch == 0 && !gpu_missing().empty()) {
@@ -81,16 +86,22 @@ int main(int argc, char** argv) {
   for (uint64_t of = seed; of < seed + seeds; ++of)
     for (uint64_t index = 0; index < count; ++index) cases.push_back(draw_case(of, index));
   Failures failures;
-  std::atomic<size_t> next = 0;
+  const auto started = std::chrono::steady_clock::now();
+  const auto in_time = [&] {
+    return std::chrono::steady_clock::now() - started < std::chrono::duration<double>(seconds);
+  };
+  std::atomic<size_t> next = 0, prepared = 0;
   std::vector<std::thread> workers;
   for (unsigned n = 0; n < threads; ++n) {
     workers.emplace_back([&] {
-      for (size_t index = next++; index < cases.size(); index = next++)
+      for (size_t index = next++; index < cases.size() && in_time(); index = next++) {
         prepare(cases[index], device, comparison, failures);
+        ++prepared;
+      }
     });
   }
   for (std::thread& worker : workers) worker.join();
-  std::printf("kernels of %zu cases prepared for sm_%d, %zu kinds of failure\n", cases.size(), device.arch,
-              failures.messages.size());
+  std::printf("kernels of %zu of %zu cases prepared for sm_%d, %zu kinds of failure\n", prepared.load(), cases.size(),
+              device.arch, failures.messages.size());
   return failures.messages.empty() ? 0 : 1;
 }

@@ -16,7 +16,15 @@ struct Word {
   int64_t value;
 };
 
-constexpr Word kDtypes[] = {{"f32", TESSERA_FLOAT32}, {"f16", TESSERA_FLOAT16}, {"bf16", TESSERA_BFLOAT16}};
+constexpr Word kDtypes[] = {{"f32", TESSERA_FLOAT32},
+                            {"f16", TESSERA_FLOAT16},
+                            {"bf16", TESSERA_BFLOAT16},
+                            {"e4m3", TESSERA_FLOAT8_E4M3},
+                            {"e5m2", TESSERA_FLOAT8_E5M2}};
+constexpr Word kKvDtypes[] = {
+    {"q", -1}, {"e4m3", TESSERA_FLOAT8_E4M3}, {"e5m2", TESSERA_FLOAT8_E5M2}, {"i8", TESSERA_INT8}};
+constexpr Word kScaleShapes[] = {
+    {"none", kNoScales}, {"one", kScalesOne}, {"h", kScalesHead}, {"bh", kScalesBatch}, {"fine", kScalesFine}};
 constexpr Word kForms[] = {{"dense", kDense}, {"packed", kPacked}, {"paged", kPaged}};
 constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
 constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
@@ -42,6 +50,8 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 // One source for printing, parsing and shrinking.
 const Field kFields[] = {
     {.name = "dtype", .integer = &Case::dtype, .words = kDtypes, .always = true},
+    {.name = "kv", .integer = &Case::kv, .words = kKvDtypes},
+    {.name = "scales", .integer = &Case::scales, .words = kScaleShapes},
     {.name = "backward", .integer = &Case::backward},
     {.name = "b", .integer = &Case::b, .high = kAny, .always = true},
     {.name = "sq", .integer = &Case::sq, .high = kAny, .always = true},
@@ -127,9 +137,17 @@ bool holds_nonfinite(const Case& c) {
   return false;
 }
 
+int32_t kv_dtype(const Case& c) { return static_cast<int32_t>(c.kv < 0 ? c.dtype : c.kv); }
+
+bool has_8bit(const Case& c) { return tessera_dtype_bytes(kv_dtype(c)) == 1; }
+
+int32_t o_dtype(const Case& c) {
+  return tessera_dtype_bytes(static_cast<int32_t>(c.dtype)) == 1 ? TESSERA_BFLOAT16 : static_cast<int32_t>(c.dtype);
+}
+
 bool cpu_alone(const Case& c, tessera_direction direction) {
   constexpr int64_t kMostBackwardHeadDim = 512;
-  return direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs);
+  return has_8bit(c) || (direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs));
 }
 
 bool cpu_alone(const Case& c) { return cpu_alone(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD); }
@@ -190,6 +208,20 @@ std::vector<Case> simpler_cases(const Case& c) {
 }
 
 Case legalised(Case c) {
+  if (c.dtype != TESSERA_FLOAT16 && c.dtype != TESSERA_BFLOAT16) c.kv = -1;
+  if (has_8bit(c)) {
+    c.backward = c.prefix = 0;
+    if (c.shared_kv) c.scales = std::min<int64_t>(c.scales, kScalesHead);
+    if (c.data == kHuge) c.data = kNormal;
+    if (kv_dtype(c) != TESSERA_FLOAT8_E5M2) {  // there are no infinities
+      if (c.data == kInfKey) c.data = kNanKey;
+      if (c.data == kInfValue) c.data = kNanValue;
+      if (c.data == kInfOnce) c.data = kNanOnce;
+    }
+    if (kv_dtype(c) == TESSERA_INT8 && holds_nonfinite(c)) c.data = kNormal;
+  } else {
+    c.scales = kNoScales;
+  }
   c.hkv = std::max<int64_t>(1, std::min(c.hkv, c.hq));
   while (c.hq % c.hkv != 0) --c.hkv;
   if (c.q_form == kPaged) c.q_form = kPacked;

@@ -42,10 +42,15 @@ enum Data {
   kShared  // the keys of a sequence have a large vector in common, and so a row's scores a large number
 };
 
+// Of 8-bit tensors. kScalesFine: of blocks of 128 tokens, or with pages of tokens.
+enum ScaleShape { kNoScales, kScalesOne, kScalesHead, kScalesBatch, kScalesFine };
+
 inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();
 
 struct Case {
-  int64_t dtype = 0;  // tessera_dtype
+  int64_t dtype = 0;  // tessera_dtype of q; of 8 bits also that of k and v, and o is bfloat16
+  int64_t kv = -1;    // of k and v under 16-bit queries: an 8-bit tessera_dtype; -1: as q
+  int64_t scales = kNoScales;
   int64_t b = 1, sq = 16, sk = 16, hq = 1, hkv = 1, d = 16, dv = 16;
   int64_t backward = 0;
   int64_t q_form = kDense, k_form = kDense;
@@ -94,6 +99,11 @@ std::vector<Case> simpler_cases(const Case& c);
 
 // Its data has NaN or infinities in q, k, v or dO.
 bool holds_nonfinite(const Case& c);
+
+// The dtypes of k and v, and of o.
+int32_t kv_dtype(const Case& c);
+int32_t o_dtype(const Case& c);
+bool has_8bit(const Case& c);
 
 // Makes a case obey the rules of a problem (hq a multiple of hkv, no gradient of an absent bias, ...).
 Case legalised(Case c);

@@ -131,6 +131,13 @@ void draw_row(Draw& draw, const Case& c, double factor, double* row, int64_t cou
   for (int64_t n = 0; n < count; ++n) row[n] = round_to(static_cast<int32_t>(c.dtype), draw_value(draw, c) * factor);
 }
 
+// A scale of normally distributed values that uses most of the format's range.
+double scale_of(Draw& draw, int32_t dtype) {
+  const double largest = dtype == TESSERA_INT8 ? 30 : 100;
+  return round_to(TESSERA_FLOAT32, std::exp2(2 * draw.uniform() - 1) / largest);
+}
+constexpr int64_t kScaleBlock = 128;  // tokens
+
 // Of queries, and of what all keys of a sequence have in common: scores of some thousands.
 constexpr double kSharedLength = 30;
 // By how much keys differ from it, so that a dtype holds the difference.
@@ -224,7 +231,7 @@ void draw_huge_row(Draw& draw, int32_t dtype, double* row, int64_t columns) {
 void draw_score_tensors(Draw& draw, Inputs& in) {
   const Case& c = in.c;
   if (c.bias != kAbsent) {
-    const int32_t dtype = c.bias_f32 ? static_cast<int32_t>(TESSERA_FLOAT32) : static_cast<int32_t>(c.dtype);
+    const int32_t dtype = c.bias_f32 ? static_cast<int32_t>(TESSERA_FLOAT32) : o_dtype(c);
     in.bias.resize(elements(span_shape(c, c.bias, c.sq, c.sk)));
     for (double& value : in.bias) {
       value = round_to(dtype, draw.normal());
@@ -269,6 +276,54 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
     in.sink[h] =
         round_to(TESSERA_FLOAT32, in.sink[h] + kFarSinks[(h + static_cast<size_t>(c.seed)) % std::size(kFarSinks)]);
   }
+}
+
+// Replaces the values of 8-bit q, k and v by what their codes and scales say.
+void quantize(Inputs& in) {
+  const Case& c = in.c;
+  if (!has_8bit(c)) return;
+  Draw draw(c.seed + 1);
+  const auto draw_scales = [&](bool of_q, std::vector<double>& scales, int32_t dtype) {
+    if (c.scales == kNoScales) return;
+    scales.assign(elements(in.scale_shape(of_q)), kNaN);
+    if (c.scales == kScalesFine) return;  // drawn where tokens are
+    for (double& scale : scales) scale = scale_of(draw, dtype);
+  };
+  const auto kv = kv_dtype(c), of_q = static_cast<int32_t>(c.dtype);
+  const bool queries = tessera_dtype_bytes(of_q) == 1;
+  if (queries) draw_scales(true, in.q_scales, of_q);
+  draw_scales(false, in.k_scales, kv), draw_scales(false, in.v_scales, kv);
+  const auto convert = [&](std::vector<double>& values, std::vector<double>& codes, std::vector<double>& scales,
+                           int32_t dtype, int64_t heads, int64_t width, bool is_q) {
+    codes.assign(values.size(), kNaN);
+    for (int64_t b = 0; b < c.b; ++b) {
+      for (int64_t token = 0; token < (is_q ? in.sq[b] : in.sk[b]); ++token) {
+        const int64_t row = is_q ? in.q_row(b, token) : in.k_row(b, token);
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t head = h * c.hkv / heads;
+          double scale = 1;
+          if (c.scales == kScalesOne) scale = scales[0];
+          if (c.scales == kScalesHead) scale = scales[head];
+          if (c.scales == kScalesBatch) scale = scales[b * c.hkv + head];
+          if (c.scales == kScalesFine) {
+            const bool in_pages = !is_q && c.k_form == kPaged;
+            const int64_t blocks = in.scale_shape(is_q)[1];
+            double& own = scales[(in_pages ? row : b * blocks + token / kScaleBlock) * c.hkv + head];
+            if (std::isnan(own)) own = scale_of(draw, dtype);
+            scale = own;
+          }
+          for (int64_t x = 0; x < width; ++x) {
+            const int64_t at = (row * heads + h) * width + x;
+            codes[at] = round_to(dtype, values[at] / scale);
+            values[at] = codes[at] * scale;
+          }
+        }
+      }
+    }
+  };
+  if (queries) convert(in.q, in.q_codes, in.q_scales, of_q, c.hq, c.d, true);
+  convert(in.k, in.k_codes, in.k_scales, kv, c.hkv, c.d, false);
+  convert(in.v, in.v_codes, in.v_scales, kv, c.hkv, c.dv, false);
 }
 
 std::vector<double> cumulative(int64_t first, const std::vector<int64_t>& lengths) {
@@ -321,10 +376,24 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   const std::vector<int64_t> shape_lse =
       packed_q ? std::vector<int64_t>{c.hq, in.rows_q} : std::vector<int64_t>{c.b, c.hq, c.sq};
 
-  call.q = filled(dtype, shape_q(c.d), rows_q, in.q);
-  call.k = filled(dtype, shape_k(c.d), rows_k, in.k);
-  call.v = filled(dtype, shape_k(c.dv), rows_k, in.v);
-  call.o = Tensor(dtype, shape_q(c.dv), out_q);
+  const int32_t of_kv = regular ? dtype : kv_dtype(c), of_o = regular ? dtype : o_dtype(c);
+  const auto codes_of = [&](const std::vector<double>& codes, const std::vector<double>& values) {
+    return regular || codes.empty() ? values : codes;
+  };
+  call.q = filled(dtype, shape_q(c.d), rows_q, codes_of(in.q_codes, in.q));
+  call.k = filled(of_kv, shape_k(c.d), rows_k, codes_of(in.k_codes, in.k));
+  call.v = filled(of_kv, shape_k(c.dv), rows_k, codes_of(in.v_codes, in.v));
+  call.o = Tensor(of_o, shape_q(c.dv), out_q);
+  if (!regular && c.scales != kNoScales) {
+    const auto scales = [&](bool of_q, const std::vector<double>& values) {
+      const std::vector<int64_t> shape = in.scale_shape(of_q);
+      Placement placement;
+      if (c.gap && shape.size() == 3) placement.order = {1, 2, 0};
+      return filled(TESSERA_FLOAT32, shape, placement, values);
+    };
+    if (!in.q_scales.empty()) call.q_descale = scales(true, in.q_scales);
+    call.k_descale = scales(false, in.k_scales), call.v_descale = scales(false, in.v_scales);
+  }
   if (c.lse || regular) call.lse = Tensor(TESSERA_FLOAT32, shape_lse, lse);
   if (c.low) call.lse_low = Tensor(TESSERA_FLOAT32, shape_lse, lse);
   if (packed_q) call.cu_seqlens_q = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.sq));
@@ -337,7 +406,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
     call.page_indices = filled(TESSERA_INT32, {static_cast<int64_t>(in.page_indices.size())}, {}, in.page_indices);
   }
   if (c.bias != kAbsent) {
-    const auto bias_dtype = c.bias_f32 && !regular ? static_cast<int32_t>(TESSERA_FLOAT32) : dtype;
+    const auto bias_dtype = c.bias_f32 && !regular ? static_cast<int32_t>(TESSERA_FLOAT32) : of_o;
     call.bias = filled(bias_dtype, span_shape(c, c.bias, c.sq, c.sk), scores, in.bias);
   }
   if (c.mask != kAbsent) call.mask = filled(TESSERA_BOOL, span_shape(c, c.mask, c.sq, c.sk), scores, in.mask);
@@ -410,6 +479,14 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
 
 }  // namespace
 
+std::vector<int64_t> Inputs::scale_shape(bool of_q) const {
+  if (c.scales == kScalesOne) return {1};
+  if (c.scales == kScalesHead) return {c.hkv};
+  if (c.scales == kScalesBatch) return {c.b, c.hkv};
+  if (!of_q && c.k_form == kPaged) return {pages, c.page, c.hkv};
+  return {c.b, ceil_div(of_q ? c.sq : c.sk, kScaleBlock), c.hkv};
+}
+
 double Inputs::scale() const { return c.scale == kDefaultScale ? 1 / std::sqrt(static_cast<double>(c.d)) : c.scale; }
 
 int64_t Inputs::q_row(int64_t b, int64_t i) const { return q_begin[b] + i; }
@@ -463,6 +540,7 @@ static Inputs make(const Case& c, bool values) {
   if (c.k_form == kPaged) draw_pages(draw, in);
   clear_rows(in);
   if (values) draw_rows(draw, in);
+  quantize(in);
   copy_prefixes(in);
   in.d_lse.resize(in.rows_q * c.hq);
   for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
@@ -512,6 +590,9 @@ void Call::describe() {
   problem.tree_mask = tree.layout();
   problem.prefix_groups = prefix_groups.layout();
   problem.prefix_lens = prefix_lens.layout();
+  problem.q_descale = q_descale.layout();
+  problem.k_descale = k_descale.layout();
+  problem.v_descale = v_descale.layout();
   problem.d_o = d_o.layout();
   problem.d_q = d_q.layout();
   problem.d_k = d_k.layout();
@@ -557,7 +638,10 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .prefix_groups = indices(prefix_groups),
           .prefix_lens = indices(prefix_lens),
           .lse_low = floats(lse_low),
-          .dropout_state = static_cast<const int64_t*>(address(dropout_state))};
+          .dropout_state = static_cast<const int64_t*>(address(dropout_state)),
+          .q_descale = floats(q_descale),
+          .k_descale = floats(k_descale),
+          .v_descale = floats(v_descale)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
@@ -581,7 +665,10 @@ std::vector<const Tensor*> Call::inputs() const {
           &prefix_lens,
           &d_o,
           &d_lse,
-          &dropout_state};
+          &dropout_state,
+          &q_descale,
+          &k_descale,
+          &v_descale};
 }
 
 }  // namespace tessera::testing

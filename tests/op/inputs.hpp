@@ -29,6 +29,12 @@ struct Inputs {
   std::vector<double> tree;          // [rows_q, words] of int32, or empty
   std::vector<double> prefix_groups, prefix_lens;  // [G + 1], [G], or empty
 
+  // Of 8-bit tensors, whose elements are scale * code: codes in the tensors' shapes, scales in the shape of Case::scales.
+  // The scales of tokens of no sequence are NaN.
+  std::vector<double> q_codes, k_codes, v_codes;
+  std::vector<double> q_scales, k_scales, v_scales;
+  std::vector<int64_t> scale_shape(bool of_q) const;
+
   double scale() const;
   int64_t q_row(int64_t b, int64_t i) const;  // row of query i of sequence b, counted over all
   int64_t k_row(int64_t b, int64_t j) const;
@@ -50,6 +56,7 @@ struct Call {
   Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
   Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens, dropout_state;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
+  Tensor q_descale, k_descale, v_descale;
 
   void describe();  // writes the tensors' layouts into problem
   tessera_buffers buffers() const;

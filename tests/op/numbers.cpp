@@ -1,5 +1,6 @@
 #include "numbers.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -37,6 +38,21 @@ double decode_float16(uint16_t bits) {
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
+// The code of a number that the format holds.
+uint8_t encode_float8(double value, int mantissa_bits, int bias, bool has_infinity) {
+  const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
+  const double magnitude = std::fabs(value);
+  if (std::isnan(value)) return sign | 0x7f;
+  if (std::isinf(value) && has_infinity) return sign | 0x7c;
+  const int least = 1 - bias;
+  if (magnitude < std::ldexp(1.0, least)) {
+    return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::ldexp(magnitude, mantissa_bits - least)));
+  }
+  const int exponent = std::ilogb(magnitude);
+  const auto fraction = static_cast<uint8_t>(std::ldexp(std::ldexp(magnitude, -exponent) - 1, mantissa_bits));
+  return static_cast<uint8_t>(sign | ((exponent + bias) << mantissa_bits) | fraction);
+}
+
 template <class T>
 void put(T value, std::byte* element) {
   std::memcpy(element, &value, sizeof value);
@@ -59,6 +75,12 @@ double round_to(int32_t dtype, double value) {
       return round_to_binary(value, 11, -14, 65504);
     case TESSERA_BFLOAT16:
       return round_to_binary(value, 8, -126, 0x1.FEp127);
+    case TESSERA_FLOAT8_E4M3:
+      return std::clamp(round_to_binary(value, 4, -6, 1e300), -448.0, 448.0);
+    case TESSERA_FLOAT8_E5M2:
+      return std::isinf(value) ? value : std::clamp(round_to_binary(value, 3, -14, 1e300), -57344.0, 57344.0);
+    case TESSERA_INT8:
+      return std::clamp(std::nearbyint(value), -127.0, 127.0);
     default:
       return value;
   }
@@ -85,6 +107,12 @@ void encode(int32_t dtype, double value, std::byte* element) {
       return put(encode_float16(value), element);
     case TESSERA_BFLOAT16:
       return put(static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16), element);
+    case TESSERA_FLOAT8_E4M3:
+      return put(encode_float8(value, 3, 7, false), element);
+    case TESSERA_FLOAT8_E5M2:
+      return put(encode_float8(value, 2, 15, true), element);
+    case TESSERA_INT8:
+      return put(std::isnan(value) ? int8_t{-1} : static_cast<int8_t>(value), element);
     case TESSERA_FLOAT64:
       return put(value, element);
     case TESSERA_INT32:

@@ -115,7 +115,7 @@ class Plain {
     // Relative errors: some roundings of float32 arithmetic; one rounding to the stored type, at most half a unit.
     epsilon_ = std::is_same_v<Real, float> ? kEpsilon32 : epsilon(TESSERA_FLOAT64);
     const bool stores_less = std::is_same_v<Real, float> && c_.dtype != TESSERA_FLOAT32;
-    epsilon_stored_ = stores_less ? epsilon(static_cast<int32_t>(c_.dtype)) / 2 : epsilon_;
+    epsilon_stored_ = stores_less ? epsilon(o_dtype(c_)) / 2 : epsilon_;
     p_drop_ = static_cast<double>(std::lround(c_.dropout * 65536)) / 65536.0;
   }
 
@@ -135,7 +135,7 @@ class Plain {
  private:
   Real stored(Real value) const {
     if constexpr (std::is_same_v<Real, double>) return value;
-    return c_.dtype == TESSERA_FLOAT32 ? value : static_cast<Real>(round_to(static_cast<int32_t>(c_.dtype), value));
+    return c_.dtype == TESSERA_FLOAT32 ? value : static_cast<Real>(round_to(o_dtype(c_), value));
   }
 
   Real stored_score(Real value) const { return stores_scores_ ? stored(value) : value; }

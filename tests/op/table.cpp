@@ -541,6 +541,32 @@ std::vector<std::string> pairwise_lines() {
   return lines;
 }
 
+// 8-bit tensors: each line for each of the dtypes below.
+constexpr const char* k8BitDtypes[] = {"dtype=bf16 kv=e4m3", "dtype=f16 kv=e5m2", "dtype=bf16 kv=i8",
+                                       "dtype=f16 kv=e4m3",  "dtype=e4m3",        "dtype=e5m2"};
+constexpr const char* k8Bit[] = {
+    "b=2 sq=1 sk=300 hq=8 hkv=2 d=64 dv=64 scales=fine",
+    "b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
+    "b=3 sq=1 sk=130 hq=4 hkv=4 d=17 dv=33 k=paged page=16 scales=fine",
+    "b=2 sq=4 sk=2100 hq=2 hkv=1 d=64 dv=64 k=paged page=64 scales=fine data=outlier",
+    "b=3 sq=9 sk=200 hq=4 hkv=1 d=40 dv=24 q=packed k=paged page=7 csr=1 few=2 scales=fine wl=20 wr=0",
+    "b=3 sq=40 sk=200 hq=4 hkv=1 d=40 dv=24 q=packed k=packed lead=3 scales=fine causal=1 sink=1",
+    "b=2 sq=70 sk=300 hq=4 hkv=2 d=64 dv=64 scales=fine causal=1",
+    "b=2 sq=200 sk=150 hq=2 hkv=2 d=64 dv=128 scales=bh top_left=1 causal=1 low=1",
+    "b=2 sq=65 sk=129 hq=2 hkv=1 d=96 dv=96 scales=h order=bhsd gap=3 softcap=20",
+    "b=2 sq=33 sk=97 hq=2 hkv=2 d=32 dv=32 scales=fine gap=1 bias=hqk mask=k reversed=1",
+    "b=2 sq=48 sk=256 hq=6 hkv=2 d=128 dv=128 dropout=0.25 alibi=h shared_kv=1 scales=one",
+    "b=1 sq=50 sk=70 hq=2 hkv=1 d=576 dv=512 scales=bh",
+    "b=1 sq=17 sk=60 hq=1 hkv=1 d=1 dv=1",
+    "b=2 sq=9 sk=90 hq=2 hkv=1 d=32 dv=32 data=nan_value causal=1 scales=fine",
+    "b=2 sq=40 sk=90 hq=2 hkv=1 d=32 dv=32 data=inf_value causal=1",
+    "b=1 sq=5 sk=70 hq=2 hkv=1 d=32 dv=32 data=nan_key wl=16 wr=0 scales=bh",
+    "b=1 sq=45 sk=70 hq=2 hkv=1 d=32 dv=32 data=nan_query block_mask=hqk",
+    "b=2 sq=2 sk=500 hq=2 hkv=1 d=64 dv=64 data=shared low=1 scales=fine",
+    "b=2 sq=40 sk=500 hq=2 hkv=1 d=64 dv=64 data=shared low=1 scales=fine",
+    "b=2 sq=20 sk=400 hq=2 hkv=1 d=32 dv=32 data=growing scales=fine tree=1",
+};
+
 }  // namespace
 
 std::vector<Case> case_table() {
@@ -564,6 +590,9 @@ std::vector<Case> case_table() {
   for (const char* line : kDeterministic) table.add(("backward=1 deterministic=1 " + std::string(line)).c_str());
   for (const Case& c : hopper_cases()) table.add(c);
   for (const char* line : kPrefixes) table.add(line);
+  for (const char* dtypes : k8BitDtypes) {
+    for (const char* line : k8Bit) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
+  }
   return table.take();
 }
 

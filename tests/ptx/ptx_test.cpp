@@ -172,7 +172,7 @@ TEST_P(Ptx, Compiles) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Arch, Ptx, ::testing::Values(80, 90, 120),
-                         [](const auto& arch) { return arch_name(arch.param); });
+                         [](const auto& arch) { return target_name(arch.param); });
 
 // A function of these headers that no test names.
 TEST(PtxTests, NameEveryFunction) {
@@ -253,7 +253,7 @@ TEST_P(PtxGpu, WritesWhatTheHostComputes) {
   if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
   const DeviceTest& test = registered()[GetParam()];
   if (!serves(test, gpu_device().arch))
-    GTEST_SKIP() << "skipped: not an instruction of " << arch_name(gpu_device().arch);
+    GTEST_SKIP() << "skipped: not an instruction of " << target_name(gpu_device().arch);
   Gpu& gpu = Gpu::get();
   constexpr size_t kGuardWords = 64;  // after the output, which stay as they are
   std::vector<uint32_t> got(test.expected.size() + kGuardWords, test.fill);

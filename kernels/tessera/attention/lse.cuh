@@ -10,10 +10,11 @@ struct TwoFloats {
   float high, low;
 };
 
-// a + b rounded, and the rounding error.
+// a + b rounded, and the rounding error (Knuth, TAOCP 2, 4.2.2, theorem B). The additions are those of one float each:
+// where a or b is a product, the compiler would otherwise join it to the sum, and low could exceed half an ulp of high.
 TESSERA_DEVICE TwoFloats two_sum(float a, float b) {
-  const float high = a + b, of_b = high - a;
-  const float low = (a - (high - of_b)) + (b - of_b);
+  const float high = __fadd_rn(a, b), of_b = __fsub_rn(high, a);
+  const float low = __fadd_rn(__fsub_rn(a, __fsub_rn(high, of_b)), __fsub_rn(b, of_b));
   return {high, fabsf(high) < infinity() ? low : 0.0f};
 }
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tessera import _core
+from tessera import _core, _score
 from tessera._core import Error
 from tessera._hints import unexpected_option, with_options
+from tessera._score import Mod
 
 from . import call
 
@@ -48,6 +49,18 @@ def _halves(name: str, value: Any) -> Any:
     raise Error(f"{name}: {value.dtype} of shape {value.shape}, accepted an integer, or a key of jax.random")
 
 
+def _program(
+    score_mod: Mod, mask_mod: Mod, captured: dict[str, Any] | None, tensors: dict[str, Any]
+) -> call.Program | None:  # fmt: skip
+    """The program of a call, whose arrays join `tensors`."""
+    bound = _score.bind(score_mod, mask_mod, captured)
+    if bound is None:
+        return None
+    for n, (name, array) in enumerate(zip(bound.names, bound.arrays)):
+        tensors[f"captured{n}"] = _array(f"captured ({name})", array)
+    return call.Program(bound.score, bound.mask, bound.declared, bound.numbers)
+
+
 def _along_keys(bias: Any, tensors: dict[str, Any], values: dict[str, Any]) -> Any:
     """The kernels compute no gradient for a bias that is the same for all keys; repeated along the keys, it has one."""
     dense = tensors["k"].ndim == 4 and "page_table" not in tensors and "page_indices" not in tensors
@@ -66,7 +79,10 @@ def attention(
 def attention(
     q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> tuple[jax.Array, jax.Array]: ...
-def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: bool = False, score_mod: Mod = None, mask_mod: Mod = None,
+    captured: dict[str, Any] | None = None, **options: Unpack[Options],
+) -> Any:  # fmt: skip
     """Exact attention of JAX arrays, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink,
     through O and LSE, under jit, grad, vmap and combinations of them.
 
@@ -77,6 +93,10 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
             step, use jax.random.fold_in(key, step). dropout_offset: an integer, traced or not. dropout_state: uint32
             [4], seed and offset as lower and upper halves, or int64 [2].
         lse_low, openmp: not available.
+        score_mod, mask_mod, captured: a program of one (query, key) pair, as in `tessera.attention`: a text, or a
+            function, whose calls of jax.numpy, jax.nn and jax.lax are traced. Arrays that it captures may be traced and
+            have gradients; numbers that it captures are constants of a compiled program. A negative index is outside
+            its array, and does not count from its end.
 
     Paged keys, tree masks and shared prefixes have no gradient. There is no second derivative and no forward mode.
 
@@ -116,7 +136,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
             )
     else:
         tensors.pop("dropout_state", None)
-    settings = call.settings_of(values)
+    program = _program(score_mod, mask_mod, captured, tensors)
+    settings = call.settings_of(values, program)
     call.check(settings, tensors)
     return call.o_and_lse(settings, tensors) if return_lse else call.o_alone(settings, tensors)
 

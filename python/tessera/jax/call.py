@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tessera import _core
+from tessera import _core, _score
 from tessera._core import Error
+from tessera._frameworks import output_dtype
 
 from . import sharding
 
@@ -29,17 +30,27 @@ for _target, _handlers in _core.jax_handlers().items():
         jax.ffi.register_ffi_target(_target, _handler, platform=_platform)
 
 
+class Program(NamedTuple):
+    """A score program, without its arrays: those are "captured0", "captured1" … of a call's tensors."""
+
+    score: str
+    mask: str
+    declared: tuple[tuple[str, str, int], ...]  # (name, type, rank), of arrays, then of numbers
+    numbers: tuple[float, ...]
+
+
 class Settings(NamedTuple):
     """Constants of a traced program: the options that are not arrays and differ from their defaults."""
 
     options: tuple[tuple[str, Any], ...] = ()
     heads_first: bool = False  # q, k, v and o are [B, H, S, D]
+    program: Program | None = None
 
     def get(self, name: str) -> Any:
         return dict(self.options).get(name)
 
 
-def settings_of(options: dict[str, Any]) -> Settings:
+def settings_of(options: dict[str, Any], program: Program | None = None) -> Settings:
     """Refuses an invalid value of an option, and a tracer where an option must be concrete."""
     given = []
     for name, value in options.items():
@@ -55,7 +66,7 @@ def settings_of(options: dict[str, Any]) -> Settings:
         if value is not None and value != field["default"]:
             given.append((name, value))
     heads_first = ("layout", "bhsd") in given
-    return Settings(tuple(sorted(pair for pair in given if pair[0] != "layout")), heads_first)
+    return Settings(tuple(sorted(pair for pair in given if pair[0] != "layout")), heads_first, program)
 
 
 def _attributes(settings: Settings) -> dict[str, Any]:
@@ -71,7 +82,20 @@ def _attributes(settings: Settings) -> dict[str, Any]:
             attributes[name] = np.array(value, np.int64)
         else:
             attributes[name] = np.int64(value)
+    if settings.program is not None:
+        score, mask, declared, numbers = settings.program
+        attributes |= {"score": score, "mask": mask, "declared": " ".join(f"{n} {kind} {r}" for n, kind, r in declared)}
+        if numbers:
+            attributes |= {"scalars": np.array(numbers, np.float64), "scalar_count": np.int64(len(numbers))}
     return attributes
+
+
+def _is_captured(name: str) -> bool:
+    return name.startswith("captured")
+
+
+def _is_differentiable(name: str) -> bool:
+    return name in _DIFFERENTIABLE or _is_captured(name)
 
 
 def check(settings: Settings, tensors: Tensors) -> None:
@@ -80,14 +104,17 @@ def check(settings: Settings, tensors: Tensors) -> None:
     layouts = []
     for name, array in tensors.items():
         shape = (2,) if name == "dropout_state" else array.shape
-        layouts.append((name, dtypes.get(str(array.dtype), str(array.dtype)), shape))
+        known = "captured" if _is_captured(name) else name
+        layouts.append((known, dtypes.get(str(array.dtype), str(array.dtype)), shape))
     q, v = tensors["q"].shape, tensors["v"].shape
     if len(q) < 3 or len(v) < 3:
         name, rank = ("q", len(q)) if len(q) < 3 else ("v", len(v))
         raise Error(f"{name}: rank {rank}, accepted [B, S, H, D], or packed [T, H, D]")
-    layouts.append(("o", str(tensors["q"].dtype), (*q[:-1], v[-1])))
-    layout = {"layout": "bhsd"} if settings.heads_first else {}
-    _core.check_layouts(False, layouts, **dict(settings.options), **layout)
+    layouts.append(("o", str(output_dtype(tensors["q"])), (*q[:-1], v[-1])))
+    others: dict[str, Any] = {"layout": "bhsd"} if settings.heads_first else {}
+    if settings.program is not None:
+        others["program"] = _score.program(*settings.program[:3])
+    _core.check_layouts(False, layouts, **dict(settings.options), **others)
 
 
 def _lse_shape(settings: Settings, q: Any) -> tuple[int, ...]:
@@ -105,7 +132,8 @@ def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensor
         return list(call(*arrays, operands=" ".join(operands), results=" ".join(results), **attributes))
 
     shapes = {name: x.shape for name, x in operands.items()}
-    division = sharding.of_attention(shapes, settings.heads_first, bool(settings.get("dropout_p")))
+    by_number = bool(settings.get("dropout_p")) or settings.program is not None
+    division = sharding.of_attention(shapes, settings.heads_first, by_number)
     call = sharding.divided(run, division, list(operands), list(results), backward)
     return dict(zip(results, call(*operands.values())))
 
@@ -148,10 +176,11 @@ def _map_in_turn(function: Any, tensors: Tensors, batched: dict[str, bool]) -> A
 
 
 def _can_fold(settings: Settings, tensors: Tensors, batched: dict[str, bool], inner_q: tuple[int, ...]) -> bool:
-    if any(name in tensors for name in _NUMBERING) or len(inner_q) != 4:
+    if any(name in tensors for name in (*_NUMBERING, *sharding._SCALES)) or len(inner_q) != 4:
         return False
-    # Dropout depends on (seed, batch, head, row, column), and each entry must get the bits that it would get alone.
-    if settings.get("dropout_p"):
+    # Dropout depends on (seed, batch, head, row, column), and each entry must get the bits that it would get alone; a
+    # program may use its sequence's number.
+    if settings.get("dropout_p") or settings.program is not None:
         return False
     return "sink" not in tensors or (not batched["sink"] and "d_o" not in tensors)
 
@@ -234,7 +263,7 @@ def _mappable(call: Any) -> Any:
 @_mappable
 def _forward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
     def of_o(given: Tensors) -> Any:
-        return jax.ShapeDtypeStruct((*given["q"].shape[:-1], given["v"].shape[-1]), given["q"].dtype)
+        return jax.ShapeDtypeStruct((*given["q"].shape[:-1], given["v"].shape[-1]), output_dtype(given["q"]))
 
     def of_lse(given: Tensors) -> Any:
         return jax.ShapeDtypeStruct(_lse_shape(settings, given["q"]), np.float32)
@@ -278,9 +307,9 @@ def o_and_lse(settings: Settings, tensors: Tensors) -> tuple[Any, Any]:
 
 
 def _save(settings: Settings, tensors: Tensors) -> Any:
-    wanted = {name: () for name in _DIFFERENTIABLE if name in tensors and tensors[name].perturbed}
+    wanted = {name: () for name in tensors if _is_differentiable(name) and tensors[name].perturbed}
     for name, tensor in tensors.items():
-        if tensor.perturbed and name not in _DIFFERENTIABLE and jnp.issubdtype(tensor.value.dtype, jnp.floating):
+        if tensor.perturbed and not _is_differentiable(name) and jnp.issubdtype(tensor.value.dtype, jnp.floating):
             raise NotImplementedError(f"{name}: its gradient was asked for, accepted jax.lax.stop_gradient of it")
     for name in ("page_table", "page_indices", "tree_mask", "prefix_groups"):
         if name in tensors:
@@ -296,7 +325,7 @@ def _differentiate(settings: Settings, saved: Any, cotangents: Any) -> Any:
     operands = {**tensors, **out, "d_o": jnp.zeros_like(out["o"]) if d_o is None else d_o}
     if d_lse is not None:
         operands["d_lse"] = d_lse
-    results = ("d_q", "d_k", "d_v", *(f"d_{name}" for name in ("bias", "sink") if name in wanted))
+    results = ("d_q", "d_k", "d_v", *(f"d_{name}" for name in wanted if name not in ("q", "k", "v")))
     gradients = _backward_once(settings, results, operands)
     return ({name: _cotangent(gradients, name, tensor) for name, tensor in tensors.items()},)
 

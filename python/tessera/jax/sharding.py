@@ -21,6 +21,7 @@ Roles = tuple[Role, ...]
 _ACROSS = ("page_indptr", "page_indices", "prefix_groups", "prefix_lens")
 _BY_SEQUENCE = ("seqused_k", "causal_seqs", "tree_mask", "page_table")
 _BY_SCORES = ("bias", "mask", "block_mask")
+_SCALES = ("q_descale", "k_descale", "v_descale")
 
 
 class Division:
@@ -63,14 +64,14 @@ class Division:
         return result
 
 
-def of_attention(shapes: dict[str, tuple[int, ...]], heads_first: bool, dropout: bool) -> Division:
-    """`shapes`: those of the operands."""
+def of_attention(shapes: dict[str, tuple[int, ...]], heads_first: bool, by_number: bool) -> Division:
+    """`shapes`: those of the operands. `by_number`: the result depends on the numbers of sequences and heads, which
+    begin at 0 on every device: then nothing is divided."""
     packed, paged = len(shapes["q"]) == 3, "page_table" in shapes
     batch = 1 if packed else shapes["q"][0]
     head_axis = -3 if heads_first else -2
     heads_q, heads_kv = (shapes[name][head_axis] for name in ("q", "k"))
-    # Dropout's bits are of a sequence's and a head's number, which begin at 0 on every device.
-    whole = dropout or any(name in shapes for name in _ACROSS)
+    whole = by_number or any(name in shapes for name in _ACROSS)
 
     def roles_of(name: str, shape: tuple[int, ...]) -> list[Role]:
         name = name.removeprefix("d_")
@@ -95,6 +96,10 @@ def of_attention(shapes: dict[str, tuple[int, ...]], heads_first: bool, dropout:
         elif name in ("alibi_slopes", "sink"):
             found[-1] = "heads_q"
             if len(shape) == 2:
+                found[0] = "batch"
+        elif name in _SCALES:
+            found[-1] = "heads_kv"
+            if len(shape) == 2 or (len(shape) == 3 and not (paged and name != "q_descale")):
                 found[0] = "batch"
         return found
 

@@ -211,8 +211,7 @@ def attention(
         kernel: as in `tessera.attention`; a kernel for one direction can be given only for a call without gradients.
         threads: 0 = torch.get_num_threads().
         score_mod, mask_mod, captured: a program of one (query, key) pair, as in `tessera.attention`: a text, or a
-            function with the arguments of FlexAttention's. Tensors that it captures have gradients. In a compiled
-            program such a call runs eagerly.
+            function with the arguments of FlexAttention's. Tensors that it captures have gradients.
         return_lse: also return LSE, float32 [B, Hq, Sq] or packed [Hq, Tq]; -inf if a query sees no key.
         return_lse_low: also return the rounding error of the LSE, float32 with its shape, for `combine` and
             `tessera.attention_backward`; it has no gradient.
@@ -232,7 +231,6 @@ def attention(
         if programmed:
             options.update(score_mod=score_mod, mask_mod=mask_mod, captured=captured)
         return _heads_first(layout, q, k, v, return_lse, return_lse_low, options)
-    bound = score_programs.bind(score_mod, mask_mod, captured) if programmed else None
     seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", None)
     given = of_call.given("attention", options) if options else {}
     if given:
@@ -259,8 +257,8 @@ def attention(
             "lse_low"
         )
     results = 3 if return_lse_low else 2 if return_lse else 1
-    if bound is not None:
-        return score_programs.attention(q, k, v, bias, sink, given, results, bound)
+    if programmed:
+        return score_programs.attention(q, k, v, bias, sink, given, results, score_mod, mask_mod, captured)
     if functorch or _watched(q, k, v, bias, sink):
         operator = ops.Transformable.apply if functorch else ops.attention_forward
         found = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from tessera import _core
 
+from . import kernels
 from .api import attention
+from .checks import check_tensor
 
-_CHANGE_THE_RESULT = ("WRITE_DQ", "OUTPUT_LOGSUMEXP", "OUTPUT_MAX")  # of kernel_options; all others tune
+_CHANGE_THE_RESULT = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")  # of kernel_options; all others tune
+_BACKENDS = ("AUTO", "TRITON", "TRITON_DECODE", "FLASH")  # PyTorch's: which of its kernels serves a call
 
 
 class BlockMask(NamedTuple):
@@ -65,14 +68,21 @@ def _listed(count: Tensor, indices: Tensor, blocks_q: int, blocks_k: int) -> Ten
 
 def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, Any]:
     """A BlockMask as options: its lists win over its mask_mod, which holds in partial blocks alone."""
-    block_q, block_k = block_mask.BLOCK_SIZE
-    blocks_q, blocks_k = -(-seqlen_q // block_q), -(-seqlen_k // block_k)
-    has = (block_mask.kv_num_blocks.shape[-1], block_mask.kv_indices.shape[-1])
-    if has[0] < blocks_q or has[1] < blocks_k:
+    from torch.nn.attention import flex_attention as own
+
+    if block_mask.mask_mod is getattr(own, "_sliced_mask_mod_error", None):
         raise _core.Error(
-            f"block_mask: {has[0]} x {has[1]} blocks of {block_q} x {block_k}, accepted at least {blocks_q} x "
-            f"{blocks_k}: q has {seqlen_q} rows, k {seqlen_k}"
+            "block_mask: sliced, which has no mask_mod, accepted one whose mask_mod was set after it was sliced"
         )
+    block_q, block_k = block_mask.BLOCK_SIZE
+    whole = block_q == block_k == own._LARGE_SPARSE_BLOCK_SIZE
+    made_for = tuple(block_mask.shape[-2:])
+    if not whole and made_for != (seqlen_q, seqlen_k):
+        raise _core.Error(
+            f"block_mask: made for {made_for[0]} queries and {made_for[1]} keys, accepted one for {seqlen_q} and "
+            f"{seqlen_k}, those of q and k"
+        )
+    blocks_q, blocks_k = -(-seqlen_q // block_q), -(-seqlen_k // block_k)
     seen = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, blocks_q, blocks_k)
     mask_mod = block_mask.mask_mod
     full = None
@@ -80,7 +90,7 @@ def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, An
         full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, blocks_q, blocks_k)
         seen = seen | full
     options = {"block_mask": seen, "mask_block": (block_q, block_k), "mask_mod": mask_mod}
-    if full is None or not full.any():
+    if full is None or not (torch.compiler.is_compiling() or full.any()):
         return options
     of_batch, of_head = int(full.shape[0] > 1), int(full.shape[1] > 1)
 
@@ -88,6 +98,16 @@ def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, An
         return full[b * of_batch, h * of_head, q_idx // block_q, kv_idx // block_k] | mask_mod(b, h, q_idx, kv_idx)
 
     return {**options, "mask_mod": visible}
+
+
+def _in_the_order_of(query: Tensor, o: Tensor) -> Tensor:
+    """o with its axes in the order in memory of query's, as PyTorch returns it. With a program it has it already."""
+    order = kernels.order_in_memory(query)
+    if kernels.order_in_memory(o) == order:
+        return o
+    outermost_first = order[::-1]
+    inverse = [outermost_first.index(axis) for axis in range(3)]
+    return o.permute(*outermost_first, 3).contiguous().permute(*inverse, 3)
 
 
 def flex_attention(
@@ -110,9 +130,13 @@ def flex_attention(
     Raises:
         tessera.Error: an argument is wrong; for a program, no kernel serves it (`tessera.plan` says why).
     """
-    for name in kernel_options or ():
+    for name, setting in (kernel_options or {}).items():
         if name in _CHANGE_THE_RESULT:
             raise _core.Error(f"kernel_options: {name} changes the result, accepted are options that tune")
+        if name == "BACKEND" and setting not in _BACKENDS:
+            raise _core.Error(f"kernel_options: BACKEND {setting!r}, accepted {', '.join(_BACKENDS)}")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor(name, tensor)
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         raise _core.Error(f"query: rank {query.dim()}, accepted [B, H, S, D] for query, key and value")
     if query.shape[1] != key.shape[1] and not enable_gqa:
@@ -131,15 +155,21 @@ def flex_attention(
         options = _of_shape(block_mask, query, key)
     elif block_mask is not None:
         options = _mask_options(block_mask, query.shape[2], key.shape[2])
+    # The LSE of float64 tensors is float64.
+    in_double = wants_lse and query.dtype == torch.float64
     found = attention(
-        query, key, value, scale=scale, score_mod=score_mod, layout="bhsd", return_lse=wants_lse, **options
-    )
+        query, key, value, scale=scale, score_mod=score_mod, layout="bhsd", return_lse=wants_lse,
+        return_lse_low=in_double, **options,
+    )  # fmt: skip
+    o, *lse = found if wants_lse else (found,)
+    o = _in_the_order_of(query, o)
+    if in_double:
+        lse = [sum(x.double() for x in lse)]
     if return_aux is None:
-        return found
+        return (o, *lse) if wants_lse else o
     from torch.nn.attention.flex_attention import AuxOutput
 
-    o, lse = found if wants_lse else (found, None)
-    return o, AuxOutput(lse=lse)
+    return o, AuxOutput(lse=lse[0] if wants_lse else None)
 
 
 _replaced: List[Tuple[Any, str, Any]] = []  # (module, name, PyTorch's own function)

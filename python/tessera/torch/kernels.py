@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -124,13 +124,20 @@ def described(value):
     return value if has_data(value) else without_data(value)
 
 
+def _described(value):
+    """An option without data: tensors, lists of them, and numbers."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_described, value))
+    return without_data(value) if isinstance(value, Tensor) else _value(value)
+
+
 def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **others: Optional[Tensor]) -> None:
     """Raises the errors of a call with these tensors, except those that depend on data. `others`: o, lse, d_o."""
     try:
         by_rows = {name: without_data(x, contiguous_rows=True) for name, x in dict(q=q, k=k, v=v).items()}
         by_rows.update((name, without_data(x, contiguous_rows=True)) for name, x in others.items() if x is not None)
         given = {
-            name: without_data(x) if isinstance(x, Tensor) else _value(x)
+            name: _described(x)
             for name, x in options.items()
             if name != "dropout_state" or x.device == q.device  # it may be on the host for any q
         }
@@ -204,6 +211,11 @@ def planned(run, direction: str, tensors: tuple, options: dict) -> None:
         raise NotWhatEagerDoes(f"while a CUDA graph is captured: {error}") from error
 
 
+def output_dtype(q: Tensor) -> torch.dtype:
+    """q's, or bfloat16 if q has 8 bits."""
+    return q.dtype if q.dtype.itemsize > 1 else torch.bfloat16
+
+
 def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     """Shapes of o and lse: [B, Sq, Hq, Dv] and [B, Hq, Sq], or packed [Tq, Hq, Dv] and [Hq, Tq]."""
     if q.dim() == 4:
@@ -213,6 +225,27 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
         rows, heads, _ = q.shape
         return (rows, heads, v.shape[-1]), (heads, rows)
     raise _core.Error(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
+
+
+def order_in_memory(tensor: Tensor) -> list:
+    """The axes before the last, that of the smallest stride first. Dynamo cannot sort by symbolic numbers."""
+    strides, order = tensor.stride(), []
+    for axis in range(tensor.dim() - 2, -1, -1):
+        place = 0
+        while place < len(order) and strides[order[place]] <= strides[axis]:
+            place += 1
+        order.insert(place, axis)
+    return order
+
+
+def new_output(q: Tensor, v: Tensor, order: Sequence[int]) -> Tensor:
+    """Memory for o with its axes in this order, as `order_in_memory` gives it; the last one is contiguous."""
+    shape, _ = output_shapes(q, v)
+    strides, stride = [1] * len(shape), shape[-1]
+    for axis in order:
+        strides[axis] = stride
+        stride = stride * shape[axis]
+    return q.new_empty_strided(shape, strides)
 
 
 # These options are for inference only; without a backward pass, the LSE's low float is not needed.
@@ -236,14 +269,15 @@ def forward(
         refuse_tangents(q, k, v, *options.values())
     if by_heads:
         batch, heads, seqlen_q, _ = q.shape
-        o = q.new_empty((batch, seqlen_q, heads, v.shape[-1]))
+        o = q.new_empty((batch, seqlen_q, heads, v.shape[-1]), dtype=output_dtype(q))
         if lse is None:
             lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
         _core.forward_by_heads(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
         return o, lse
     o_shape, lse_shape = output_shapes(q, v)
     if o is None:
-        o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
+        dtype = output_dtype(q)
+        o = _empty_twin(q) if o_shape == q.shape and dtype is q.dtype else q.new_empty(o_shape, dtype=dtype)
     if want_lse and lse is None:
         lse = q.new_empty(lse_shape, dtype=torch.float32)
     tensors, keywords = (rows(q), rows(k), rows(v), o, lse), _keywords(q, options)

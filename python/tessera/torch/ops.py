@@ -87,7 +87,8 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tenso
     o_shape, lse_shape = kernels.output_shapes(q, v)
     given = options.unpack(flat)
     kernels.check("forward", q, k, v, given)
-    return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32), _new_low(q, given, lse_shape)
+    o = q.new_empty(o_shape, dtype=kernels.output_dtype(q))
+    return o, q.new_empty(lse_shape, dtype=torch.float32), _new_low(q, given, lse_shape)
 
 
 @attention_backward.register_fake
@@ -233,7 +234,8 @@ class _Fold:
 
 
 _PLACE_MATTERS = (
-    "dropout_state", "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups"
+    "dropout_state", "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups",
+    "q_descale", "k_descale", "v_descale",
 )  # fmt: skip
 
 

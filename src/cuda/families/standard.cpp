@@ -33,7 +33,7 @@ struct StandardPlan {
   Grid rows_grid;
 };
 
-constexpr uint32_t kTensors = ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+constexpr uint64_t kTensors = ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
                                 tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_lse",
                                          "d_bias", "d_sink", "lse_low", "dropout_state"}));
 constexpr Supports supports(tessera_direction direction) {

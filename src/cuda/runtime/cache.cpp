@@ -23,7 +23,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'T', 'E', 'S', 'S', 'E', 'R', 'A', '\n'};
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 constexpr const char* kSuffix = ".cubin";
 constexpr const char* kTemporary = ".writing-";
 constexpr double kLeftoverSeconds = 3600;  // a writer needs milliseconds
@@ -134,8 +134,8 @@ std::string pack(const Binary& binary) {
   std::string out;
   put(out, binary.symbol);
   put(out, binary.config);
-  for (const int32_t value :
-       {binary.arch, binary.registers, binary.spill_bytes, binary.stack_bytes, binary.wgmma_serialized}) {
+  for (const int32_t value : {binary.arch, int32_t{binary.ptx}, binary.registers, binary.spill_bytes,
+                              binary.stack_bytes, binary.wgmma_serialized}) {
     put(out, int64_t{value});
   }
   put(out, binary.cubin);
@@ -144,9 +144,13 @@ std::string pack(const Binary& binary) {
 
 bool unpack(const std::string& payload, Binary& binary) {
   Reader reader(payload);
-  return reader.get(binary.symbol) && reader.get(binary.config) && reader.get(binary.arch) &&
-         reader.get(binary.registers) && reader.get(binary.spill_bytes) && reader.get(binary.stack_bytes) &&
-         reader.get(binary.wgmma_serialized) && reader.get(binary.cubin) && reader.at_end();
+  int32_t ptx = 0;
+  const bool whole = reader.get(binary.symbol) && reader.get(binary.config) && reader.get(binary.arch) &&
+                     reader.get(ptx) && reader.get(binary.registers) && reader.get(binary.spill_bytes) &&
+                     reader.get(binary.stack_bytes) && reader.get(binary.wgmma_serialized) &&
+                     reader.get(binary.cubin) && reader.at_end();
+  binary.ptx = ptx != 0;
+  return whole;
 }
 
 // Returns "" if the entry is complete, unchanged since it was written, and writable by `writers` only; otherwise the

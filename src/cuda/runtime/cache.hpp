@@ -19,12 +19,13 @@
 
 namespace tessera::cuda {
 
-// A compiled kernel and the compiler's report on it.
+// A compiled kernel and the compiler's report on it, which of PTX says nothing.
 struct Binary {
   std::string symbol;  // "tessera_fwd_sm80"
   std::string config;  // "tessera::FwdConfig{...}"
   std::string cubin;
   int32_t arch = 0;  // 90
+  bool ptx = false;  // `cubin` is PTX of the virtual architecture
   int32_t registers = 0, spill_bytes = 0, stack_bytes = 0;
   int32_t wgmma_serialized = 0;  // ptxas could not overlap wgmma instructions
 };

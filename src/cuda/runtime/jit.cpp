@@ -19,25 +19,13 @@ namespace {
 // Incremented when a kernel's launch changes in a way that its source does not show.
 constexpr int64_t kKeyVersion = 1;
 
-// Over 100 KiB of text, the same for every kernel of this library.
-const Digest& headers_digest() {
-  static const Digest digest = [] {
-    Hasher hasher;
-    for (int i = 0; i < kNumKernelHeaders; ++i) {
-      hasher.text(kKernelHeaders[i].name);
-      hasher.text(kKernelHeaders[i].text);
-    }
-    return hasher.digest();
-  }();
-  return digest;
-}
-
-Digest content_of(const KernelSpec& spec, int32_t arch) {
+Digest content_of(const KernelSpec& spec, const Target& target) {
+  const std::string source = source_of(spec);
   Hasher hasher;
   hasher.number(kKeyVersion);
-  hasher.text(headers_digest().hex());
-  hasher.text(source_of(spec));
-  hasher.text(arch_name(arch));
+  hasher.text(headers_digest(source).hex());
+  hasher.text(source);
+  hasher.text(target_name(target));
   for (const std::string& option : compile_options()) hasher.text(option);
   return hasher.digest();
 }
@@ -52,9 +40,16 @@ Cache& prebuilt_cache() {
   return cache;
 }
 
-bool load_prebuilt(const KernelSpec& spec, int32_t arch, Binary& binary) {
+// Calls `accept` with each prebuilt kernel that GPUs of an architecture run, the best first, until it returns true.
+// Returns whether it did.
+template <class Accept>
+bool find_prebuilt(const KernelSpec& spec, int32_t arch, const Accept& accept) {
   if (prebuilt_cache().folder().empty()) return false;
-  return prebuilt_cache().load({content_of(spec, arch), 0}, binary);
+  for (const Target& target : prebuilt_targets_for(arch)) {
+    Binary binary;
+    if (prebuilt_cache().load({content_of(spec, target), 0}, binary) && accept(binary)) return true;
+  }
+  return false;
 }
 
 void set_origin(Origin* origin, Origin value) {
@@ -154,12 +149,12 @@ tessera_status make_kernel(const KernelSpec& spec, const tessera_device& device,
   }
   ContextScope context;
   TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, nullptr));
-  Binary binary;
   // A prebuilt kernel that this driver cannot load, because it is of a newer CUDA, is compiled here.
-  if (load_prebuilt(spec, device.arch, binary) &&
-      load(context.driver(), spec, binary, device, kernel).code == TESSERA_OK) {
-    return ok();
-  }
+  const bool loaded = find_prebuilt(spec, device.arch, [&](const Binary& prebuilt) {
+    return load(context.driver(), spec, prebuilt, device, kernel).code == TESSERA_OK;
+  });
+  if (loaded) return ok();
+  Binary binary;
   TESSERA_RETURN_IF_ERROR(build_binary(spec, device.arch, default_cache(), binary));
   return load(context.driver(), spec, binary, device, kernel);
 }
@@ -183,12 +178,12 @@ std::string prebuilt_folder() {
   return "";
 }
 
-tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary, Origin* origin,
+tessera_status build_binary(const KernelSpec& spec, const Target& target, Cache& cache, Binary& binary, Origin* origin,
                             CacheKey* key_out) {
   set_origin(origin, Origin::kCached);
   CacheKey own;
   CacheKey& key = key_out ? *key_out : own;
-  key = {content_of(spec, arch), 0};
+  key = {content_of(spec, target), 0};
   CompilerInfo compiler;
   const tessera_status found = find_compiler(compiler);
   // Without a compiler, an entry of any compiler version is accepted.
@@ -200,7 +195,7 @@ tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, 
   bool compiled = false;
   const auto compile = [&](Binary& out) {
     out.config = spec.config;
-    return compile_kernel(source_of(spec), symbol_of(spec), arch, out);
+    return compile_kernel(source_of(spec), symbol_of(spec), target, out);
   };
   TESSERA_RETURN_IF_ERROR(cache.get(key, compile, binary, &compiled));
   if (compiled) set_origin(origin, Origin::kCompiled);
@@ -208,7 +203,8 @@ tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, 
 }
 
 tessera_status find_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary, Origin* origin) {
-  if (load_prebuilt(spec, arch, binary)) {
+  const auto take = [&binary](Binary& prebuilt) { return binary = std::move(prebuilt), true; };
+  if (find_prebuilt(spec, arch, take)) {
     set_origin(origin, Origin::kPrebuilt);
     return ok();
   }

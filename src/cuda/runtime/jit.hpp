@@ -8,6 +8,7 @@
 #include "cuda/runtime/cache.hpp"
 #include "cuda/runtime/codegen.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/target.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -32,13 +33,13 @@ tessera_status load_kernel(const KernelSpec& spec, const ConfigValues& config, c
 
 enum class Origin { kPrebuilt, kCached, kCompiled };
 
-// A kernel compiled for an architecture: prebuilt, from `cache`, or compiled now and stored there. `origin`, if not
+// A kernel that GPUs of an architecture run: prebuilt, from `cache`, or compiled now and stored there. `origin`, if not
 // NULL, receives which.
 tessera_status find_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary,
                            Origin* origin = nullptr);
 
 // Compiles a kernel into `cache`, even if it is prebuilt. `key`, if not NULL, receives its key there.
-tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary,
+tessera_status build_binary(const KernelSpec& spec, const Target& target, Cache& cache, Binary& binary,
                             Origin* origin = nullptr, CacheKey* key = nullptr);
 
 // The cache of this process, in Cache::default_folder().

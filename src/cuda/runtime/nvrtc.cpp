@@ -24,7 +24,7 @@ tessera_status supported_arch(const NvrtcFunctions& nvrtc, const CompilerInfo& i
   }
   if (best != 0) return ok();
   return unsupported("NVRTC %s (%s): does not compile for %s, a newer one is needed (%s)",
-                     version_text(info.version).c_str(), info.path.c_str(), arch_name(arch).c_str(), kHowToGetNvrtc);
+                     version_text(info.version).c_str(), info.path.c_str(), target_name(arch).c_str(), kHowToGetNvrtc);
 }
 
 class Program {
@@ -73,8 +73,6 @@ bool number_before(const std::string& line, const char* what, int32_t& value) {
 
 }  // namespace
 
-std::string arch_name(int32_t arch) { return "sm_" + std::to_string(arch) + (arch == 90 ? "a" : ""); }
-
 std::vector<std::string> compile_options() {
   std::vector<std::string> options = {"-std=c++20", "-default-device", "--ptxas-options=-v"};
   static const bool line_info = environment_variable(kLineInfo) == "1";
@@ -106,13 +104,13 @@ bool read_ptxas_log(const std::string& log, const std::string& symbol, Binary& b
   return seen;
 }
 
-tessera_status compile_kernel(const std::string& source, const std::string& symbol, int32_t arch, Binary& binary,
-                              std::string* log_out) {
+tessera_status compile_kernel(const std::string& source, const std::string& symbol, const Target& target,
+                              Binary& binary, std::string* log_out) {
   NvrtcFunctions nvrtc;
   CompilerInfo info;
   TESSERA_RETURN_IF_ERROR(opened_nvrtc(nvrtc, info));
-  int32_t target = 0;
-  TESSERA_RETURN_IF_ERROR(supported_arch(nvrtc, info, arch, target));
+  Target best = target;
+  TESSERA_RETURN_IF_ERROR(supported_arch(nvrtc, info, target.arch, best.arch));
   const std::string who = "NVRTC " + version_text(info.version) + " (" + info.path + ")";
 
   std::vector<const char*> texts, names;
@@ -127,7 +125,7 @@ tessera_status compile_kernel(const std::string& source, const std::string& symb
     return internal("%s: cannot take %s: %s", who.c_str(), symbol.c_str(), nvrtc.nvrtcGetErrorString(result));
   }
   std::vector<std::string> options = compile_options();
-  options.insert(options.begin(), "--gpu-architecture=" + arch_name(target));
+  options.insert(options.begin(), "--gpu-architecture=" + target_name(best));
   // For a kernel found in its own cache, NVRTC prints no log. Older versions have neither that cache nor this option.
   constexpr int32_t kHasOwnCache = 13000;
   if (info.version >= kHasOwnCache) options.emplace_back("--no-cache");
@@ -137,16 +135,18 @@ tessera_status compile_kernel(const std::string& source, const std::string& symb
   const std::string log = log_of(nvrtc, program.get());
   if (log_out) *log_out = log;
   size_t size = 0;
-  if (result == 0) result = nvrtc.nvrtcGetCUBINSize(program.get(), &size);
+  const auto get_size = target.ptx ? nvrtc.nvrtcGetPTXSize : nvrtc.nvrtcGetCUBINSize;
+  const auto get_code = target.ptx ? nvrtc.nvrtcGetPTX : nvrtc.nvrtcGetCUBIN;
+  if (result == 0) result = get_size(program.get(), &size);
   binary.cubin.assign(size, '\0');
-  if (result == 0) result = nvrtc.nvrtcGetCUBIN(program.get(), binary.cubin.data());
+  if (result == 0) result = get_code(program.get(), binary.cubin.data());
   if (result != 0) {
-    return internal("%s: cannot compile %s for %s: %s: %.300s", who.c_str(), symbol.c_str(), arch_name(target).c_str(),
+    return internal("%s: cannot compile %s for %s: %s: %.300s", who.c_str(), symbol.c_str(), target_name(best).c_str(),
                     nvrtc.nvrtcGetErrorString(result), first_error(log).c_str());
   }
   binary.symbol = symbol;
-  binary.arch = target;
-  if (!read_ptxas_log(log, symbol, binary)) {
+  binary.arch = best.arch, binary.ptx = best.ptx;
+  if (!best.ptx && !read_ptxas_log(log, symbol, binary)) {
     return internal("%s: says nothing of %s's registers", who.c_str(), symbol.c_str());
   }
   return ok();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/runtime/cache.hpp"
+#include "cuda/runtime/target.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -35,13 +36,10 @@ tessera_status open_compiler(CompilerInfo& info);
 // Options after the architecture, which are part of a kernel's key. TESSERA_LINEINFO=1 adds line numbers for profilers.
 std::vector<std::string> compile_options();
 
-// Compiles `source` for `arch` (90: sm_90a). Fills in cubin, arch, registers, spills and stack of `symbol`. `log`, if
-// not NULL, receives the compiler's whole output.
-tessera_status compile_kernel(const std::string& source, const std::string& symbol, int32_t arch, Binary& binary,
-                              std::string* log = nullptr);
-
-// "sm_90a": Hopper's wgmma and setmaxnreg need the architecture-specific target.
-std::string arch_name(int32_t arch);
+// Compiles `source`. Fills in cubin, target, and but for PTX registers, spills and stack of `symbol`. `log`, if not
+// NULL, receives the compiler's whole output.
+tessera_status compile_kernel(const std::string& source, const std::string& symbol, const Target& target,
+                              Binary& binary, std::string* log = nullptr);
 
 // Reads ptxas's report on `symbol` from a compilation's log. Returns false if there is none.
 bool read_ptxas_log(const std::string& log, const std::string& symbol, Binary& binary);

@@ -38,7 +38,8 @@ bool load_functions(void* library, NvrtcFunctions& f) {
          load(library, "nvrtcCompileProgram", f.nvrtcCompileProgram) &&
          load(library, "nvrtcGetProgramLogSize", f.nvrtcGetProgramLogSize) &&
          load(library, "nvrtcGetProgramLog", f.nvrtcGetProgramLog) &&
-         load(library, "nvrtcGetCUBINSize", f.nvrtcGetCUBINSize) && load(library, "nvrtcGetCUBIN", f.nvrtcGetCUBIN);
+         load(library, "nvrtcGetCUBINSize", f.nvrtcGetCUBINSize) && load(library, "nvrtcGetCUBIN", f.nvrtcGetCUBIN) &&
+         load(library, "nvrtcGetPTXSize", f.nvrtcGetPTXSize) && load(library, "nvrtcGetPTX", f.nvrtcGetPTX);
 }
 
 bool is_folder(const std::string& path) {

@@ -25,6 +25,8 @@ struct NvrtcFunctions {
   nvrtcResult (*nvrtcGetProgramLog)(nvrtcProgram program, char* log);
   nvrtcResult (*nvrtcGetCUBINSize)(nvrtcProgram program, size_t* size);
   nvrtcResult (*nvrtcGetCUBIN)(nvrtcProgram program, char* cubin);
+  nvrtcResult (*nvrtcGetPTXSize)(nvrtcProgram program, size_t* size);
+  nvrtcResult (*nvrtcGetPTX)(nvrtcProgram program, char* ptx);
 };
 
 // The functions of the compiler that open_compiler() opens.

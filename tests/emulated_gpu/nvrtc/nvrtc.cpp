@@ -345,3 +345,5 @@ EMULATED_NVRTC nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t* size)
 EMULATED_NVRTC nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char* code) {
   return std::memcpy(code, program->code.data(), program->code.size()), kSuccess;
 }
+EMULATED_NVRTC nvrtcResult nvrtcGetPTXSize(nvrtcProgram, size_t*) { return kInvalidProgram; }
+EMULATED_NVRTC nvrtcResult nvrtcGetPTX(nvrtcProgram, char*) { return kInvalidProgram; }

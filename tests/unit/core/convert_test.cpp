@@ -1,4 +1,4 @@
-// float16 and bfloat16 compared with arithmetic that does not use bits.
+// float16, bfloat16 and the 8-bit formats compared with arithmetic that does not use bits.
 #include "core/convert.hpp"
 
 #include <gtest/gtest.h>
@@ -91,6 +91,73 @@ TEST(Convert, RoundsToNearestTiesToEven) {
     EXPECT_EQ(stored(format, -1e300), infinite | 0x8000);
     EXPECT_EQ(stored(format, 1e-300), 0);
     EXPECT_EQ(stored(format, -1e-300), 0x8000);
+  }
+}
+
+// The value of an 8-bit code by the definition of the OCP specification.
+double value_of_float8(int32_t dtype, int code) {
+  const bool e4m3 = dtype == TESSERA_FLOAT8_E4M3;
+  const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+  const int mantissa = code % (1 << mantissa_bits), exponent = code % 128 >> mantissa_bits;
+  const double sign = code >= 128 ? -1 : 1, nan = std::numeric_limits<double>::quiet_NaN();
+  if (e4m3 && code % 128 == 127) return nan;
+  if (!e4m3 && exponent == 31) return mantissa ? nan : sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign * std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
+}
+
+int stored_code(int32_t dtype, double value) {
+  uint8_t codes[8] = {};
+  store(dtype, codes, 0, value);
+  return codes[0];
+}
+
+double loaded(int32_t dtype, int code) {
+  const uint8_t codes[8] = {static_cast<uint8_t>(code)};
+  return load(dtype, codes, 0);
+}
+
+struct Largest {
+  int32_t dtype;
+  double value;
+  int code;
+};
+constexpr Largest kLargest[] = {{TESSERA_FLOAT8_E4M3, 448, 0x7E}, {TESSERA_FLOAT8_E5M2, 57344, 0x7B}};
+
+TEST(Convert, EveryCodeOf8BitsDecodesAndComesBack) {
+  for (const Largest& largest : kLargest) {
+    for (int code = 0; code < 256; ++code) {
+      const double expected = value_of_float8(largest.dtype, code), decoded = loaded(largest.dtype, code);
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(decoded)) << code;
+        ASSERT_TRUE(std::isnan(value_of_float8(largest.dtype, stored_code(largest.dtype, decoded)))) << code;
+        continue;
+      }
+      ASSERT_EQ(decoded, expected) << code;
+      ASSERT_EQ(std::signbit(decoded), std::signbit(expected)) << code;
+      const int saturated = largest.code | (code & 0x80);
+      ASSERT_EQ(stored_code(largest.dtype, decoded), std::isinf(expected) ? saturated : code);
+    }
+  }
+  for (int code = -128; code < 128; ++code) ASSERT_EQ(loaded(TESSERA_INT8, code & 0xFF), code);
+}
+
+TEST(Convert, RoundsTo8BitsToNearestTiesToEvenAndSaturates) {
+  for (const auto& [dtype, most, last] : kLargest) {
+    for (int code = 0; code < last; ++code) {
+      const double a = value_of_float8(dtype, code), b = value_of_float8(dtype, code + 1), middle = (a + b) / 2;
+      const int even = code % 2 == 0 ? code : code + 1;
+      ASSERT_EQ(stored_code(dtype, middle), even) << code;
+      ASSERT_EQ(stored_code(dtype, std::nextafter(middle, a)), code);
+      ASSERT_EQ(stored_code(dtype, std::nextafter(middle, b)), code + 1);
+      ASSERT_EQ(stored_code(dtype, -std::nextafter(middle, a)), code | 0x80);
+    }
+    for (const double huge : {std::nextafter(most, 1e9), 1.5 * most, 1e300, HUGE_VAL}) {
+      EXPECT_EQ(stored_code(dtype, huge), last);
+      EXPECT_EQ(stored_code(dtype, -huge), last | 0x80);
+    }
+    EXPECT_EQ(stored_code(dtype, 1e-300), 0);
+    EXPECT_EQ(stored_code(dtype, -1e-300), 0x80);
   }
 }
 

@@ -68,7 +68,7 @@ TEST_P(CudaScorePrograms, CompileWithoutLocalMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Score, CudaScorePrograms, ::testing::Values(80, 90),
-                         [](const auto& arch) { return arch_name(arch.param); });
+                         [](const auto& arch) { return target_name(arch.param); });
 
 }  // namespace
 }  // namespace tessera::cuda

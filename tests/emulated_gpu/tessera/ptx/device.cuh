@@ -94,6 +94,11 @@ inline float __fmul_rn(float a, float b) {
   const volatile float product = a * b;  // never part of a fused multiply-add
   return product;
 }
+inline float __fadd_rn(float a, float b) {
+  const volatile float sum = a + b;  // a product before it is rounded by itself
+  return sum;
+}
+inline float __fsub_rn(float a, float b) { return __fadd_rn(a, -b); }
 inline float __saturatef(float x) { return x > 0 ? min(x, 1.0f) : 0.0f; }  // NaN becomes 0
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {

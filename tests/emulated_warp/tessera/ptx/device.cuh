@@ -37,4 +37,9 @@ inline float __fmul_rn(float a, float b) {
   volatile float product = a * b;  // not fused with its use
   return product;
 }
+inline float __fadd_rn(float a, float b) {
+  const volatile float sum = a + b;  // a product before it is rounded by itself
+  return sum;
+}
+inline float __fsub_rn(float a, float b) { return __fadd_rn(a, -b); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

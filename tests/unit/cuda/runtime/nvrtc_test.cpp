@@ -196,6 +196,30 @@ TEST_F(CudaCompiler, CompilesOnceAndFindsItAgain) {
   EXPECT_NE(cached.cubin, compiled.cubin);
 }
 
+TEST_F(CudaCompiler, WritesPtxForGpusThatItDoesNotKnow) {
+  const KernelSpec spec = spec_of(kConfig);
+  Binary binary;
+  const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), {80, true}, binary);
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  EXPECT_TRUE(binary.ptx);
+  EXPECT_EQ(binary.arch, 80);
+  EXPECT_NE(binary.cubin.find(".target sm_80"), std::string::npos);
+  EXPECT_NE(binary.cubin.find(".entry tessera_combine("), std::string::npos);
+  EXPECT_EQ(binary.cubin.back(), '\0') << "a C string, as the driver takes it";
+}
+
+// What is prebuilt stays so when another kernel's text changes.
+TEST(CudaSources, AKernelsKeyHasItsOwnHeaders) {
+  const auto digest = [](const char* header) { return headers_digest(std::string("#include \"") + header + '"'); };
+  const Digest none = headers_digest("// nothing");
+  EXPECT_EQ(digest("not/embedded.hpp"), none);
+  EXPECT_NE(digest("tessera/types.hpp"), none);
+  EXPECT_NE(digest("tessera/types.hpp"), digest("tessera/combine/kernel.cuh")) << "which includes others";
+  EXPECT_NE(digest("tessera/fwd_sm80/kernel.cuh"), digest("tessera/bwd_sm80/kernel.cuh"));
+  EXPECT_EQ(headers_digest("#include \"tessera/types.hpp\"\n#include \"tessera/combine/kernel.cuh\""),
+            digest("tessera/combine/kernel.cuh"));
+}
+
 // Two products in a loop, in so many blocks a multiprocessor; `between` runs beside the first.
 std::string two_products(int blocks, const std::string& between) {
   return R"(#include "tessera/ptx/wgmma.cuh"
