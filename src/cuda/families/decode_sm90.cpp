@@ -219,16 +219,17 @@ std::string refuse_invariant(const tessera_plan& plan) {
 }
 
 // The time by which the merges of warps and parts exceed those of eight rows of 128 columns, which kCallUs has. With 16
-// rows one token takes 2.7 us longer, with 16 rows of 256 columns 12 us; a second level takes 2 us (an H200,
+// rows one token takes 2.7 us longer, with 16 rows of 256 columns 12 us; a second level takes 4 us (an H200,
 // docs/lab/decode_sm90.md).
 double merges_us(const tessera_plan& plan) {
-  constexpr double kPart = 8 * 128, kLinear = 1.65, kSquare = 0.35, kLevelUs = 2;
+  constexpr double kPart = 8 * 128, kLinear = 1.65, kSquare = 0.35, kLevelUs = 4;
   const int64_t rows = std::min<int64_t>(kDecodeRows, rows_of_kv_head(plan));
   const auto part = static_cast<double>(rows * std::max(plan.head_dim, plan.head_dim_v));
   const double times = std::max(1.0, part / kPart);
   const double parts =
       std::min(cores_of(plan) / std::max(1.0, kv_heads(plan)), static_cast<double>(plan.max_seqlen_k / kMinPartKeys));
-  return kLinear * (times - 1) + kSquare * (times * times - 1) + (parts > kManyParts ? kLevelUs : 0);
+  return kLinear * (times - 1) + kSquare * (times * times - 1) +
+         (parts > kManyParts ? kLevelUs * std::min(1.0, part / kPart) : 0);
 }
 
 double estimate_us(const tessera_plan& plan) {
@@ -238,7 +239,7 @@ double estimate_us(const tessera_plan& plan) {
   const double ns = tiles <= 1 ? times.one_tile : times.two_tiles + a_tile * static_cast<double>(tiles - 2);
   double us = forward_us(plan, kv_heads(plan) * ns);
   if (plan.problem.batch_invariant) return us;
-  us += merges_us(plan);
+  if (!plan.after_another) us += merges_us(plan);
   const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
   const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a group have no rows
   const bool late =

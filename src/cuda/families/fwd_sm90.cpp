@@ -80,9 +80,14 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
-// A chunk of a prompt against a cache of many more keys: nearly all tiles of keys are seen in full, by few queries.
-bool is_chunk(const tessera_plan& plan) {
+// Few queries against a cache of many more keys, by this kernel alone: nearly all tiles of keys are seen in full.
+bool has_long_cache(const tessera_plan& plan) {
   return !plan.problem.batch_invariant && plan.decode_queries == 0 && plan.max_seqlen_k >= 4 * plan.max_seqlen_q;
+}
+
+// A chunk of a prompt, whose number of queries is known.
+bool is_chunk(const tessera_plan& plan) {
+  return has_long_cache(plan) && (!core::packed_q(plan.problem) || plan.batch == 1);
 }
 
 // The area selects the tile, and so the last bits; with batch_invariant a sequence therefore has the same area in every
@@ -155,20 +160,27 @@ int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
 // The fewest keys for which a part is worth its merge, and the most parts.
 constexpr int64_t kMinSplitKeys = 128, kMaxSplits = 132;
 
-// Of the merge of parts: the wait for 32 parts of a row after another, and their writing and reading.
+// Of the merge of parts: the wait for one group of parts after another, and their writing and reading.
 double parts_us(const tessera_plan& plan, int64_t splits) {
-  constexpr double kPartUs = 0.015, kBytesUs = 2.5e6;
+  constexpr double kPartUs = 0.06, kBytesUs = 2e6;
   const auto count = static_cast<double>(splits);
   const auto bytes = count * static_cast<double>(rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
   return kPartUs * count + 2 * bytes / kBytesUs;
 }
 
-// The time of all work tiles and of their merge, in microseconds.
+// The time of all work tiles and of their merge, in microseconds, by which the number of parts is chosen. A block reads
+// keys from memory no faster than it computes a full tile (an H200: 13 ns a key at D = 128, of both), so few blocks do
+// not reach the rate of memory.
 double split_us(const tessera_plan& plan, const Choice& choice, int64_t splits) {
   constexpr double kTileUs = 2, kMergeUs = 2.5;  // of a work tile and of the merge, without keys and parts
-  const double waves = std::ceil(static_cast<double>(filled_tiles(plan, choice) * splits) / cores_of(plan));
+  constexpr double kReading = 1.3;
+  const KeyTimes& times = row_of(kKeyTimes, plan);
+  const auto tiles = static_cast<double>(filled_tiles(plan, choice) * splits);
   const auto keys = static_cast<double>(padded_to(divide_up(plan.max_seqlen_k, splits), choice.block_n()));
-  const double us = waves * (kTileUs + keys * row_of(kKeyTimes, plan).tile * 1e-3);
+  const double waves = std::ceil(tiles / cores_of(plan));
+  const double memory_us = kv_heads(plan) * static_cast<double>(plan.max_seqlen_k) * times.memory_packed * 1e-3 *
+                           std::sqrt(std::max(1.0, cores_of(plan) / tiles));
+  const double us = std::max(memory_us, waves * keys * times.tile * kReading * 1e-3) + waves * kTileUs;
   return splits > 1 ? us + kMergeUs + parts_us(plan, splits) : us;
 }
 
@@ -261,9 +273,18 @@ std::optional<Choice> choose(const tessera_plan& plan) {
   return choice_of(plan, *tile);
 }
 
+// Packed sequences with long caches whose work tiles are no more than the multiprocessors: the padded tile indices
+// beside them take a block little time. By a counter, which is asked for two tiles ahead, one block would
+// get several of them: 4 x 8192 keys with 8 queries each, 128 work tiles, took 97 us (an H200).
+bool one_tile_a_block(const tessera_plan& plan, const Choice& choice) {
+  return core::packed_q(plan.problem) && has_long_cache(plan) &&
+         filled_tiles(plan, choice) * choice.num_splits <= plan.device.cores;
+}
+
 // One block for each multiprocessor; in a pair's kernel, one pair for each work tile.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   if (choice.pair) return choice.work_tiles * choice.cluster();
+  if (one_tile_a_block(plan, choice)) return choice.work_tiles;
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
   return std::min(choice.work_tiles, resident);
 }
@@ -364,8 +385,10 @@ double estimate_us(const tessera_plan& plan) {
   const bool few_read = idle || (has_few_long_chunks(plan) && !choice.pack_gqa());
   const double us = forward_us(plan, few_read ? kIdleFactor * ns : ns);
   if (mostly_empty(plan, choice)) return us + few_rows_us(plan);
-  // The merge's start is hidden by what decode_sm90's merge takes, which kCallUs has.
-  return choice.num_splits > 1 ? us + parts_us(plan, choice.num_splits) : us;
+  // Beyond kCallUs, which has one block's merge of a few parts: two launches, and the second consumer of a tile.
+  constexpr double kLaunchUs = 1.5, kSecondUs = 2;
+  const double second_us = choice.pack_gqa() && rows_of_kv_head(plan) > kConsumerRows ? kSecondUs : 0;
+  return second_us + (choice.num_splits > 1 ? us + kLaunchUs + parts_us(plan, choice.num_splits) : us);
 }
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }

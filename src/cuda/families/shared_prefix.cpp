@@ -19,10 +19,10 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};
 
-// A part as a plan for the families. The part of the other keys comes after the prefixes.
+// A part as a plan for the families. Each comes after another launch: the prefixes after that of the index tensors.
 tessera_plan asked_of(const tessera_plan& plan, core::PrefixPart n) {
   tessera_plan part = core::plan_of(plan, n);
-  part.after_another = n == core::kSuffix;
+  part.after_another = true;
   return part;
 }
 
@@ -46,7 +46,7 @@ int32_t chunks_of(const tessera_plan& plan) {
   tessera_plan in_chunks = plan;
   core::set_family(in_chunks.parts[core::kPrefix], kFwdSm90), in_chunks.parts[core::kPrefix].num_splits = chunks;
   tessera_plan part = core::plan_of(in_chunks, core::kPrefix);
-  part.kernel = TESSERA_KERNEL_AUTO;
+  part.kernel = TESSERA_KERNEL_AUTO, part.after_another = true;
   constexpr const Family* kTiles[] = {&kFwdSm90, &kFwdSm80};
   return cheapest(kTiles, part) == &kFwdSm90 ? chunks : 1;
 }
@@ -75,7 +75,7 @@ void configure(tessera_plan& plan) {
     core::set_family(plan.parts[core::kPrefix], kFwdSm90), plan.parts[core::kPrefix].num_splits = chunks;
   }
   for (const core::PrefixPart n : kParts) {
-    tessera_plan part = core::plan_of(plan, n);
+    tessera_plan part = asked_of(plan, n);
     const bool in_chunks = n == core::kPrefix && chunks > 1;
     const Family& family = in_chunks ? kFwdSm90 : *family_of(plan, n);
     core::set_family(part, family);
