@@ -1,6 +1,7 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels deb clean packages
+.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels deb aarch64 \
+  clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -25,13 +26,15 @@ help:
 	@echo 'make test          build and run the tests that a change is tried with'
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, relative to this machine (FILTER=regex for some)'
-	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
+	@echo 'make fuzz          draw random programs and cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time; list those tests miss'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
+	@echo 'make aarch64       every case of the kernels for AArch64, cross-compiled and run by qemu (needs'
+	@echo '                   g++-aarch64-linux-gnu and qemu-user)'
 	@echo 'make wheels        the artefacts of a release into dist/: the sdist, and wheels for Python 3.10 and later,'
 	@echo '                   x86-64 and AArch64, with prebuilt kernels (needs python3.10, 3.11, 3.12 and'
 	@echo '                   g++-aarch64-linux-gnu)'
@@ -71,7 +74,8 @@ bench: build-tessera_bench
 	@mkdir -p out
 	@$(BIN)/bench/tessera_bench --json out/bench.json $(if $(FILTER),--filter '$(FILTER)')
 
-fuzz: build-tessera_fuzz
+fuzz: build-tessera_fuzz build-tessera_program_fuzz
+	@$(BIN)/tests/tessera_program_fuzz --seconds $$(($(FUZZ_SECONDS) / 10))
 	@$(BIN)/tests/tessera_fuzz --seconds $(FUZZ_SECONDS)
 
 build/mutate-venv/.done: tests/requirements-mutate.txt scripts/make_venv.sh | packages
@@ -100,6 +104,10 @@ explore: build-tessera_cli build/venv/.done
 aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
 	@$(MAKE) --no-print-directory build-tessera_prebuild
+
+# Every case, on every instruction set of that processor.
+aarch64: packages
+	@bash scripts/aarch64_test.sh all
 
 # The artefacts of a release into dist/.
 wheels: aot

@@ -24,7 +24,7 @@ std::string isa_reason(const tessera_device& device) {
                        tessera_isa_name(device.isa_limit));
   }
   const std::vector<std::string> features = cpu_features();
-  if (device.isa_limit < TESSERA_ISA_AMX_BF16 && std::ranges::find(features, "amx_bf16") != features.end()) {
+  if (device.isa_limit != TESSERA_ISA_AMX_BF16 && std::ranges::find(features, "amx_bf16") != features.end()) {
     return core::print(
         "of what this process may use, up to %s, the fastest here: the kernel refused AMX's tile registers",
         tessera_isa_name(device.isa_limit));

@@ -9,14 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "core/isa.hpp"
 #include "error.hpp"
 #include "tessera/plan.hpp"
 
 namespace tessera::cli {
 namespace {
 
-constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512, TESSERA_ISA_AVX512_BF16,
-                                 TESSERA_ISA_AMX_BF16};
+constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512,   TESSERA_ISA_AVX512_BF16,
+                                 TESSERA_ISA_AMX_BF16, TESSERA_ISA_NEON, TESSERA_ISA_NEON_BF16};
 
 // "auto; on the CPU reference, decode, tiled; on a GPU fwd_sm80, ..."
 std::string kernels_text() {
@@ -84,8 +85,9 @@ const CLI::Validator kFileName(
 
 void DeviceOptions::add_to(CLI::App& command) {
   command.add_option("--kernel", kernel, "Which kernel: " + kernels_text())->capture_default_str();
-  command.add_option("--isa", isa,
-                     "Instruction set: baseline, avx2, avx512, avx512_bf16 or amx_bf16 (default: the best here)");
+  command.add_option(
+      "--isa", isa,
+      "Instruction set: baseline, avx2, avx512, avx512_bf16, amx_bf16, neon or neon_bf16 (default: the best here)");
   command.add_option("--threads", threads, "Threads (default: all cores)")->check(kInteger);
 }
 
@@ -167,9 +169,10 @@ tessera_device DeviceOptions::cpu() const {
     const auto* found =
         std::find_if(std::begin(kIsas), std::end(kIsas), [&](tessera_isa i) { return isa == tessera_isa_name(i); });
     if (found == std::end(kIsas)) {
-      throw WrongUse(fmt::format("--isa: '{}', accepted baseline, avx2, avx512, avx512_bf16 and amx_bf16", isa));
+      throw WrongUse(
+          fmt::format("--isa: '{}', accepted baseline, avx2, avx512, avx512_bf16, amx_bf16, neon and neon_bf16", isa));
     }
-    if (*found > device.isa_limit) {
+    if (!core::has_isa(device.isa_limit, *found)) {
       throw WrongUse(fmt::format("--isa: {}, this CPU has at most {}", isa, tessera_isa_name(device.isa_limit)));
     }
     device.isa = *found;

@@ -81,7 +81,7 @@ class Run {
     }
     for (const std::size_t n : gradients_of_program()) {
       const Tensor& gradient = tensors_.program->gradients[n];
-      files_.set("--dbind " + tensors_.program->names[n], gradient, gradient.shape);
+      files_.set("--dbind " + tensors_.program->names[n], gradient, tensors_.program->shapes[n]);
     }
     throw_if_interrupted();
     files_.commit();

@@ -105,6 +105,12 @@ tessera_value_type type_of(const Tensor& tensor) {
 
 }  // namespace
 
+std::string ScoreProgram::text(tessera_program_text which) const {
+  std::string text(tessera_program_describe(handle.get(), which, nullptr, 0), '\0');
+  tessera_program_describe(handle.get(), which, text.data(), text.size() + 1);
+  return text;
+}
+
 void ScoreProgram::ask_for_gradients() {
   for (std::size_t n = 0; n < tensors.size(); ++n) {
     if (type_of(tensors[n]) == TESSERA_VALUE_FLOAT) gradients[n] = tensors[n];
@@ -161,9 +167,18 @@ std::shared_ptr<ScoreProgram> ScoreOptions::program(bool of_layouts) const {
     }
     const std::string source = "--bind " + name + "=" + value;
     std::optional<Tensor> tensor = of_layouts ? layout_of(source, value) : std::nullopt;
-    if (!tensor) tensor = tensor_of(read_tensor_file(value, source, name));
-    names.push_back({name.c_str(), type_of(*tensor), static_cast<std::int32_t>(tensor->shape.size())});
-    if (tensor->shape.empty()) tensor->shape = {1}, tensor->strides = {1};
+    Shape shape;
+    if (tensor) {
+      shape = tensor->shape;
+      if (shape.empty()) tensor->shape = {1}, tensor->strides = {1};
+    } else {
+      FileTensor file = read_tensor_file(value, source, name);
+      shape = file.shape;
+      if (shape.empty()) file.shape = {1};
+      tensor = tensor_of(std::move(file));
+    }
+    names.push_back({name.c_str(), type_of(*tensor), static_cast<std::int32_t>(shape.size())});
+    result->shapes.push_back(shape);
     result->names.push_back(name);
     result->tensors.push_back(std::move(*tensor));
   }
@@ -172,6 +187,11 @@ std::shared_ptr<ScoreProgram> ScoreOptions::program(bool of_layouts) const {
                                                        static_cast<std::int32_t>(names.size()), &made);
   if (status.code != TESSERA_OK) throw WrongUse(fmt::format("--score-mod, --mask-mod: {}", status.message));
   result->handle.reset(made, tessera_program_release);
+  for (const tessera_program_name& name : names) {
+    const bool is_tensor = name.rank != TESSERA_SCALAR_RANK;
+    result->declared.push_back(
+        {name.name, static_cast<core::score::Type>(name.type), is_tensor ? name.rank : 0, is_tensor});
+  }
 
   result->gradients.resize(result->tensors.size()), result->files.resize(result->tensors.size());
   for (const std::string& text : gradient_files_) {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/score/program.hpp"
 #include "tensor.hpp"
 #include "tessera/tessera.h"
 
@@ -14,12 +16,16 @@ namespace tessera::cli {
 // A program with what it names: of a call, or of a plan, whose tensors have no memory.
 struct ScoreProgram {
   std::shared_ptr<tessera_program> handle;
-  std::vector<std::string> names;  // of the tensors
-  std::vector<Tensor> tensors;     // those of rank 0 as [1]
-  std::vector<Tensor> gradients;   // as many; absent: not requested
-  std::vector<std::string> files;  // of the gradients
+  std::vector<std::string> names;           // of the tensors
+  std::vector<core::score::Name> declared;  // of the tensors, and of the scalars
+  std::vector<Tensor> tensors;              // those of rank 0 as [1]
+  std::vector<Shape> shapes;                // as given: of rank 0 empty
+  std::vector<Tensor> gradients;            // as many; absent: not requested
+  std::vector<std::string> files;           // of the gradients
   std::vector<double> scalars;
 
+  // SCORE or MASK, in its canonical form.
+  std::string text(tessera_program_text which) const;
   // For a plan of the backward pass: gradients of all floating-point tensors, without memory.
   void ask_for_gradients();
   void describe(tessera_problem& problem) const;

@@ -48,7 +48,9 @@ std::vector<BackEnd> back_ends() {
        "every prebuilt kernel compiled for sm_80; its kernels run on Hopper and on the emulated GPU, never on an "
        "Ampere GPU"},
       {"Hopper", true, "case table, fuzzer, PyTorch's programs and compute-sanitizer on H100 and H200: 2026-11-26"},
-      {"Blackwell", false, "every prebuilt kernel compiled for sm_100 and sm_120, never run there"}};
+      {"Blackwell", false,
+       "every prebuilt kernel compiled for sm_100 and sm_120, never run there; on sm_100 expect a quarter to a third "
+       "of what tcgen05 kernels reach (docs/reference/cuda.md)"}};
   constexpr std::int32_t kArchs[] = {0, 80, 90, 100};
   check(tessera_device_cpu(&all[0].device));
   all[0].device.isa = TESSERA_ISA_BASELINE;

@@ -21,10 +21,25 @@ Keys visible_keys(const TiledProblem& problem, std::int64_t i) {
           problem.right < 0 ? n : std::min(n, i + problem.right + 1)};
 }
 
+// With a program's mask every pair of a tile is asked.
+TileKind kind_of_pairs(const TiledProblem& problem, const Tile& tile) {
+  std::int64_t seen = 0;
+  for (std::int64_t i = tile.row_begin; i < tile.row_end; ++i) {
+    const Keys visible = visible_keys(problem, i);
+    const std::int64_t end = std::min(tile.key_end, visible.end);
+    for (std::int64_t j = std::max(tile.key_begin, visible.begin); j < end; ++j) {
+      seen += problem.visible(i, j);
+    }
+  }
+  if (seen == 0) return TileKind::kSkipped;
+  return seen == tile.rows() * tile.keys() ? TileKind::kFull : TileKind::kPartial;
+}
+
 // Both ends of what a query sees move right with i, so the first and the last row of a tile decide.
 TileKind kind_of(const TiledProblem& problem, const Tile& tile) {
   const Keys first = visible_keys(problem, tile.row_begin), last = visible_keys(problem, tile.row_end - 1);
   if (last.end <= tile.key_begin || first.begin >= tile.key_end) return TileKind::kSkipped;
+  if (problem.visible) return kind_of_pairs(problem, tile);
   return last.begin <= tile.key_begin && first.end >= tile.key_end ? TileKind::kFull : TileKind::kPartial;
 }
 
@@ -44,8 +59,11 @@ void update_row(const TiledProblem& problem, const Tile& tile, std::int64_t i, c
   double m = row.m;
   for (std::int64_t j = begin; j < end; ++j) {
     s[j - begin] = problem.scale * dot(q + i * d, k + j * d, d);
+    if (problem.score) s[j - begin] = problem.score(i, j, s[j - begin]);
+    if (problem.visible && !problem.visible(i, j)) s[j - begin] = kMinusInfinity;
     m = std::max(m, s[j - begin]);
   }
+  if (m == kMinusInfinity) return;             // all of these keys are hidden
   const double rescale = std::exp(row.m - m);  // exp(-inf) = 0 for the first keys
   row.l *= rescale;
   for (double& o : row.o) o *= rescale;

@@ -16,6 +16,9 @@ struct TiledProblem {
   std::int64_t block_m = 0, block_n = 0;  // a tile of queries, a block of keys; the last of each may be shorter
   std::int64_t left = -1, right = -1;     // query i sees keys i - left .. i + right; -1: all
   double scale = 1;
+  // A score program's mask and score, of query i and key j. Empty: every key is visible, the score stays.
+  std::function<bool(std::int64_t i, std::int64_t j)> visible = {};
+  std::function<double(std::int64_t i, std::int64_t j, double s)> score = {};
 };
 
 // The same with the mask and scale that a plan's problem has.

@@ -17,6 +17,8 @@
 #include "files.hpp"
 #include "interrupts.hpp"
 #include "options.hpp"
+#include "program_scores.hpp"
+#include "score_options.hpp"
 #include "sized_problem.hpp"
 #include "tiled_attention.hpp"
 #include "traffic.hpp"
@@ -34,6 +36,7 @@ struct TraceOptions {
   std::string dtype = "bfloat16", save;
   bool json = false;
   AttentionOptions attention;
+  ScoreOptions score;
 };
 
 // A visited tile's effect on the watched row.
@@ -59,8 +62,15 @@ class Trace {
     if (!options.save.empty()) {
       for (const char* name : kSaved) files_.add(options.save + ":" + name, fmt::format("--save {}", name), name);
     }
+    program_ = options.score.program(false);
+    if (program_) in_float64_.program = program_;
     plan_ = make_plan();
     problem_ = tiled_problem(plan_, options.block_m, options.block_n);
+    if (program_) {
+      const ProgramScores scores(program_, options.length);
+      problem_.visible = [scores](std::int64_t i, std::int64_t j) { return scores.visible(i, j); };
+      problem_.score = [scores](std::int64_t i, std::int64_t j, double s) { return scores.score(i, j, s); };
+    }
     tiles_ = tiles_of(problem_);
     row_ = options.row.value_or(options.length - 1);
   }
@@ -119,7 +129,10 @@ class Trace {
     sizes.head_dim = options_.head_dim;
     sizes.dtype = dtype_;
     sizes[core::kTensorFields[core::TensorName("lse").index]] = true;
-    const tessera_problem problem = problem_of(sizes, [this](tessera_problem& p) { options_.attention.apply(p); });
+    const tessera_problem problem = problem_of(sizes, [this](tessera_problem& p) {
+      options_.attention.apply(p);
+      if (program_) program_->describe(p);
+    });
     const tessera_device device = cpu();
     tessera_plan plan{};
     check_status(tessera_make_plan(&problem, &device, &plan));
@@ -242,6 +255,8 @@ class Trace {
             {"window_left", p.window_left},
             {"window_right", p.window_right},
             {"scale", p.scale},
+            {"score_mod", program_ ? program_->text(TESSERA_PROGRAM_SCORE) : ""},
+            {"mask_mod", program_ ? program_->text(TESSERA_PROGRAM_MASK) : ""},
             {"seed", options_.seed},
             {"tiles",
              {{"full", count(TileKind::kFull)},
@@ -327,6 +342,7 @@ class Trace {
 
   const TraceOptions& options_;
   tessera_dtype dtype_;
+  std::shared_ptr<ScoreProgram> program_;  // NULL: none
   tessera_plan plan_{};
   TiledProblem problem_;
   std::vector<Tile> tiles_;
@@ -339,7 +355,7 @@ class Trace {
 };
 
 constexpr const char* kFooter =
-    R"(One head of standard normal q, k, v, computed in float64 in FlashAttention's order: tiles of queries outside,
+    R"~(One head of standard normal q, k, v, computed in float64 in FlashAttention's order: tiles of queries outside,
 blocks of keys inside. A level's bytes are what the next level, nearer to the arithmetic, reads from it and writes to
 it; HBM's are those that `tessera plan` counts. docs/guide/how-it-works.md explains them, and
 docs/explore/index.html shows them.
@@ -348,7 +364,8 @@ Examples:
   tessera trace
   tessera trace --length 1024 -D 128 --causal --block-m 128 --block-n 128 --row 700
   tessera trace --window 128 0 --scale 0.375 --json
-  tessera trace --dtype float32 --save trace.safetensors)";
+  tessera trace --score-mod "s - 0.1 * abs(i - j)" --mask-mod "i // 100 == j // 100"
+  tessera trace --dtype float32 --save trace.safetensors)~";
 
 }  // namespace
 
@@ -372,6 +389,7 @@ void add_trace(CLI::App& program, Outcome& outcome) {
       ->type_name("FILE");
   command->add_flag("--json", o.json, "As JSON");
   o.attention.add_to(*command, {"--scale", "--causal", "--window"});
+  o.score.add_to(*command);
   command->footer(kFooter);
   command->callback([options, &outcome] {
     Trace(*options).execute();

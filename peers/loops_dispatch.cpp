@@ -23,6 +23,8 @@ const Loops* loops_for(tessera_isa isa) {
   // For everything that AMX does not serve.
   if (isa == TESSERA_ISA_AMX_BF16) isa = TESSERA_ISA_AVX512_BF16;
   if (isa == TESSERA_ISA_AVX512_BF16 && avx512 && __builtin_cpu_supports("avx512bf16")) return &loops_avx512_bf16;
+#elif defined(__aarch64__)
+  if (isa >= TESSERA_ISA_NEON) return &loops_baseline;  // whose vectors are NEON's
 #endif
   return nullptr;
 }

@@ -16,7 +16,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "head_dim_v": model.output_width(shape),
         "o_chunks": model.layout(shape, tile).output_chunks,
         "page_rows": 0,
-        "causal": str(shape.area == "causal").lower(),
+        "varying_tile_cost": str(shape.area == "causal").lower(),
         "varlen": str(shape.area == "window").lower(),  # its rows also serve packed batches
         "block_mask": "false",
         "live_tiles": "false",

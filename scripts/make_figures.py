@@ -6,6 +6,7 @@
 import argparse
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def classify_tiles(length, block_m, block_n, causal, window_left):
 def draw_tiles(tessera, out):
     length, window = 1536, 511
     plan = json.loads(run(tessera, "plan", "--sq", length, "-H", 1, "-D", 128, "--causal", "--json"))
-    block_m, block_n = plan["block_m"], plan["block_n"]
+    block_m, block_n = plan["steps"][0]["block_m"], plan["steps"][0]["block_n"]
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.9), sharey=True)
     cases = [("full", False, -1), ("causal", True, -1), (f"window of {window + 1}", True, window)]
     for axis, (title, causal, window_left) in zip(axes, cases):
@@ -134,6 +135,61 @@ def draw_online_softmax(tessera, out):
     bottom.set_ylabel("running sum ℓ")
     bottom.set_xlabel("keys seen; the sum shrinks where a new maximum rescales it")
     figure.savefig(out / "online_softmax.png")
+
+
+# ---- score programs -------------------------------------------------------------------------------------------------
+
+GUIDE = pathlib.Path(__file__).resolve().parent.parent / "docs/guide/score-programs.md"
+RAMP = ("soft cap", "learned temperature")  # recipes that need scores of their own
+
+
+def recipes():
+    """(name, score, mask) of the guide's table."""
+    table = GUIDE.read_text().split("## Recipes")[1].split("\n\n")[1]
+    for line in table.splitlines()[2:]:
+        cells = [cell.strip().strip("`") for cell in line.strip().strip("|").replace("\\|", "\0").split("|")]
+        yield tuple(cell.replace("\0", "|") for cell in cells)
+
+
+def draw_score_programs(tessera, out):
+    length = 512
+    rng = np.random.default_rng(1)
+    bound = {
+        "slope": np.float32([0.05]), "bias": rng.standard_normal((1, 2 * length)).astype(np.float32),
+        "temperature": np.float32([0.4]), "doc": np.repeat(np.arange(6), [60, 130, 40, 150, 90, 42])[None],
+        "prefix": np.array([150]), "w": 16,
+    }
+    figure, axes = plt.subplots(2, 5, figsize=(11, 4.9), sharex=True, sharey=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        one = np.ones((1, length, 1, 1), np.float64)
+        ramp = np.linspace(-150, 150, length).reshape(one.shape)
+        # P is o where V is the identity; P's logarithm and the LSE give the score.
+        for file, array in {"one": one, "zero": 0 * one, "ramp": ramp, "v": np.eye(length)[None, :, None]}.items():
+            np.save(folder / f"{file}.npy", array)
+        for key, value in bound.items():
+            if not isinstance(value, int):
+                np.save(folder / f"{key}.npy", value)
+        for axis, (title, score, mask) in zip(axes.flat, recipes(), strict=True):
+            used = [key for key in bound if re.search(rf"\b{key}\b", score + mask)]
+            flags = ["--score-mod", score or "s"] + (["--mask-mod", mask] if mask else [])
+            if used:
+                flags += ["--bind", *(f"{key}={bound[key] if key == 'w' else folder / (key + '.npy')}" for key in used)]
+            run(tessera, "run", folder / "one.npy", folder / ("ramp.npy" if title in RAMP else "zero.npy"),
+                folder / "v.npy", "-o", folder / "o.npy", "--lse", folder / "lse.npy", "--dtype", "float64", *flags)
+            p, lse = np.load(folder / "o.npy")[0, :, 0], np.load(folder / "lse.npy")[0, 0]
+            with np.errstate(divide="ignore"):
+                scores = np.where(p > 0, np.log(p) + lse[:, None], np.nan)
+            flat = np.nanmin(scores) > np.nanmax(scores) - 1e-3  # a mask alone
+            axis.imshow(np.where(flat, scores * 0, scores), cmap=ListedColormap([TESSERA]) if flat else "viridis",
+                        interpolation="hanning", interpolation_stage="rgba")
+            axis.set_title(title, fontsize=10)
+            axis.set_xticks([0, 256, 511])
+            axis.set_yticks([0, 256, 511])
+    figure.supxlabel("keys", fontsize=10)
+    figure.supylabel("queries", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(out / "score_programs.png", dpi=110)
 
 
 # ---- time and memory over length ------------------------------------------------------------------------------------
@@ -207,7 +263,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the pictures")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for draw in (draw_tiles, draw_online_softmax, draw_compare):
+    for draw in (draw_tiles, draw_online_softmax, draw_score_programs, draw_compare):
         draw(arguments.tessera, arguments.out)
         plt.close("all")
     for direction in ("forward", "backward"):

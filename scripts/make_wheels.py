@@ -139,6 +139,9 @@ def main() -> None:
     if options.kernels and not any(options.kernels.glob("*")):
         raise SystemExit(f"make_wheels.py: --kernels: {options.kernels} holds none (make aot)")
     kernels = options.kernels.resolve() if options.kernels else None
+    release = re.search(r"project\(tessera VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    if f"\n## {release}\n" not in (ROOT / "CHANGELOG.md").read_text():
+        raise SystemExit(f"make_wheels.py: CHANGELOG.md has no section '## {release}'")
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     work = ROOT / "build/release-wheels"

@@ -307,7 +307,9 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
   TESSERA_ISA_AVX512_BF16 = 3,
-  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX tiles; other dtypes by tessera_device.vector_isa, or by AVX512_BF16 */
+  TESSERA_ISA_AMX_BF16 = 4, /* bfloat16 by AMX tiles; other dtypes by tessera_device.vector_isa, or by AVX512_BF16 */
+  TESSERA_ISA_NEON = 5,     /* AArch64, whose sets begin here */
+  TESSERA_ISA_NEON_BF16 = 6 /* and FEAT_BF16 */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
@@ -376,7 +378,7 @@ TESSERA_API int32_t tessera_num_families(void);
 /* Family number `index`. INVALID_ARGUMENT if `index` is out of range. */
 TESSERA_API tessera_status tessera_family_at(int32_t index, tessera_family* family);
 
-/* Describes this machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and
+/* Describes this machine's CPU. Reads TESSERA_ISA (baseline; avx2, avx512, avx512_bf16, amx_bf16; neon, neon_bf16) and
  * TESSERA_NUM_THREADS from the environment. INVALID_ARGUMENT if one of them exceeds what this machine supports. */
 TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
 
@@ -389,22 +391,11 @@ TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* 
  * compiles their kernels; execution refuses them. INVALID_ARGUMENT lists the known architectures. */
 TESSERA_API tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device);
 
-/* The choices for one of shared_prefix's two parts, which is an attention of its own. The members mean the same as in
- * tessera_plan. */
-typedef struct tessera_plan_part {
-  int32_t kernel; /* tessera_kernel */
-  int32_t isa;
-  int32_t block_m, block_n, tiles_per_item, num_splits, use_dot;
-  int32_t decode_queries, decode_heads_kv;
-  int32_t reserved; /* 0 */
-  int64_t decode_parts, num_items, scratch_bytes, shared_bytes;
-  char family[32];
-} tessera_plan_part;
-
-#define TESSERA_PLAN_BYTES 15360
+#define TESSERA_PLAN_BYTES 16384
 #define TESSERA_PLAN_PROBLEM_BYTES 8192
 #define TESSERA_PLAN_PROGRAM_BYTES 4096
-#define TESSERA_PLAN_CONFIG_BYTES 768
+#define TESSERA_PLAN_MAX_STEPS 4
+#define TESSERA_PLAN_CONFIG_BYTES 256
 
 /* The copy of a problem's score program that its plan keeps, so that the program may be released. */
 typedef struct tessera_plan_program {
@@ -418,6 +409,40 @@ typedef struct tessera_plan_program {
   char text[TESSERA_PLAN_PROGRAM_BYTES - 48]; /* canonical: a version, score, mask and names, one line each */
 } tessera_plan_program;
 
+/* The keys of a step. If sequences share prefixes, one step reads each group's prefix once for the queries of all its
+ * sequences, another one reads every sequence's other keys, and the two results are merged exactly. */
+typedef enum tessera_step_keys {
+  TESSERA_STEP_ALL_KEYS = 0,
+  TESSERA_STEP_PREFIXES = 1,
+  TESSERA_STEP_OTHER_KEYS = 2
+} tessera_step_keys;
+
+/* The sequences of a step: of a mixed batch, those with at most tessera_plan.decode_queries queries, or the others. */
+typedef enum tessera_step_sequences {
+  TESSERA_STEP_ALL_SEQUENCES = 0,
+  TESSERA_STEP_FEW_QUERIES = 1,
+  TESSERA_STEP_MANY_QUERIES = 2
+} tessera_step_sequences;
+
+/* One kernel family's part of a call. */
+typedef struct tessera_plan_step {
+  char family[32];         /* the kernel family's name */
+  int32_t keys, sequences; /* tessera_step_keys, tessera_step_sequences */
+  /* CUDA. 1: if the data's addresses are not multiples of 16 bytes where the other steps need that, this step alone
+   * serves the call. */
+  int32_t unaligned;
+  int32_t isa;              /* CPU: tessera_isa */
+  int32_t block_m, block_n; /* queries and keys of a tile; CPU, decode: query rows of a KV head, and keys */
+  int32_t num_splits;       /* parts of the keys, merged exactly; CPU: an upper bound, fewer for shorter lengths */
+  int32_t num_warps;        /* CUDA: warps of a block */
+  int32_t num_stages;       /* CUDA: tiles of keys and values in flight; fwd_sm90: tiles of keys */
+  int32_t most_queries;     /* of a sequence; 0: any number */
+  int64_t num_items;        /* work items, an upper bound when packed */
+  int64_t smem_bytes;       /* CUDA: shared memory of a block */
+  int64_t workspace_at, workspace_bytes; /* its place in the plan's shared_bytes: steps may use the same memory */
+  unsigned char config[TESSERA_PLAN_CONFIG_BYTES]; /* the family's own description of what it runs */
+} tessera_plan_step;
+
 /* The decisions for a problem on a device: plain data, a pure function of the two, of this size in all minor versions.
  * It may be copied and kept, but not changed. Only the version of the library that made it accepts it, and only on a
  * machine that has its instruction set. */
@@ -425,52 +450,32 @@ typedef struct tessera_plan {
   size_t struct_size; /* TESSERA_PLAN_BYTES */
   uint64_t seal;      /* a checksum of every member below, which detects a changed plan */
   int32_t version;    /* TESSERA_VERSION of the library that made it */
-  int32_t kernel;     /* tessera_kernel */
+  int32_t kernel;     /* tessera_kernel: the number of `family` */
 
   tessera_problem problem; /* as given, with every default filled in */
   char problem_reserved[TESSERA_PLAN_PROBLEM_BYTES - sizeof(tessera_problem)];
   tessera_device device;
 
   int64_t batch, max_seqlen_q, max_seqlen_k, heads_q, heads_kv, head_dim, head_dim_v;
-  int32_t block_m;        /* queries of a tile */
-  int32_t block_n;        /* keys of a tile */
-  int32_t tiles_per_item; /* query tiles (decode: KV heads) that share one pass over keys and values */
-  int32_t num_splits;     /* parts of the keys, merged exactly; CPU: an upper bound, fewer for shorter lengths */
-  int32_t use_dot;        /* 1: bf16 products by special instructions, the dot product or AMX tiles */
-  int32_t num_warps;      /* CUDA: warps of a block */
-  int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
-  int32_t num_v_stages;   /* fwd_sm90: tiles of values in flight; num_stages then counts tiles of keys */
-  int32_t num_q_stages;   /* fwd_sm90: tiles of 64 queries in flight */
-  int32_t cluster;        /* CUDA: above 1, the blocks of a cluster, which load keys and values for each other */
-  int64_t num_items;      /* work items, an upper bound when packed */
-  int64_t scratch_bytes;  /* of one thread */
-  int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
-  int64_t smem_bytes;     /* CUDA: shared memory of a block */
-  int64_t workspace_bytes;
-
   double flops;                /* of the matrix products, over the visible area as far as it is known without data */
   double bytes_moved;          /* to and from memory, every tensor once; paged: the pages that max_seqlen_k needs */
   double standard_bytes;       /* the same for three-step attention, which also writes and reads the score matrix */
   double standard_extra_bytes; /* memory that three-step attention allocates for the score matrix */
   int32_t lengths_are_data;    /* 1: key lengths are known only from seqused_k; flops and bytes are then upper bounds */
-
-  int32_t after_another;                          /* 1: a part of a call that runs after other parts of it */
-  uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: the family's own description of its launches */
-  /* Each sequence of a call is routed by its own number of query rows: the decode kernel (CUDA: decode_sm90) serves
-   * those with at most this number of queries, the tiled kernel (fwd_sm90, fwd_sm80) the others. 0: none uses the
-   * decode kernel. */
+  /* Each sequence of a call is routed by its own number of queries: those with at most this number are served by the
+   * step of few queries. 0: there is none. */
   int32_t decode_queries;
-  int32_t decode_heads_kv; /* CPU: KV heads that share one pass over the keys */
-  /* CPU: an upper bound of the parts that the keys of all sequences are split into; each part has its own partial
-   * results. */
-  int64_t decode_parts;
-  /* shared_prefix: the groups against their prefixes (configured by `config`), and the sequences against their other
-   * keys. */
-  tessera_plan_part parts[2];
-  uint64_t suffix_config[TESSERA_PLAN_CONFIG_BYTES / 8];
+
+  int64_t scratch_bytes; /* CPU: of one thread */
+  int64_t shared_bytes;  /* of all steps: partial results and accumulators, linear in the sequence length */
+  int64_t workspace_bytes;
+
+  char family[32];    /* name of the kernel family that serves the problem; its steps may be other families' */
+  int32_t num_steps;  /* what a call runs, in this order */
+  int32_t reserved_0; /* 0 */
+  tessera_plan_step steps[TESSERA_PLAN_MAX_STEPS];
   tessera_plan_program program;
-  char family[32];    /* name of the kernel family that serves the problem; `kernel` is its number */
-  char reserved[824]; /* for later members: 0 */
+  char reserved[2216]; /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses a kernel. On INVALID_ARGUMENT or UNSUPPORTED, *plan is unchanged. `device`

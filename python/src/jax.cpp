@@ -126,8 +126,6 @@ int32_t to_dtype(XLA_FFI_DataType dtype) {
       return TESSERA_INT8;
     case XLA_FFI_DataType_PRED:
       return TESSERA_BOOL;
-    case XLA_FFI_DataType_S8:
-      return TESSERA_INT8;
     case XLA_FFI_DataType_S16:
       return TESSERA_INT16;
     case XLA_FFI_DataType_U8:

@@ -17,7 +17,7 @@ import tessera
 from tessera import _core, compare, doctor
 from tessera.compare.errors import WrongUse, require
 
-_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
+_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16")
 _PROGRAM_ONLY = {  # command: (what it does, its replacement in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
     "trace": ("a tiled attention, step by step", "examples/attention.py in the source tree is the algorithm in NumPy"),

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/candidates.hpp"
@@ -17,10 +18,12 @@
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
+#include "core/steps.hpp"
 #include "core/text.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
+#include "cpu/run.hpp"
 #include "cuda/cuda.hpp"
 
 namespace tessera::api {
@@ -63,6 +66,9 @@ std::string options_text(const tessera_problem& p) {
   return text;
 }
 
+bool is(const tessera_plan_step& step, std::string_view family) { return step.family == family; }
+bool uses_dot(const tessera_plan& plan) { return !on_cuda(plan) && cpu::own_of(plan.steps[0]).use_dot; }
+
 std::string device_text(const tessera_plan& plan) {
   const tessera_device& device = plan.device;
   if (on_cuda(plan) && device.ordinal < 0) {
@@ -77,7 +83,7 @@ std::string device_text(const tessera_plan& plan) {
                  device.arch / 10, device.arch % 10, device.cores);
   }
   const bool tiles = device.isa == TESSERA_ISA_AMX_BF16;
-  const char* products = !plan.use_dot ? "" : tiles ? " with bf16 products by tiles" : " with bf16 dot products";
+  const char* products = !uses_dot(plan) ? "" : tiles ? " with bf16 products by tiles" : " with bf16 dot products";
   std::string tiles_refused;
   if (device.vector_isa != 0 && device.isa == device.vector_isa) {
     tiles_refused = ", not AMX's tiles (" + cpu::refuse_tiles(plan) + ")";
@@ -88,23 +94,20 @@ std::string device_text(const tessera_plan& plan) {
                tiles_refused.c_str(), device.threads, device.cores);
 }
 
-std::string tiles_text(const tessera_plan& plan) {
-  if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
-  if (on_cuda(plan) && plan.num_warps == 0) {  // a part, whose launches have the rest
-    return print("%d queries x %d keys", plan.block_m, plan.block_n);
-  }
+std::string tiles_text(const tessera_plan& plan, const tessera_plan_step& step) {
+  if (is(step, "reference")) return "none: one query at a time, in float64";
   if (on_cuda(plan)) {
-    const std::string cluster = plan.cluster > 1 ? print(", clusters of %d", plan.cluster) : "";
-    return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block%s", plan.block_m,
-                 plan.block_n, plan.num_warps, plural(plan.num_warps), plan.num_stages, plural(plan.num_stages),
-                 bytes_text(static_cast<double>(plan.smem_bytes)).c_str(), cluster.c_str());
+    return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block", step.block_m, step.block_n,
+                 step.num_warps, plural(step.num_warps), step.num_stages, plural(step.num_stages),
+                 bytes_text(static_cast<double>(step.smem_bytes)).c_str());
   }
-  if (plan.kernel == TESSERA_KERNEL_DECODE) {
-    return print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", plan.block_m, plan.block_n,
-                 plan.tiles_per_item, plural(plan.tiles_per_item));
+  const int32_t tiles = cpu::own_of(step).tiles_per_item;
+  if (is(step, "decode")) {
+    return print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", step.block_m, step.block_n,
+                 tiles, plural(tiles));
   }
-  return print("%d queries x %d keys, %d query tile%s a pass over the keys", plan.block_m, plan.block_n,
-               plan.tiles_per_item, plural(plan.tiles_per_item));
+  return print("%d queries x %d keys, %d query tile%s a pass over the keys", step.block_m, step.block_n, tiles,
+               plural(tiles));
 }
 
 // An estimate: "14 us", "2.3 ms".
@@ -121,33 +124,27 @@ std::string launch_text(const tessera_launch& launch) {
          (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
 }
 
-// The parts of a plan that reads prefixes once, or the plan itself.
-constexpr const char* kPartNames[] = {"prefixes", "other keys"};
-std::vector<tessera_plan> attention_of(const tessera_plan& plan) {
-  if (plan.kernel != TESSERA_KERNEL_SHARED_PREFIX) return {plan};
-  return {plan_of(plan, kPrefix), plan_of(plan, kSuffix)};
-}
+constexpr const char* kKeys[] = {"", "prefixes", "other keys"};
+constexpr const char* kSequences[] = {"", "few queries", "many queries"};
 
 // The sequences that another kernel serves in a plan for many rows.
-std::string decoded_text(const tessera_plan& plan) {
-  if (on_cuda(plan)) {
-    return print("sequences of at most %d quer%s by %s, in a launch of its own", plan.decode_queries,
-                 plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE_SM90));
-  }
-  return print("sequences of at most %d quer%s by %s: %d KV head%s a pass over the keys, at most %" PRId64
-               " parts in all",
-               plan.decode_queries, plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE),
-               plan.decode_heads_kv, plural(plan.decode_heads_kv), plan.decode_parts);
+std::string decoded_text(const tessera_plan& plan, const tessera_plan_step& step) {
+  const std::string text = print("sequences of at most %d quer%s by %s", step.most_queries,
+                                 step.most_queries == 1 ? "y" : "ies", step.family);
+  if (on_cuda(plan)) return text + ", in a launch of its own";
+  const cpu::CpuStep& own = cpu::own_of(step);
+  return text + print(": %d KV head%s a pass over the keys, at most %" PRId64 " parts in all", own.tiles_per_item,
+                      plural(own.tiles_per_item), own.parts);
 }
 
-std::string items_text(const tessera_plan& plan) {
+std::string items_text(const tessera_plan& plan, const tessera_plan_step& step) {
   const tessera_problem& p = plan.problem;
-  const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
+  const bool decode = is(step, "decode");
   const bool at_most = decode || packed_q(p) || packed_k(p);
-  const bool of_groups = p.direction == TESSERA_BACKWARD && plan.num_splits > 1;
-  return print("%" PRId64 " work items%s, %s%s in %d part%s%s", plan.num_items, at_most ? " at most" : "",
-               of_groups ? "the query heads of a KV head" : "keys", decode ? " of a sequence" : "", plan.num_splits,
-               plural(plan.num_splits), decode ? " at most" : "");
+  const bool of_groups = p.direction == TESSERA_BACKWARD && step.num_splits > 1;
+  return print("%" PRId64 " work items%s, %s%s in %d part%s%s", step.num_items, at_most ? " at most" : "",
+               of_groups ? "the query heads of a KV head" : "keys", decode ? " of a sequence" : "", step.num_splits,
+               plural(step.num_splits), decode ? " at most" : "");
 }
 
 std::string workspace_text(const tessera_plan& plan) {
@@ -220,13 +217,16 @@ std::string describe(const tessera_plan& plan) {
     const std::string answer = candidate.accepted ? time_text(candidate.estimate_us) + ", " : "refused: ";
     more(print("%c %-13s %s%s", chosen ? '*' : '-', candidate.kernel, answer.c_str(), candidate.reason));
   }
-  const std::vector<tessera_plan> parts = attention_of(plan);
-  for (size_t n = 0; n < parts.size(); ++n) {
-    const tessera_plan& part = parts[n];
-    const std::string what = parts.size() > 1 ? print("%s, by %s: ", kPartNames[n], part.family) : "";
-    line(n == 0 ? "tiles" : "", what + tiles_text(part));
-    if (part.decode_queries > 0 && part.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(part));
-    if (part.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(part));
+  for (const tessera_plan_step& step : steps_of(plan)) {
+    if (step.unaligned) continue;  // its launches tell
+    if (step.sequences == TESSERA_STEP_FEW_QUERIES) {
+      more(decoded_text(plan, step));
+      continue;
+    }
+    const bool is_part = step.keys != TESSERA_STEP_ALL_KEYS;
+    const std::string what = is_part ? print("%s, by %s: ", kKeys[step.keys], step.family) : "";
+    line(&step == plan.steps ? "tiles" : "", what + tiles_text(plan, step));
+    if (!is(step, "reference")) more(items_text(plan, step));
   }
   if (on_cuda(plan)) {
     const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
@@ -315,15 +315,38 @@ void add_launches(JsonWriter& json, const char* key, const std::vector<tessera_l
   json.close(']');
 }
 
-void add_parts(JsonWriter& json, const tessera_plan& plan) {
-  json.open("parts", '[');
-  for (const tessera_plan_part& part : plan.parts) {
+void add_steps(JsonWriter& json, const tessera_plan& plan) {
+  json.open("steps", '[');
+  for (const tessera_plan_step& step : steps_of(plan)) {
     json.open(nullptr, '{');
-    json.add("kernel", part.family);
-    json.add("block_m", part.block_m);
-    json.add("block_n", part.block_n);
-    json.add("num_splits", part.num_splits);
-    json.add("num_items", part.num_items);
+    json.add("kernel", step.family);
+    if (step.keys != TESSERA_STEP_ALL_KEYS) json.add("keys", kKeys[step.keys]);
+    if (step.sequences != TESSERA_STEP_ALL_SEQUENCES) json.add("sequences", kSequences[step.sequences]);
+    const struct {
+      const char* name;
+      int64_t value;
+    } counts[] = {
+        {"block_m", step.block_m},
+        {"block_n", step.block_n},
+        {"num_splits", step.num_splits},
+        {"num_items", step.num_items},
+        {"most_queries", step.most_queries},
+        {"workspace_at", step.workspace_at},
+        {"workspace_bytes", step.workspace_bytes},
+    };
+    for (const auto& [name, value] : counts) json.add(name, value);
+    if (on_cuda(plan)) {
+      json.add("unaligned", step.unaligned != 0);
+      json.add("num_warps", int64_t{step.num_warps});
+      json.add("num_stages", int64_t{step.num_stages});
+      json.add("smem_bytes", step.smem_bytes);
+    } else {
+      const cpu::CpuStep& own = cpu::own_of(step);
+      json.add("isa", tessera_isa_name(step.isa));
+      json.add("tiles_per_item", int64_t{own.tiles_per_item});
+      json.add("use_dot", own.use_dot != 0);
+      json.add("parts", own.parts);
+    }
     json.close('}');
   }
   json.close(']');
@@ -363,8 +386,7 @@ std::string to_json(const tessera_plan& plan) {
     add_launches(json, "launches", cuda::planned_launches(plan, true));
     add_launches(json, "launches_unaligned", cuda::planned_launches(plan, false));
   }
-  if (plan.kernel == TESSERA_KERNEL_SHARED_PREFIX) add_parts(json, plan);
-  json.add("use_dot", plan.use_dot != 0);
+  add_steps(json, plan);
   const struct {
     const char* name;
     int64_t value;
@@ -376,22 +398,9 @@ std::string to_json(const tessera_plan& plan) {
       {"heads_kv", plan.heads_kv},
       {"head_dim", plan.head_dim},
       {"head_dim_v", plan.head_dim_v},
-      {"block_m", plan.block_m},
-      {"block_n", plan.block_n},
-      {"tiles_per_item", plan.tiles_per_item},
-      {"num_splits", plan.num_splits},
-      {"num_items", plan.num_items},
       {"decode_queries", plan.decode_queries},
-      {"decode_heads_kv", plan.decode_heads_kv},
-      {"decode_parts", plan.decode_parts},
       {"scratch_bytes", plan.scratch_bytes},
       {"shared_bytes", plan.shared_bytes},
-      {"num_warps", plan.num_warps},
-      {"num_stages", plan.num_stages},
-      {"num_v_stages", plan.num_v_stages},
-      {"num_q_stages", plan.num_q_stages},
-      {"cluster", plan.cluster},
-      {"smem_bytes", plan.smem_bytes},
       {"workspace_bytes", plan.workspace_bytes},
   };
   for (const auto& [name, value] : counts) json.add(name, value);

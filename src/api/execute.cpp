@@ -12,6 +12,7 @@
 #include "core/cancel.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
+#include "core/isa.hpp"
 #include "core/own_memory.hpp"
 #include "core/score/bound.hpp"
 #include "core/score/indices.hpp"
@@ -172,7 +173,7 @@ tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buf
 
 tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                            const tessera_executor& executor) {
-  if (plan.device.isa > cpu::best_isa()) {
+  if (!core::has_isa(cpu::best_isa(), plan.device.isa)) {
     return invalid("plan: made for a CPU with %s, accepted one for this machine, which has %s",
                    tessera_isa_name(plan.device.isa), tessera_isa_name(cpu::best_isa()));
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/candidates.hpp"
+#include "core/asking.hpp"
 #include "core/caller_struct.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
@@ -24,6 +25,7 @@
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
+#include "core/steps.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "cuda/cuda.hpp"
@@ -142,6 +144,9 @@ constexpr int64_t kAlignment = 64;  // a cache line
 
 bool fill_workspace_bytes(tessera_plan& plan) {
   const auto align = [](int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+  for (const tessera_plan_step& step : steps_of(plan)) {
+    plan.shared_bytes = std::max(plan.shared_bytes, step.workspace_at + step.workspace_bytes);
+  }
   plan.scratch_bytes = align(plan.scratch_bytes);
   plan.shared_bytes = align(plan.shared_bytes);
   int64_t bytes = 0;
@@ -163,6 +168,7 @@ std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
 
 // The one that takes the least time of those that can do the problem.
 const Candidate* choose(const tessera_plan& plan) {
+  const Asking asking(plan);
   const Candidate* best = nullptr;
   double least = 0;
   const bool by_name = !asked_family(plan.device).empty();
@@ -177,8 +183,8 @@ const Candidate* choose(const tessera_plan& plan) {
 
 // As candidates are asked: without what the chosen one filled in that they read.
 tessera_plan undecided(const tessera_plan& plan) {
-  tessera_plan asked = plan;
-  asked.num_splits = asked.decode_queries = 0;
+  tessera_plan asked = question_of(plan);
+  asked.decode_queries = 0;
   return asked;
 }
 
@@ -255,9 +261,10 @@ tessera_status keep_program(tessera_plan& plan) {
 }
 
 tessera_status make_plan(const tessera_problem* given, const tessera_device* given_device, tessera_plan& result) {
-  tessera_plan plan{};
+  tessera_plan plan;
+  begin_plan(plan);
   TESSERA_RETURN_IF_ERROR(read_problem(given, plan.problem));
-  tessera_device device;
+  tessera_device& device = plan.device;
   if (given_device) {
     device = *given_device;
   } else {
@@ -269,7 +276,6 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   const Sizes size = sizes(plan.problem);
   plan.struct_size = sizeof plan;
   plan.version = TESSERA_VERSION;
-  plan.device = device;
   fill_defaults(plan.problem, size);
   TESSERA_RETURN_IF_ERROR(keep_program(plan));
   plan.batch = size.batch;
@@ -285,9 +291,10 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   if (!chosen) return refused_by_all(plan);
   set_family(plan, *chosen);
   chosen->configure(plan);
+  if (plan.device.backend == TESSERA_BACKEND_CUDA) cuda::add_stand_in(plan);
   if (!fill_workspace_bytes(plan)) return unsupported("q: the workspace for its shape is more than 2^63 bytes");
   plan.seal = seal_of(plan);
-  result = plan;
+  store_plan(plan, result);
   return ok();
 }
 

@@ -1,6 +1,7 @@
 // The candidates that may execute a plan.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -28,15 +29,20 @@ inline bool is_asked(const tessera_device& device, const Candidate& candidate) {
   return asked_family(device) == candidate.name;
 }
 
-// Enters the family into what has its name and its number: a plan, or a part of one.
-template <class Planned>
-void set_family(Planned& planned, const Candidate& candidate) {
-  planned.kernel = candidate.kernel;
+// Writes a family's name into a member of 32 bytes, whose rest becomes 0.
+inline void set_family_name(char (&name)[32], const Candidate& candidate) {
   size_t length = 0;
-  for (char& to : planned.family) {
+  for (char& to : name) {
     to = candidate.name[length];
     if (to != '\0') ++length;
   }
+}
+
+// Enters the family into what has its name and its number: a plan, or a device that asks for it.
+template <class Named>
+void set_family(Named& named, const Candidate& candidate) {
+  named.kernel = candidate.kernel;
+  set_family_name(named.family, candidate);
 }
 
 }  // namespace tessera::core

@@ -67,6 +67,8 @@ ShapeText list_text(const int64_t* values, int count) {
   return result;
 }
 
+ShapeText strides_text(const tessera_layout& layout) { return list_text(layout.strides, layout.rank); }
+
 }  // namespace
 
 ShapeText shape_text(const tessera_layout& layout) {
@@ -79,10 +81,9 @@ tessera_status check_layout(const char* name, const tessera_layout& layout, Acce
       return invalid("%s: shape %s, every extent must be at least 0", name, shape_text(layout).text);
     }
   }
-  const ShapeText strides = list_text(layout.strides, layout.rank);
   if (!addressable(layout)) {
     return invalid("%s: shape %s with strides %s is more than 2^63 bytes can hold", name, shape_text(layout).text,
-                   strides.text);
+                   strides_text(layout).text);
   }
   const int last = layout.rank - 1;
   if (last_axis == LastAxis::kContiguous && layout.shape[last] > 1 && layout.strides[last] != 1) {
@@ -93,7 +94,7 @@ tessera_status check_layout(const char* name, const tessera_layout& layout, Acce
     return invalid(
         "%s: shape %s with strides %s could write two elements to one place; an output needs positive "
         "strides, each larger than the reach of the smaller ones",
-        name, shape_text(layout).text, strides.text);
+        name, shape_text(layout).text, strides_text(layout).text);
   }
   return ok();
 }

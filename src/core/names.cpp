@@ -16,8 +16,8 @@ constexpr Dtype kDtypes[] = {
 };
 static_assert(std::size(kDtypes) == TESSERA_FLOAT8_E5M2 + 1, "one row for each tessera_dtype");
 
-constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
-static_assert(std::size(kIsaNames) == TESSERA_ISA_AMX_BF16 + 1, "one name for each tessera_isa");
+constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16"};
+static_assert(std::size(kIsaNames) == TESSERA_ISA_NEON_BF16 + 1, "one name for each tessera_isa");
 
 template <typename Row, size_t kRows>
 const Row* row(const Row (&table)[kRows], int32_t index) {

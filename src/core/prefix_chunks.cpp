@@ -1,6 +1,7 @@
 #include "core/prefix_chunks.hpp"
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
@@ -9,13 +10,15 @@
 namespace tessera::core {
 namespace {
 
+constexpr std::string_view kInChunks = "fwd_sm90";  // the one family that reads prefixes in chunks
 constexpr int64_t kUnitKeys = 128;  // the largest tile, so that only a prefix's last chunk ends inside one
 
 }  // namespace
 
 int64_t prefix_chunks(const tessera_plan& plan) {
-  const tessera_plan_part& part = plan.parts[kPrefix];
-  return part.kernel == TESSERA_KERNEL_FWD_SM90 ? std::max(1, part.num_splits) : 1;
+  const tessera_plan_step& step = plan.steps[0];
+  const bool in_chunks = plan.num_steps > 0 && step.keys == TESSERA_STEP_PREFIXES && step.family == kInChunks;
+  return in_chunks ? step.num_splits : 1;
 }
 
 int64_t chunk_sequences(int64_t chunks, int64_t groups) { return groups == 1 ? chunks : 2 * chunks * groups; }

@@ -571,14 +571,10 @@ void store_lse(const tessera_problem& problem, const tessera_buffers& buffers, T
 
 }  // namespace
 
-void configure_reference(tessera_plan& plan) {
+int64_t reference_workspace_bytes(const tessera_plan& plan) {
   Arena counter(nullptr);
   Workspace(plan, counter);
-  plan.scratch_bytes = 0;
-  plan.shared_bytes = counter.used_bytes();
-  plan.block_m = plan.tiles_per_item = plan.num_splits = 1;
-  plan.block_n = static_cast<int32_t>(plan.max_seqlen_k);
-  plan.num_items = 1;
+  return counter.used_bytes();
 }
 
 void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {

@@ -10,7 +10,7 @@
 namespace tessera::core {
 
 // Workspace of a plan whose sizes are set, into shared_bytes.
-void configure_reference(tessera_plan& plan);
+int64_t reference_workspace_bytes(const tessera_plan& plan);
 
 // Both end early if `cancel` requests it, which is checked once a row.
 void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel);

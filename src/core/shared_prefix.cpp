@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstring>
 
 #include "core/problem_view.hpp"
 #include "core/status.hpp"
+#include "core/steps.hpp"
 
 namespace tessera::core {
 namespace {
@@ -161,37 +161,33 @@ std::string refuse_prefixes(const tessera_problem& problem) {
   return "";
 }
 
-tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
-  tessera_plan of = plan;
+tessera_plan plan_of(const tessera_plan& plan, PrefixPart part, int64_t chunks) {
+  tessera_plan of = question_of(plan);
   of.problem = problem_of(plan.problem, part);
-  if (const int64_t chunks = prefix_chunks(plan); part == kPrefix && chunks > 1) {
-    of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
-  }
+  if (part == kPrefix && chunks > 1) of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
   of.problem.lse_low = of.problem.lse;  // the merge weights parts by both floats
   const Sizes size = sizes(of.problem);
   of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
-  of.device.kernel = TESSERA_KERNEL_AUTO, of.device.family[0] = '\0';
-  const tessera_plan_part& own = plan.parts[part];
-  of.kernel = own.kernel;
-  std::memcpy(of.family, own.family, sizeof of.family);
-  if (own.family[0] != '\0') of.device.isa = own.isa;
-  of.block_m = own.block_m, of.block_n = own.block_n, of.tiles_per_item = own.tiles_per_item;
-  of.num_splits = own.num_splits, of.use_dot = own.use_dot;
-  of.decode_queries = own.decode_queries, of.decode_heads_kv = own.decode_heads_kv;
-  of.decode_parts = own.decode_parts, of.num_items = own.num_items;
-  of.scratch_bytes = own.scratch_bytes, of.shared_bytes = own.shared_bytes;
-  if (part == kSuffix) std::memcpy(of.config, plan.suffix_config, sizeof of.config);
+  of.kernel = of.device.kernel = TESSERA_KERNEL_AUTO, of.family[0] = of.device.family[0] = '\0';
+  of.decode_queries = 0;
+  of.steps[0].keys = step_keys(part);
+  if (chunks > 1) of.steps[0].num_splits = static_cast<int32_t>(chunks);
+  for (const tessera_plan_step& step : steps_of(plan)) {
+    if (step.keys != step_keys(part)) continue;
+    of.steps[of.num_steps++] = step;
+    of.device.isa = step.isa;
+    of.decode_queries = std::max(of.decode_queries, step.most_queries);
+  }
   return of;
 }
 
-void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided) {
-  plan.parts[part] = {
-      decided.kernel,       decided.device.isa, decided.block_m,        decided.block_n,         decided.tiles_per_item,
-      decided.num_splits,   decided.use_dot,    decided.decode_queries, decided.decode_heads_kv, 0,
-      decided.decode_parts, decided.num_items,  decided.scratch_bytes,  decided.shared_bytes,    {}};
-  std::memcpy(plan.parts[part].family, decided.family, sizeof decided.family);
-  std::memcpy(part == kPrefix ? plan.config : plan.suffix_config, decided.config, sizeof decided.config);
+tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
+  return plan_of(plan, part, part == kPrefix ? prefix_chunks(plan) : 1);
+}
+
+void keep_steps(tessera_plan& plan, const tessera_plan& part) {
+  for (const tessera_plan_step& step : steps_of(part)) plan.steps[plan.num_steps++] = step;
 }
 
 PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {

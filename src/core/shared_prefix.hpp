@@ -36,10 +36,15 @@ constexpr bool hides_keys(const tessera_problem& problem, bool causal) { return 
 // The queries of all sequences as one sequence: [T, Hq, D]. Needs a problem that refuse_prefixes accepts.
 tessera_layout joined_queries(const tessera_problem& problem);
 
-// A part as a plan of its own: its problem and sizes and, once known, its kernel and numbers.
+// The step of a part.
+constexpr int32_t step_keys(PrefixPart part) {
+  return part == kPrefix ? TESSERA_STEP_PREFIXES : TESSERA_STEP_OTHER_KEYS;
+}
+// A part as a plan of its own: its problem and sizes, and its steps, if there are some. `chunks`: of a prefix's keys.
+tessera_plan plan_of(const tessera_plan& plan, PrefixPart part, int64_t chunks);
 tessera_plan plan_of(const tessera_plan& plan, PrefixPart part);
-// Stores the decisions for a part in the plan.
-void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided);
+// Appends a part's steps to those of the plan.
+void keep_steps(tessera_plan& plan, const tessera_plan& part);
 
 // The buffers of a call's parts, in its workspace. T: the queries of the whole batch.
 struct PrefixMemory {

@@ -14,6 +14,7 @@
 #include "core/fields.hpp"
 #include "core/float8.hpp"
 #include "core/geometry.hpp"
+#include "core/isa.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/philox.hpp"
@@ -29,7 +30,7 @@ bool floating(int32_t dtype) {
 }
 
 tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tessera_problem& problem) {
-  const NameText given = dtype_text(dtype);
+  const auto given = [dtype] { return dtype_text(dtype); };  // for the text of a refusal
   const int32_t q_dtype = problem.q.dtype;
   const char* of_q = tessera_dtype_name(q_dtype);
   const bool half = q_dtype == TESSERA_FLOAT16 || q_dtype == TESSERA_BFLOAT16;
@@ -37,29 +38,29 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tesse
     case Dtypes::kFloating:
       if (floating(dtype) || is_float8(dtype)) return ok();
       return invalid("%s: dtype %s, accepted float32, float16, bfloat16, float64, float8_e4m3 and float8_e5m2",
-                     tensor.name, given.text);
+                     tensor.name, given().text);
     case Dtypes::kAsQ:
       if (dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
+      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given().text, of_q);
     case Dtypes::kKeys:
       if (dtype == q_dtype || (half && is_8bit(dtype))) {
         if (tensor.layout != &tessera_problem::v || dtype == problem.k.dtype) return ok();
-        return invalid("v: dtype %s, must be that of k: %s", given.text, tessera_dtype_name(problem.k.dtype));
+        return invalid("v: dtype %s, must be that of k: %s", given().text, tessera_dtype_name(problem.k.dtype));
       }
-      return invalid("%s: dtype %s, must be that of q: %s%s", tensor.name, given.text, of_q,
+      return invalid("%s: dtype %s, must be that of q: %s%s", tensor.name, given().text, of_q,
                      half ? ", or float8_e4m3, float8_e5m2 or int8" : "");
     case Dtypes::kOutput:
       if (!is_float8(q_dtype)) {
         if (dtype == q_dtype) return ok();
-        return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
+        return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given().text, of_q);
       }
       if (floating(dtype) && dtype != TESSERA_FLOAT64) return ok();
-      return invalid("%s: dtype %s, accepted bfloat16, float16 and float32 with q of %s", tensor.name, given.text,
+      return invalid("%s: dtype %s, accepted bfloat16, float16 and float32 with q of %s", tensor.name, given().text,
                      of_q);
     case Dtypes::kFloat32OrAsQ: {
       const int32_t other = is_float8(q_dtype) ? problem.o.dtype : q_dtype;
       if (dtype == TESSERA_FLOAT32 || dtype == other) return ok();
-      return invalid("%s: dtype %s, accepted float32 and that of %s, %s", tensor.name, given.text,
+      return invalid("%s: dtype %s, accepted float32 and that of %s, %s", tensor.name, given().text,
                      is_float8(q_dtype) ? "o" : "q", tessera_dtype_name(other));
     }
     case Dtypes::kFloat32:
@@ -73,7 +74,7 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tesse
                            : tensor.dtypes == Dtypes::kInt64 ? TESSERA_INT64
                                                              : TESSERA_BOOL;
   if (dtype == accepted) return ok();
-  return invalid("%s: dtype %s, accepted %s", tensor.name, given.text, tessera_dtype_name(accepted));
+  return invalid("%s: dtype %s, accepted %s", tensor.name, given().text, tessera_dtype_name(accepted));
 }
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -513,8 +514,8 @@ tessera_status validate(const tessera_device& device) {
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
   TESSERA_RETURN_IF_ERROR(
-      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AMX_BF16));
-  if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
+      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_NEON_BF16));
+  if (!has_isa(device.isa_limit, device.isa)) {
     return invalid("device.isa: %s, accepted baseline .. %s, which this CPU has", isa_text(device.isa).text,
                    tessera_isa_name(device.isa_limit));
   }

@@ -17,6 +17,7 @@ constexpr int kDecodeVecs = 4;    // vectors of O at a time
 constexpr int kDecodeKeys = 4;    // keys whose scores are computed at a time
 constexpr int kDecodeValues = 8;  // values that are added to O at a time
 
+#if !defined(TESSERA_NEON)
 // Input: kLanes vectors. Result: a vector whose lane i is the sum of vector i's lanes.
 TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
 #if defined(TESSERA_AVX512)
@@ -45,6 +46,7 @@ TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
   return v[0];
 #endif
 }
+#endif
 
 // A query row as decode reads it: float32, or bf16 for the dot product; zero past the head dimension.
 template <Op kOp>
@@ -122,9 +124,9 @@ TESSERA_INLINE void decode_values(float* out, int64_t out_ld, const float* p, in
 }
 
 #if defined(TESSERA_HAS_DOT)
-// The same for bf16, by pairs of keys: two rows are interleaved in registers, 32 columns at a time, and one product
-// uses both. Interleaving works within 128-bit lanes, and O keeps its columns in that order (dot_column) until the end.
-// C groups of 32 columns from `first`; `tail`: columns of the last group.
+// The same for bf16, by pairs of keys: two rows are interleaved in registers, two vectors of columns at a time, and one
+// product uses both. Interleaving works within 128 bits, and O keeps its columns in that order (dot_column) until the
+// end. C groups of 2 kLanes columns from `first`; `tail`: columns of the last group.
 template <int R, int C>
 TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p, int64_t p_ld,
                                       const char* const* values, int64_t count, int64_t first, int64_t tail) {
@@ -137,14 +139,12 @@ TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p
   for (int64_t n = 0; n < count; n += 2) {
     const auto read = [&](int64_t key, int c) TESSERA_LAMBDA_INLINE {
       const uint16_t* row = reinterpret_cast<const uint16_t*>(values[key]) + first + c * kColumns;
-      return (__m512i)(c + 1 < C || tail == kColumns ? load_as<VecU>(row) : load_first<VecU>(row, tail));
+      return c + 1 < C || tail == kColumns ? load_as<VecU>(row) : load_first<VecU>(row, tail);
     };
     VecU v[2 * C];
 #pragma GCC unroll 2
     for (int c = 0; c < C; ++c) {
-      const __m512i even = read(n, c), odd = n + 1 < count ? read(n + 1, c) : __m512i{};
-      v[2 * c] = (VecU)_mm512_unpacklo_epi16(even, odd);
-      v[2 * c + 1] = (VecU)_mm512_unpackhi_epi16(even, odd);
+      interleave_pairs(read(n, c), n + 1 < count ? read(n + 1, c) : VecU{}, v[2 * c], v[2 * c + 1]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -164,8 +164,9 @@ TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p
 template <Op kOp>
 TESSERA_INLINE int64_t dot_column(int64_t d) {
   if constexpr (kOp == Op::kFma) return d;
-  // The low vector has columns 0-3, 8-11, 16-19, 24-27 of 32, the high vector the others.
-  return d / 32 * 32 + d % 8 / 4 * 16 + d % 32 / 8 * 4 + d % 4;
+  // Of 32 columns the low vector has 0-3, 8-11, 16-19, 24-27, the high vector the others.
+  constexpr int64_t kColumns = 2 * kLanes;
+  return d / kColumns * kColumns + d % 8 / 4 * kLanes + d % kColumns / 8 * 4 + d % 4;
 }
 
 #if defined(TESSERA_HAS_DOT)

@@ -14,8 +14,11 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
+#include "core/isa.hpp"
 #include "core/status.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/tables.hpp"
@@ -62,6 +65,9 @@ int32_t look_for_isa() {
   const bool beside_tiles =
       __builtin_cpu_supports("avx512vbmi2");  // for the vectors: every processor with AMX has them
   return beside_tiles && (kEmulatesAmx || may_use_amx()) ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
+#elif defined(__aarch64__)
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
+  return getauxval(AT_HWCAP2) & kBf16 ? TESSERA_ISA_NEON_BF16 : TESSERA_ISA_NEON;
 #else
   return TESSERA_ISA_BASELINE;
 #endif
@@ -91,7 +97,7 @@ std::string vendor() {
 
 // The fastest vector instruction set on this CPU, which need not be its newest.
 int32_t fastest_vectors(int32_t best) {
-  best = std::min<int32_t>(best, TESSERA_ISA_AVX512_BF16);
+  if (best == TESSERA_ISA_AMX_BF16) best = TESSERA_ISA_AVX512_BF16;
 #if defined(__x86_64__)
   if (best == TESSERA_ISA_AVX512_BF16) {
     static const std::string mine = vendor();
@@ -143,6 +149,7 @@ int64_t cache_bytes(int key, int64_t otherwise) {
 tessera_status apply_isa(const char* text, tessera_device& device) {
   std::string accepted;
   for (int32_t isa = 0; isa <= device.isa_limit; ++isa) {
+    if (!core::has_isa(device.isa_limit, isa)) continue;
     if (std::strcmp(text, tessera_isa_name(isa)) == 0) {
       device.isa = isa;
       device.vector_isa = 0;
@@ -201,11 +208,21 @@ const KernelTable& kernel_table(int32_t isa) {
     case TESSERA_ISA_AMX_BF16:
       return kernels_avx512_bf16;
     default:
-      break;
+      return kernels_baseline;
   }
-#endif
+#elif defined(__aarch64__)
+  switch (isa) {
+    case TESSERA_ISA_NEON:
+      return kernels_neon;
+    case TESSERA_ISA_NEON_BF16:
+      return kernels_neon_bf16;
+    default:
+      return kernels_baseline;
+  }
+#else
   (void)isa;
   return kernels_baseline;
+#endif
 }
 
 const KernelTable& decode_table(const tessera_plan& plan) {

@@ -38,13 +38,14 @@ KeyRange keys_seen(const tessera_problem& problem, const core::SequenceView& seq
 }  // namespace
 
 int64_t packed_block_bytes(const tessera_plan& plan) {
-  return carve_amx_packed_keys(nullptr, plan.block_n, plan.head_dim, plan.head_dim_v).bytes;
+  return carve_amx_packed_keys(nullptr, step_of(plan).block_n, plan.head_dim, plan.head_dim_v).bytes;
 }
 
 int64_t packed_keys_bytes(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD || plan.kernel != TESSERA_KERNEL_TILED || !amx_kernels(plan)) return 0;
-  const int64_t rows_an_item = int64_t{plan.block_m} * plan.tiles_per_item, group = group_size(plan);
+  const int64_t rows_an_item = int64_t{step_of(plan).block_m} * own_of(step_of(plan)).tiles_per_item,
+                group = group_size(plan);
   const int64_t items = way_of(plan, plan.max_seqlen_q) == kPackedTile
                             ? divide_up(plan.max_seqlen_q * group, rows_an_item)
                             : divide_up(plan.max_seqlen_q, rows_an_item) * group;
@@ -52,8 +53,8 @@ int64_t packed_keys_bytes(const tessera_plan& plan) {
   const int64_t stages =
       plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, kTileRows) * divide_up(plan.max_seqlen_k, kTileRows);
   if (plan.device.cores > 1 && stages / (p.causal ? 2 : 1) < kLeastStagesPerCore * plan.device.cores) return 0;
-  int64_t blocks = plan.batch * divide_up(plan.max_seqlen_k, plan.block_n);
-  if (core::packed_k(p)) blocks = std::min(blocks, core::sizes(p).rows_k / plan.block_n + plan.batch);
+  int64_t blocks = plan.batch * divide_up(plan.max_seqlen_k, step_of(plan).block_n);
+  if (core::packed_k(p)) blocks = std::min(blocks, core::sizes(p).rows_k / step_of(plan).block_n + plan.batch);
   const int64_t most = kMaxPackedKeys_bytes / packed_block_bytes(plan);
   return blocks <= most / plan.heads_kv ? blocks * plan.heads_kv * packed_block_bytes(plan) : 0;
 }
@@ -63,7 +64,8 @@ PackedBlocks packed_blocks(const tessera_plan& plan, Way way, const core::Sequen
   const KeyRange all = keys_seen(plan.problem, sequence, 0, sequence.sq - 1);
   if (all.keys() == 0) return {};
   // Keys that the items of a KV head read, each counted as often as it is read.
-  const int64_t group = group_size(plan), rows_an_item = int64_t{plan.block_m} * plan.tiles_per_item;
+  const int64_t group = group_size(plan),
+                rows_an_item = int64_t{step_of(plan).block_m} * own_of(step_of(plan)).tiles_per_item;
   int64_t read = 0;
   if (way == kPackedTile) {
     read = divide_up(sequence.sq * group, rows_an_item) * all.keys();  // an item may have any of the queries
@@ -75,8 +77,8 @@ PackedBlocks packed_blocks(const tessera_plan& plan, Way way, const core::Sequen
   }
   // Two items that, under a causal mask, read one and a half times the keys read enough.
   if (2 * read < 3 * all.keys()) return {};
-  const int64_t first = all.low / plan.block_n;
-  return {first, all.high / plan.block_n - first + 1};
+  const int64_t first = all.low / step_of(plan).block_n;
+  return {first, all.high / step_of(plan).block_n - first + 1};
 }
 
 }  // namespace tessera::cpu

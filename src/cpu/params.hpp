@@ -208,6 +208,8 @@ extern const KernelTable kernels_baseline;
 extern const KernelTable kernels_avx2;
 extern const KernelTable kernels_avx512;
 extern const KernelTable kernels_avx512_bf16;
+extern const KernelTable kernels_neon;
+extern const KernelTable kernels_neon_bf16;
 extern const AmxKernelTable kernels_amx_bf16;
 extern const AmxKernelTable kernels_amx_emulated;
 

@@ -6,7 +6,8 @@
 // along k for Op::kDot.
 //
 // 8 x 3 and 6 x 4 vectors (24 accumulators, 11 or 10 loads a step) fill AVX-512's 32 registers; 4 x 3 and 6 x 2 the 16
-// registers of the others. Measured: 97 % of the FMA peak for long k.
+// registers of the others. Measured: 97 % of the FMA peak for long k. NEON has 32 registers, of which A takes some: its
+// multiply-add broadcasts an element of a register (multiply_by_lanes).
 #pragma once
 
 #include "cpu/simd.hpp"
@@ -25,6 +26,9 @@ constexpr int kWideRows = 6, kWideVecs = 4;
 #elif defined(TESSERA_AVX512)
 constexpr int kTileRows = 8, kTileVecs = 3;  // lanes = queries
 constexpr int kWideRows = 6, kWideVecs = 4;  // lanes = head dimensions
+#elif defined(TESSERA_NEON)
+constexpr int kTileRows = 6, kTileVecs = 3;
+constexpr int kWideRows = 6, kWideVecs = 4;
 #else
 constexpr int kTileRows = 4, kTileVecs = 3;
 constexpr int kWideRows = 6, kWideVecs = 2;
@@ -46,15 +50,79 @@ TESSERA_INLINE VecF multiply_add(VecF a, VecF b, VecF acc) {
   return fma(a, b, acc);
 }
 
+#if defined(TESSERA_NEON)
+template <int kLane, Op kOp>
+TESSERA_INLINE VecF multiply_add_by_lane(VecF a, VecF lanes, VecF acc) {
+#if defined(TESSERA_HAS_DOT)
+  if constexpr (kOp == Op::kDot) return dot_by_lane<kLane>(a, lanes, acc);
+#endif
+  return fma_by_lane<kLane>(a, lanes, acc);
+}
+
+// multiply() for whole vectors of A: kAlongK four steps at a time, kAlongRows four rows at a time. Returns the number
+// of steps done, which for kAlongK is the largest multiple of four.
+template <int R, int C, Op kOp, Broadcast kBroadcast>
+TESSERA_INLINE int64_t multiply_by_lanes(VecF (&acc)[R][C], const char* a, int64_t stride_bytes, const char* b,
+                                         int64_t ldb, int64_t k_count) {
+  const auto load_b = [&](VecF(&rb)[C]) TESSERA_LAMBDA_INLINE {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) rb[c] = load_as<VecF>(b + c * kLanes * 4);
+    b += ldb * 4;
+  };
+  int64_t k = 0;
+  if constexpr (kBroadcast == Broadcast::kAlongK) {
+    for (; k + kLanes <= k_count; k += kLanes, a += kLanes * 4) {
+      VecF ra[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) ra[r] = load_as<VecF>(a + r * stride_bytes);
+      const auto step = [&]<int kLane>() TESSERA_LAMBDA_INLINE {
+        VecF rb[C];
+        load_b(rb);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+          for (int c = 0; c < C; ++c) acc[r][c] = multiply_add_by_lane<kLane, kOp>(rb[c], ra[r], acc[r][c]);
+      };
+      step.template operator()<0>(), step.template operator()<1>();
+      step.template operator()<2>(), step.template operator()<3>();
+    }
+  } else {
+    for (; k < k_count; ++k, a += stride_bytes) {
+      VecF rb[C], ra[(R + kLanes - 1) / kLanes];
+      for (int r = 0; r + kLanes <= R; r += kLanes) ra[r / kLanes] = load_as<VecF>(a + r * 4);
+      if constexpr (R % kLanes != 0) ra[R / kLanes] = load_lanes<R % kLanes>(a + R / kLanes * kLanes * 4);
+      load_b(rb);
+      const auto row = [&]<int r>() TESSERA_LAMBDA_INLINE {
+        if constexpr (r < R) {
+#pragma GCC unroll 8
+          for (int c = 0; c < C; ++c) {
+            acc[r][c] = multiply_add_by_lane<r % kLanes, kOp>(rb[c], ra[r / kLanes], acc[r][c]);
+          }
+        }
+      };
+      row.template operator()<0>(), row.template operator()<1>(), row.template operator()<2>();
+      row.template operator()<3>(), row.template operator()<4>(), row.template operator()<5>();
+      static_assert(R <= 6);
+    }
+  }
+  return k;
+}
+#endif
+
 // `stride_bytes`: between the rows of A (kAlongK) or between its steps of k (kAlongRows). `ldb`: four-byte elements.
 template <int R, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void multiply(VecF (&acc)[R][C], const void* a, int64_t stride_bytes, const void* b, int64_t ldb,
                              int64_t k_count) {
-  // Rows of A use two pointers and three strides: eight pointers would leave no register for the loop.
   const char* pa = static_cast<const char*>(a);
+  const char* pb = static_cast<const char*>(b);
+#if defined(TESSERA_NEON)
+  const int64_t done = multiply_by_lanes<R, C, kOp, kBroadcast>(acc, pa, stride_bytes, pb, ldb, k_count);
+  if constexpr (kBroadcast == Broadcast::kAlongRows) return;
+  pa += done * 4, pb += done * ldb * 4, k_count -= done;
+#endif
+  // Rows of A use two pointers and three strides: eight pointers would leave no register for the loop.
   const char* pa4 = pa + 4 * stride_bytes;
   const int64_t stride3_bytes = 3 * stride_bytes;
-  const char* pb = static_cast<const char*>(b);
   const auto row = [&](int r) TESSERA_LAMBDA_INLINE {
     if (kBroadcast == Broadcast::kAlongRows) return pa + r * 4;
     const char* base = r < 4 ? pa : pa4;

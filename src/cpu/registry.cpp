@@ -4,6 +4,7 @@
 #include "core/reference.hpp"
 #include "core/status.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/run.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -19,8 +20,9 @@ std::string refuse_reference(const tessera_plan& plan) {
 }
 
 // A core's rates: GFLOP/s of products for each instruction set, and GB/s of keys and values. Round numbers from the
-// machines of docs/reference/kernels/cpu.md.
-constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000};
+// machines of docs/reference/kernels/cpu.md; NEON's are not measured, but two multiply-adds a cycle at 2.5 GHz and 3/4
+// of that (docs/reference/kernels/cpu.md#aarch64).
+constexpr double kGflopsOfIsa[] = {10, 60, 150, 200, 1000, 30, 60};
 constexpr double kGigabytesPerSecond = 10;
 
 double rate_us(const tessera_plan& plan, double flops, double passes) {
@@ -52,6 +54,13 @@ double estimate_reference_us(const tessera_plan& plan) {
   return plan.flops * 1e-3 / kGflops;
 }
 
+void configure_reference(tessera_plan& plan) {
+  tessera_plan_step& step = core::add_step(plan, *find_kernel("reference"));
+  step.block_m = 1, step.block_n = static_cast<int32_t>(plan.max_seqlen_k);
+  step.num_items = own_of(step).tiles_per_item = 1;
+  step.workspace_bytes = core::reference_workspace_bytes(plan);
+}
+
 // On the calling thread.
 void run_reference(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                    const tessera_executor& /*executor*/, core::Cancel& cancel) {
@@ -65,7 +74,7 @@ constexpr Kernel kKernels[] = {
     {{"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse_shared_prefix, configure_shared_prefix,
       estimate_shared_prefix_us},
      forward_shared_prefix},
-    {{"reference", TESSERA_KERNEL_REFERENCE, refuse_reference, core::configure_reference, estimate_reference_us},
+    {{"reference", TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference, estimate_reference_us},
      run_reference},
 };
 

@@ -150,7 +150,7 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
                     const KeysInUse& keys) {
   const int64_t rows_a_query = way == kPackedTile ? plan.heads_q / plan.heads_kv : 1;
   const bool backward = plan.problem.direction == TESSERA_BACKWARD;
-  const int64_t rows_an_item = int64_t{plan.block_m} * (backward ? 1 : plan.tiles_per_item);
+  const int64_t rows_an_item = int64_t{step_of(plan).block_m} * (backward ? 1 : own_of(step_of(plan)).tiles_per_item);
   const core::Sizes size = core::sizes(plan.problem);
   const bool packed = core::packed_q(plan.problem);
   int64_t tiles = 0, items = 0, merges = 0, packs = 0;
@@ -173,7 +173,7 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
               packed_keys.first,
               packs};
     packs += packed_keys.count;
-    tiles += (view.sq + plan.block_m - 1) / plan.block_m;
+    tiles += (view.sq + step_of(plan).block_m - 1) / step_of(plan).block_m;
     if (way != kDecode) {
       items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
     } else if (view.sq > 0) {
@@ -201,12 +201,12 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   fill_tensors(p, view, plan.problem, buffers);
   fill_options(p, view, plan.problem, buffers);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
-  p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
+  p.block_n = step_of(plan).block_n, p.tiles_per_item = own_of(step_of(plan)).tiles_per_item;
   p.rows_collide = rows_collide(plan);
   p.rows_total = view.rows_total;
   p.sequences = shared.sequences[kTile];
   p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse, p.partial_lse_low = shared.partial_lse_low;
-  p.huge_score = huge_score(plan.use_dot);
+  p.huge_score = huge_score(own_of(step_of(plan)).use_dot);
   return p;
 }
 
@@ -231,12 +231,12 @@ Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
   p.sequences = shared.sequences[kDecode];
-  p.block_n = decode_keys(plan), p.tiles_per_item = plan.decode_heads_kv;
+  p.block_n = decode_keys(plan), p.tiles_per_item = own_of(decode_step_of(plan)).tiles_per_item;
   p.rows_total = plan.decode_queries;
   p.partial_o = shared.decode_o, p.partial_lse = shared.decode_lse, p.partial_lse_low = shared.decode_lse_low;
   p.huge_score = huge_score(amx || dot);
   const Sequence& totals = p.sequences[plan.batch];
-  served.items = totals.item_begin * (plan.heads_kv / plan.decode_heads_kv);
+  served.items = totals.item_begin * (plan.heads_kv / own_of(decode_step_of(plan)).tiles_per_item);
   served.merges = totals.merge_begin;
   return served;
 }
@@ -244,7 +244,7 @@ Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const
 Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const SharedMemory& shared, const Params& base,
                    bool pack_gqa, const KeySplits& splits) {
   const AmxKernelTable* amx = amx_kernels(plan);
-  Served served{base, amx ? amx->forward : plan.use_dot ? table.forward_dot : table.forward};
+  Served served{base, amx ? amx->forward : own_of(step_of(plan)).use_dot ? table.forward_dot : table.forward};
   Params& p = served.params;
   p.sequences = shared.sequences[pack_gqa ? kPackedTile : kTile];
   p.pack_gqa = pack_gqa;
@@ -365,7 +365,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
   const std::optional<ProgramCall> program = program_of(plan, buffers);
   Params p = make_params(plan, buffers, shared, program, cancel);
-  p.num_splits = plan.num_splits;
+  p.num_splits = step_of(plan).num_splits;
   p.d_o = row_tensor(core::row_view(problem.d_o, buffers.d_o));
   p.d_q = row_tensor(core::row_view(problem.d_q, buffers.d_q));
   p.d_k = row_tensor(core::row_view(problem.d_k, buffers.d_k));
@@ -392,7 +392,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);
-  p.rows_in_items = amx && plan.num_splits == 1;
+  p.rows_in_items = amx && step_of(plan).num_splits == 1;
   const auto preprocess = amx ? amx->backward_preprocess : table.backward_preprocess;
   const int64_t row_items = p.rows_in_items ? 0 : tiles * plan.heads_q;
   const core::Sizes size = core::sizes(problem);
@@ -410,8 +410,8 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
       clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.elem_bytes);
     });
   });
-  const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;
-  const int64_t items = owners.count * plan.num_splits, chains = program ? program->chains(plan) : 0;
+  const auto kernel = amx ? amx->backward : own_of(step_of(plan)).use_dot ? table.backward_dot : table.backward;
+  const int64_t items = owners.count * step_of(plan).num_splits, chains = program ? program->chains(plan) : 0;
   if (chains == 0) {
     runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   } else {

@@ -1,9 +1,33 @@
 // The meaning of a plan's numbers: shared by schedule.cpp, which chooses sizes, and run.cpp, which runs.
 #pragma once
 
+#include <new>
+
+#include "core/steps.hpp"
 #include "cpu/params.hpp"
 
 namespace tessera::cpu {
+
+// What the CPU's kernels keep in a step.
+struct CpuStep {
+  int32_t tiles_per_item;  // query tiles (decode: KV heads) that share one pass over keys and values
+  int32_t use_dot;         // 1: bf16 products by special instructions, the dot product or AMX tiles
+  // decode: an upper bound of the parts that the keys of all sequences are split into; each part has its own partial
+  // results
+  int64_t parts;
+};
+static_assert(sizeof(CpuStep) <= TESSERA_PLAN_CONFIG_BYTES &&
+              offsetof(tessera_plan_step, config) % alignof(CpuStep) == 0);
+inline CpuStep& own_of(tessera_plan_step& step) { return *std::launder(reinterpret_cast<CpuStep*>(step.config)); }
+inline const CpuStep& own_of(const tessera_plan_step& step) {
+  return *std::launder(reinterpret_cast<const CpuStep*>(step.config));
+}
+// The step of the tiled kernel, or of the decode kernel if it serves all sequences.
+inline tessera_plan_step& step_of(tessera_plan& plan) { return plan.steps[0]; }
+inline const tessera_plan_step& step_of(const tessera_plan& plan) { return plan.steps[0]; }
+// The step of the decode kernel. Needs a plan with decode_queries above 0.
+inline tessera_plan_step& decode_step_of(tessera_plan& plan) { return plan.steps[plan.num_steps - 1]; }
+inline const tessera_plan_step& decode_step_of(const tessera_plan& plan) { return plan.steps[plan.num_steps - 1]; }
 
 // The path of a sequence of `sq` queries, which depends only on its own rows, not on the rest of the batch.
 enum Way {
@@ -21,7 +45,7 @@ int64_t decode_parts(const tessera_plan& plan, int64_t sk, int64_t keys);
 // Keys that the decode kernel processes at once.
 int32_t decode_keys(const tessera_plan& plan);
 // A plan is made for the longest keys that its tensors hold. The splits of a call's keys follow the longest that are in
-// use: at most plan.num_splits, and the same as those of a plan made for that length.
+// use: at most the step's num_splits, and the same as those of a plan made for that length.
 struct KeySplits {
   int32_t count;
   int64_t keys;  // keys of a split, a multiple of block_n

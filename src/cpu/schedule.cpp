@@ -9,6 +9,7 @@
 #include "core/problem_view.hpp"
 #include "core/score/bound.hpp"
 #include "core/shared_prefix.hpp"
+#include "core/steps.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
 #include "cpu/run.hpp"
@@ -66,29 +67,31 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
 
 void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
-  const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p) || rows_collide(plan);
-  plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P must stay in the L1 cache
-  plan.tiles_per_item =
-      static_cast<int32_t>(std::max<int64_t>(1, (amx ? kQueriesPerItemAmx : kQueriesPerItem) / plan.block_m));
-  const int64_t registers = program_floats(plan, plan.block_m / table.lanes, table.lanes);
+  tessera_plan_step& step = step_of(plan);
+  CpuStep& own = own_of(step);
+  const bool copies = own.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p) || rows_collide(plan);
+  step.block_n = amx ? kBlockKeysAmx : own.use_dot ? 256 : 128;  // a tile of P must stay in the L1 cache
+  own.tiles_per_item =
+      static_cast<int32_t>(std::max<int64_t>(1, (amx ? kQueriesPerItemAmx : kQueriesPerItem) / step.block_m));
+  const int64_t registers = program_floats(plan, step.block_m / table.lanes, table.lanes);
   const auto scratch_bytes = [&] {
     if (amx) {
-      return carve_amx_forward(nullptr, {plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
+      return carve_amx_forward(nullptr, {step.block_n, own.tiles_per_item, plan.head_dim, plan.head_dim_v,
                                          asks_for_options(p) ? kScoreTiles : 0, amx->tile_bytes})
           .bytes;
     }
     return carve_forward(nullptr,
-                         {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v, table.lanes,
+                         {step.block_m, step.block_n, own.tiles_per_item, plan.head_dim, plan.head_dim_v, table.lanes,
                           copies, asks_for_options(p) ? kScoreTiles : 0, registers, table.tile_bytes})
         .bytes;
   };
   while (scratch_bytes() > (amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes)) {
-    if (plan.tiles_per_item > 2)
-      plan.tiles_per_item /= 2;
-    else if (plan.block_n > (amx ? kAmxJobKeys : 32))
-      plan.block_n /= 2;
-    else if (plan.tiles_per_item > 1)
-      plan.tiles_per_item = 1;
+    if (own.tiles_per_item > 2)
+      own.tiles_per_item /= 2;
+    else if (step.block_n > (amx ? kAmxJobKeys : 32))
+      step.block_n /= 2;
+    else if (own.tiles_per_item > 1)
+      own.tiles_per_item = 1;
     else
       break;
   }
@@ -96,16 +99,16 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   const bool pack = way_of(plan, plan.max_seqlen_q) == kPackedTile;
   const int64_t heads = pack ? plan.heads_kv : plan.heads_q;
   const auto items = [&] {
-    return heads * tiles_total(plan, int64_t{plan.block_m} * plan.tiles_per_item, pack ? group : 1);
+    return heads * tiles_total(plan, int64_t{step.block_m} * own.tiles_per_item, pack ? group : 1);
   };
   const int64_t cores = plan.device.cores, wanted = cores == 1 ? 1 : kItemsPerCore * cores;
-  while (plan.tiles_per_item > 1 && items() < wanted) plan.tiles_per_item = (plan.tiles_per_item + 1) / 2;
-  plan.num_splits = 1;
+  while (own.tiles_per_item > 1 && items() < wanted) own.tiles_per_item = (own.tiles_per_item + 1) / 2;
+  step.num_splits = 1;
   if (items() < 2 * cores && !p.batch_invariant) {
-    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
+    step.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
                                                                most_forward_splits(plan.max_seqlen_k)));
   }
-  plan.num_items = items() * plan.num_splits;
+  step.num_items = items() * step.num_splits;
   plan.scratch_bytes = scratch_bytes();
 }
 
@@ -116,32 +119,34 @@ bool fills_cores(int64_t items, int64_t cores) {
 
 void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
+  tessera_plan_step& step = step_of(plan);
+  CpuStep& own = own_of(step);
   const int64_t option_tiles = asks_for_options(p) || core::present(p.d_bias) ? kScoreTiles + 2 : 0;
-  const int64_t registers = program_floats(plan, plan.block_m / table.lanes, table.lanes);
+  const int64_t registers = program_floats(plan, step.block_m / table.lanes, table.lanes);
   const BackwardOwners owners = backward_owners(plan);
   const bool splits = !fills_cores(owners.count, plan.device.cores);
-  plan.block_n = static_cast<int32_t>(!amx ? kBackwardKeys : splits ? kBackwardSplitKeysAmx : kBackwardKeysAmx);
+  step.block_n = static_cast<int32_t>(!amx ? kBackwardKeys : splits ? kBackwardSplitKeysAmx : kBackwardKeysAmx);
   const auto scratch_bytes = [&] {
     if (amx) {
-      return carve_amx_backward(nullptr, {plan.block_n, plan.head_dim, plan.head_dim_v, option_tiles, amx->tile_bytes})
+      return carve_amx_backward(nullptr, {step.block_n, plan.head_dim, plan.head_dim_v, option_tiles, amx->tile_bytes})
           .bytes;
     }
-    return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes,
-                                    plan.use_dot != 0, option_tiles, registers, table.tile_bytes})
+    return carve_backward(nullptr, {step.block_m, step.block_n, plan.head_dim, plan.head_dim_v, table.lanes,
+                                    own.use_dot != 0, option_tiles, registers, table.tile_bytes})
         .bytes;
   };
   const int32_t keys_a_step = static_cast<int32_t>(amx ? kAmxJobKeys : kKeyBlock);
   const int64_t most_bytes = amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes;
-  while (plan.block_n > keys_a_step && scratch_bytes() > most_bytes) plan.block_n -= keys_a_step;
+  while (step.block_n > keys_a_step && scratch_bytes() > most_bytes) step.block_n -= keys_a_step;
   if (amx) {  // super-blocks of equal length
-    const int64_t keys = std::max<int64_t>(1, plan.max_seqlen_k), blocks = divide_up(keys, plan.block_n);
-    plan.block_n = static_cast<int32_t>(padded_to(divide_up(keys, blocks), keys_a_step));
+    const int64_t keys = std::max<int64_t>(1, plan.max_seqlen_k), blocks = divide_up(keys, step.block_n);
+    step.block_n = static_cast<int32_t>(padded_to(divide_up(keys, blocks), keys_a_step));
   }
-  plan.tiles_per_item = 1;
-  const int64_t most = std::min(kMaxBackwardSplits, divide_up(plan.max_seqlen_k, plan.block_n));
-  plan.num_splits = 1;
-  while (plan.num_splits < most && !fills_cores(owners.count * plan.num_splits, plan.device.cores)) ++plan.num_splits;
-  plan.num_items = owners.count * plan.num_splits;
+  own.tiles_per_item = 1;
+  const int64_t most = std::min(kMaxBackwardSplits, divide_up(plan.max_seqlen_k, step.block_n));
+  step.num_splits = 1;
+  while (step.num_splits < most && !fills_cores(owners.count * step.num_splits, plan.device.cores)) ++step.num_splits;
+  step.num_items = owners.count * step.num_splits;
   plan.scratch_bytes = scratch_bytes();
 }
 
@@ -190,17 +195,18 @@ bool rows_collide(const tessera_plan& plan) {
 Way way_of(const tessera_plan& plan, int64_t sq) {
   if (plan.problem.direction == TESSERA_BACKWARD) return kTile;
   if (sq <= plan.decode_queries) return kDecode;
-  return plan.heads_q > plan.heads_kv && sq < plan.block_m ? kPackedTile : kTile;
+  return plan.heads_q > plan.heads_kv && sq < step_of(plan).block_m ? kPackedTile : kTile;
 }
 
 KeySplits key_splits(const tessera_plan& plan, int64_t longest) {
-  const auto most = plan.problem.direction == TESSERA_BACKWARD ? plan.num_splits : most_forward_splits(longest);
-  const int32_t count = static_cast<int32_t>(std::min<int64_t>(plan.num_splits, most));
-  return {count, padded_to(divide_up(std::max<int64_t>(1, longest), count), plan.block_n)};
+  const auto most =
+      plan.problem.direction == TESSERA_BACKWARD ? step_of(plan).num_splits : most_forward_splits(longest);
+  const int32_t count = static_cast<int32_t>(std::min<int64_t>(step_of(plan).num_splits, most));
+  return {count, padded_to(divide_up(std::max<int64_t>(1, longest), count), step_of(plan).block_n)};
 }
 
 bool accumulates_in_place(const tessera_plan& plan) {
-  return plan.num_splits == 1 && plan.problem.q.dtype == TESSERA_FLOAT32 &&
+  return step_of(plan).num_splits == 1 && plan.problem.q.dtype == TESSERA_FLOAT32 &&
          plan.head_dim % kernel_table(plan.device.isa).lanes == 0;
 }
 
@@ -229,17 +235,19 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
     shared.row_lse = carver.take(rows);
     shared.row_delta = carver.take(rows);
     const int64_t ld = padded_to(plan.head_dim, kernel_table(plan.device.isa).lanes);
-    if (!accumulates_in_place(plan)) shared.acc_dq = carver.take(plan.num_splits * rows * ld);
+    if (!accumulates_in_place(plan)) shared.acc_dq = carver.take(step_of(plan).num_splits * rows * ld);
     if (core::score::has_program(plan)) {
       const ProgramCall program(plan);
       shared.program_sums = carver.take<double>(program.chains(plan) * program.sums());
     }
   } else {
-    const int64_t tiled = plan.num_splits > 1 && plan.kernel == TESSERA_KERNEL_TILED ? plan.num_splits * rows : 0;
+    const int64_t tiled =
+        step_of(plan).num_splits > 1 && plan.kernel == TESSERA_KERNEL_TILED ? step_of(plan).num_splits * rows : 0;
     shared.partial_o = carver.take(tiled * plan.head_dim_v);
     shared.partial_lse = carver.take(tiled);
     shared.partial_lse_low = carver.take(tiled);
-    const int64_t decoded = plan.decode_parts * plan.heads_q * plan.decode_queries;
+    const int64_t decoded =
+        plan.decode_queries > 0 ? own_of(decode_step_of(plan)).parts * plan.heads_q * plan.decode_queries : 0;
     shared.decode_o = carver.take(decoded * plan.head_dim_v);
     shared.decode_lse = carver.take(decoded);
     shared.decode_lse_low = carver.take(decoded);
@@ -310,24 +318,35 @@ int64_t most_decode_queries(const tessera_plan& plan) { return decode_table(plan
 
 // The number of parts of the keys of one KV head's pass that keeps the cores busy.
 int64_t wanted_decode_parts(const tessera_plan& plan) {
-  const int64_t passes = std::max<int64_t>(1, plan.heads_kv / plan.decode_heads_kv);
+  const int64_t passes = std::max<int64_t>(1, plan.heads_kv / own_of(decode_step_of(plan)).tiles_per_item);
   return divide_up(2 * kItemsPerCore * plan.device.cores, passes);
 }
 
-// Fills in the plan's decoding of sequences of at most `queries` queries.
-void configure_decoding(tessera_plan& plan, int64_t queries) {
+// Appends the step that decodes the sequences of at most `queries` queries.
+tessera_plan_step& configure_decoding(tessera_plan& plan, int64_t queries) {
   const tessera_problem& p = plan.problem;
   plan.decode_queries = static_cast<int32_t>(queries);
+  tessera_plan_step& step = core::add_step(plan, *find_kernel("decode"));
+  CpuStep& own = own_of(step);
+  step.most_queries = plan.decode_queries;
+  step.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
+  step.block_n = decode_keys(plan);
+  own.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && is_bfloat16(p));
   // All KV heads at once if a key's heads are adjacent in memory, else one at a time.
   const core::RowStrides k = core::row_strides(p.k);
   int64_t heads = k.head < k.row ? plan.heads_kv : 1;
   while (heads > 1 && (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, heads) > kMaxDecodeScratch_bytes))
     --heads;
-  plan.decode_heads_kv = static_cast<int32_t>(std::max<int64_t>(1, heads));
-  int64_t most = plan.batch * most_decode_parts(plan.max_seqlen_k);
+  own.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, heads));
+  const int64_t most_parts = most_decode_parts(plan.max_seqlen_k);
+  int64_t most = plan.batch * most_parts;
   if (core::packed_k(p)) most = std::min(most, plan.batch + core::sizes(p).rows_k / kDecodePartKeys);
-  plan.decode_parts = p.batch_invariant ? most : std::min(most, plan.batch + wanted_decode_parts(plan));
-  plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, plan.decode_heads_kv));
+  const int64_t wanted = wanted_decode_parts(plan);
+  own.parts = p.batch_invariant ? most : std::min(most, plan.batch + wanted);
+  step.num_splits = static_cast<int32_t>(p.batch_invariant ? most_parts : std::min(most_parts, wanted));
+  step.num_items = plan.heads_kv / own.tiles_per_item * own.parts;
+  plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, own.tiles_per_item));
+  return step;
 }
 
 }  // namespace
@@ -351,34 +370,27 @@ std::string refuse_decode(const tessera_plan& plan) {
 
 void configure_decode(tessera_plan& plan) {
   settle_isa(plan);
-  plan.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && is_bfloat16(plan.problem));
   configure_decoding(plan, std::max<int64_t>(1, plan.max_seqlen_q));
-  plan.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
-  plan.block_n = decode_keys(plan);
-  plan.tiles_per_item = plan.decode_heads_kv;
-  plan.num_splits = static_cast<int32_t>(
-      plan.problem.batch_invariant ? most_decode_parts(plan.max_seqlen_k)
-                                   : std::min(most_decode_parts(plan.max_seqlen_k), wanted_decode_parts(plan)));
-  plan.num_items = plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;
-  plan.shared_bytes = carve_shared(nullptr, plan).bytes;
+  step_of(plan).workspace_bytes = carve_shared(nullptr, plan).bytes;
 }
 
 void configure_tiled(tessera_plan& plan) {
   settle_isa(plan);
   const KernelTable& table = kernel_table(plan.device.isa);
   const AmxKernelTable* amx = amx_kernels(plan);
-  plan.use_dot = table.has_dot && is_bfloat16(plan.problem);
-  plan.block_m = amx ? amx->block_m : table.block_m;
+  tessera_plan_step& step = core::add_step(plan, *find_kernel("tiled"));
+  own_of(step).use_dot = table.has_dot && is_bfloat16(plan.problem);
+  step.block_m = amx ? amx->block_m : table.block_m;
   plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx)
                                              : configure_forward(plan, table, amx);
   // With packed queries, some sequences may have few.
   const int64_t queries = std::min(plan.max_seqlen_q, most_decode_queries(plan));
   const bool mixed = core::packed_q(plan.problem) && core::asked_family(plan.device).empty() && queries > 0;
   if (mixed && refuse_decoding(plan).empty()) {
-    configure_decoding(plan, queries);
-    plan.num_items += plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;
+    step.sequences = TESSERA_STEP_MANY_QUERIES;
+    configure_decoding(plan, queries).sequences = TESSERA_STEP_FEW_QUERIES;
   }
-  plan.shared_bytes = carve_shared(nullptr, plan).bytes;
+  step.workspace_bytes = carve_shared(nullptr, plan).bytes;
 }
 
 }  // namespace tessera::cpu

@@ -28,18 +28,17 @@ std::string refuse_shared_prefix(const tessera_plan& plan) {
 }
 
 void configure_shared_prefix(tessera_plan& plan) {
-  int64_t shared_bytes = 0;
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
-    const bool decode = refuse_decode(part).empty();
-    core::set_family(part, *find_kernel(decode ? "decode" : "tiled"));
-    (decode ? configure_decode : configure_tiled)(part);
-    core::keep_part(plan, n, part);
-    plan.num_items += part.num_items;
+    part.scratch_bytes = 0;
+    const Kernel& kernel = *find_kernel(refuse_decode(part).empty() ? "decode" : "tiled");
+    core::set_family(part, kernel);
+    kernel.configure(part);
+    core::keep_steps(plan, part);
     plan.scratch_bytes = std::max(plan.scratch_bytes, part.scratch_bytes);
-    shared_bytes = std::max(shared_bytes, part.shared_bytes);
   }
-  plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + shared_bytes;
+  const int64_t at = core::carve_prefix(nullptr, plan).bytes;  // the parts run one after the other, in the same memory
+  for (int32_t n = 0; n < plan.num_steps; ++n) plan.steps[n].workspace_at = at;
 }
 
 void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
@@ -49,6 +48,7 @@ void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buff
   core::fill_prefix_indices(plan, buffers, memory);
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
+    core::set_family(part, *find_kernel(part.steps[0].family));
     part.shared_bytes = plan.shared_bytes - memory.bytes;  // the threads' scratch follows the larger of the two
     forward(part, core::buffers_of(plan, n, buffers, memory), base + memory.bytes, executor, cancel);
     if (cancel.asked()) return;

@@ -2,7 +2,7 @@
 //
 // Operations that the compilers' portable vectors express well are written once; the others (fused multiply-add, max,
 // exp2's scaling, 16-bit conversions, the bf16 dot product) have one branch for each instruction set. A new instruction
-// set, such as NEON, needs branches only where the portable code is too slow.
+// set needs branches only where the portable code is too slow; AArch64's are in neon.hpp.
 //
 // Only kernels.cpp includes this file, and it is compiled once for each instruction set. Everything is in an anonymous
 // namespace, and no inline function of a library header may be called here (one definition rule across instruction
@@ -22,6 +22,11 @@
 #define TESSERA_AVX512 1
 #elif defined(TESSERA_COMPILE_AVX2)
 #define TESSERA_AVX2 1
+#elif defined(TESSERA_COMPILE_NEON_BF16)
+#define TESSERA_NEON 1
+#define TESSERA_HAS_DOT 1
+#elif defined(TESSERA_COMPILE_NEON)
+#define TESSERA_NEON 1
 #endif
 
 #define TESSERA_INLINE inline __attribute__((always_inline))
@@ -54,6 +59,16 @@ typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t VecB __attribute__((vector_size(kLanes)));
 typedef int8_t VecC __attribute__((vector_size(kLanes)));
+
+}  // namespace
+}  // namespace tessera::cpu
+
+#if defined(TESSERA_NEON)
+#include "cpu/neon.hpp"
+#endif
+
+namespace tessera::cpu {
+namespace {
 
 template <class T>
 TESSERA_INLINE T min_of(T a, T b) {
@@ -154,6 +169,7 @@ TESSERA_INLINE VecF abs(VecF a) { return (VecF)((VecI)a & splat(0x7fffffff)); }
 TESSERA_INLINE VecF select(VecI mask, VecF yes, VecF no) { return mask ? yes : no; }
 TESSERA_INLINE VecF to_float(VecI v) { return __builtin_convertvector(v, VecF); }
 
+#if !defined(TESSERA_NEON)
 TESSERA_INLINE bool any(VecI mask) {
 #if defined(TESSERA_AVX512)
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
@@ -165,6 +181,7 @@ TESSERA_INLINE bool any(VecI mask) {
   return seen != 0;
 #endif
 }
+#endif
 TESSERA_INLINE float sum_lanes(VecF v) {
   float total = 0;
   for (int i = 0; i < kLanes; ++i) total += v[i];
@@ -278,6 +295,7 @@ TESSERA_INLINE VecU rounded_to_bf16(VecF v) {
 }
 #endif
 
+#if !(defined(TESSERA_NEON) && defined(TESSERA_HAS_DOT))
 TESSERA_INLINE VecH bf16_from_float(VecF v) {
 #if defined(TESSERA_HAS_DOT)
   return (VecH)(__m256i)_mm512_cvtneps_pbh((__m512)v);
@@ -298,7 +316,9 @@ TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
   return rounded_to_bf16(low) >> 16 | (rounded_to_bf16(high) & 0xffff0000u);
 #endif
 }
+#endif
 
+#if !defined(TESSERA_NEON)
 TESSERA_INLINE VecF float_from_f16(VecH h) {
 #if defined(TESSERA_AVX512)
   return (VecF)_mm512_cvtph_ps((__m256i)h);
@@ -333,6 +353,7 @@ TESSERA_INLINE VecH f16_from_float(VecF v) {
   return __builtin_convertvector(h | sign, VecH);
 #endif
 }
+#endif
 
 // ---- 8-bit formats: core/float8.hpp ----
 
@@ -389,10 +410,16 @@ TESSERA_INLINE VecB i8_from_float(VecF v) {
   return __builtin_convertvector((VecU)(limited + kMagic) - 0x4b400000u, VecB);
 }
 
-#if defined(TESSERA_HAS_DOT)
+#if defined(TESSERA_AVX512) && defined(TESSERA_HAS_DOT)
 // acc + a.low * b.low + a.high * b.high in every lane; a lane holds two bf16.
 TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
   return (VecF)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+}
+
+// a0 b0 a1 b1 ... of words of 16 bits, within each 128 bits: of their lower halves, and of their upper halves.
+TESSERA_INLINE void interleave_pairs(VecU a, VecU b, VecU& first, VecU& last) {
+  first = (VecU)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b),
+  last = (VecU)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
 }
 #endif
 

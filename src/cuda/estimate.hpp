@@ -59,13 +59,16 @@ inline double visible_part(const tessera_plan& plan) {
   return all > 0 ? std::min(1.0, plan.flops / all) : 1.0;
 }
 
+// Whether the plan asks for a part of a call with a shared prefix, which follows another launch.
+inline bool is_part(const tessera_plan& plan) { return plan.steps[0].keys != TESSERA_STEP_ALL_KEYS; }
+
 // What kernels for tiles of many rows take longer for few rows than those that were made for these: their blocks read
-// slowly, and a second launch merges split keys (one token of 8 heads over 1024 keys: fwd_sm80 20.5 us, decode_sm90 7.8,
-// an H200). With fewer keys fwd_sm80 is the fastest.
+// slowly, and a second launch merges split keys (one token of 8 heads over 1024 keys: fwd_sm80 20.5 us, decode_sm90
+// 7.8, an H200). With fewer keys fwd_sm80 is the fastest.
 inline double few_rows_us(const tessera_plan& plan) {
   constexpr double kUs = 12;
   constexpr int64_t kLeastKeys = 256;
-  const bool measured = !plan.problem.batch_invariant && !plan.after_another && plan.max_seqlen_k >= kLeastKeys;
+  const bool measured = !plan.problem.batch_invariant && !is_part(plan) && plan.max_seqlen_k >= kLeastKeys;
   return measured ? kUs : 0;
 }
 

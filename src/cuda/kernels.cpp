@@ -19,7 +19,7 @@ constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kAppendBlocks = 3, kStanda
 struct KernelText {
   const char *name, *header, *shared_memory;
 };
-KernelText text_of(const FwdConfig& config) {
+KernelText text_of(const FwdSm80Config& config) {
   switch (config.row_map) {
     case RowMap::kPairs:
       return {"fwd_sm80_pairs", "tessera/fwd_sm80/pairs.cuh", "FwdPairsSharedMemory"};
@@ -65,7 +65,7 @@ void launch_kernel(const char* name, const Config& config, const Params& params,
 
 }  // namespace
 
-int64_t smem_bytes(const FwdConfig& config) { return fwd_layout(config).bytes; }
+int64_t smem_bytes(const FwdSm80Config& config) { return fwd_sm80_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90D512Config& config) { return fwd_sm90_d512_layout(config).bytes; }
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
@@ -78,11 +78,11 @@ int64_t smem_bytes(const BwdSm90D256Config& config) {
 int64_t smem_bytes(const BwdSm90D512Config&) { return bwd_sm90_d512_layout().bytes; }
 int64_t smem_bytes(const StandardProductConfig& config) { return standard_product_bytes(config); }
 
-KernelSpec spec_of(const FwdConfig& config) {
+KernelSpec spec_of(const FwdSm80Config& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
           .header = text.header,
-          .params = config.bulk ? "FwdBulkParams" : "FwdParams",
+          .params = config.bulk ? "FwdSm80BulkParams" : "FwdSm80Params",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .min_blocks_per_sm = config.min_blocks_per_sm,
@@ -254,7 +254,7 @@ KernelSpec spec_of(const DecodeSm90Config& config) {
           .claim = shared_memory_claim("DecodeShared", config)};
 }
 
-KernelSpec fwd_fa1_spec_of(const FwdConfig& config) {
+KernelSpec fwd_fa1_spec_of(const FwdSm80Config& config) {
   return {.name = "fwd_fa1",
           .header = "tessera/comparison/fwd_fa1/kernel.cuh",
           .params = "FwdFa1Params",
@@ -296,7 +296,7 @@ KernelSpec spec_of(const StandardRowsConfig& config) {
           .claim = "sizeof(tessera::StandardRowsParams) == " + std::to_string(sizeof(StandardRowsParams))};
 }
 
-void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches) {
+void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80BulkParams& params, Grid grid, LaunchList& launches) {
   launch_kernel(text_of(config).name, config, params, grid, launches);
 }
 
@@ -394,8 +394,8 @@ void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& 
   launch_kernel("decode_sm90", config, params, grid, launches);
 }
 
-void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches) {
-  const auto spec = [](const void* of) { return fwd_fa1_spec_of(*static_cast<const FwdConfig*>(of)); };
+void launch_fwd_fa1(const FwdSm80Config& config, const FwdFa1Params& params, Grid grid, LaunchList& launches) {
+  const auto spec = [](const void* of) { return fwd_fa1_spec_of(*static_cast<const FwdSm80Config*>(of)); };
   launches.add("fwd_fa1", config, spec, grid, params);
 }
 

@@ -11,7 +11,7 @@
 namespace tessera::cuda {
 
 // How each kernel is compiled. `smem_bytes` is the size of its SharedMemoryPlan.
-KernelSpec spec_of(const FwdConfig& config);
+KernelSpec spec_of(const FwdSm80Config& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config, bool turns);
 KernelSpec spec_of(const LiveTilesConfig& config);
@@ -29,14 +29,14 @@ KernelSpec spec_of(const BwdSm90GroupConfig& config);
 KernelSpec spec_of(const DecodeSm90Config& config);
 KernelSpec spec_of(const StandardProductConfig& config);
 KernelSpec spec_of(const StandardRowsConfig& config);
-KernelSpec fwd_fa1_spec_of(const FwdConfig& config);
+KernelSpec fwd_fa1_spec_of(const FwdSm80Config& config);
 KernelSpec bwd_fa1_spec_of(const BwdConfig& config);
 
 inline constexpr int32_t kHopper = 90;                // the first architecture with bulk copies (TMA)
 inline constexpr int kHopperSharedBytes = 227 << 10;  // shared memory available to a block on Hopper
 
 // By each family's layout (config.hpp of its device code).
-int64_t smem_bytes(const FwdConfig& config);
+int64_t smem_bytes(const FwdSm80Config& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const FwdSm90D512Config& config);
 int64_t smem_bytes(const BwdConfig& config);
@@ -47,7 +47,7 @@ int64_t smem_bytes(const BwdSm90D512Config& config);
 int64_t smem_bytes(const StandardProductConfig& config);
 
 // Each adds a launch to the call's list.
-void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
+void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80BulkParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
@@ -68,7 +68,7 @@ void launch_bwd_sm90_group(const BwdSm90GroupConfig& config, const BwdSm90Params
                            LaunchList& launches);
 void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,
                         LaunchList& launches);
-void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches);
+void launch_fwd_fa1(const FwdSm80Config& config, const FwdFa1Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_fa1(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_standard_product(const StandardProductConfig& config, const StandardProductParams& params, Grid grid,
                              LaunchList& launches);

@@ -4,6 +4,7 @@
 
 #include "core/geometry.hpp"
 #include "core/score/bound.hpp"
+#include "core/status.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -40,6 +41,25 @@ const Family* cheapest(std::span<const Family* const> among, const tessera_plan&
     if (!best || us < least) best = family, least = us;
   }
   return best;
+}
+
+tessera_status lower_step(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                          void* workspace, LaunchList& launches) {
+  const Family* const family = find_family(step.family);
+  if (!family) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", step.family);
+  void* const memory = workspace ? static_cast<char*>(workspace) + step.workspace_at : nullptr;
+  return family->lower(plan, step, buffers, memory, launches);
+}
+
+void add_stand_in(tessera_plan& plan) {
+  for (const tessera_plan_step& step : core::steps_of(plan)) {
+    const Family* const family = find_family(step.family);
+    if (!family || !family->alignment) continue;
+    tessera_plan_step& stand_in = plan.steps[plan.num_steps];
+    family->alignment->add_stand_in(plan);
+    stand_in.keys = TESSERA_STEP_ALL_KEYS, stand_in.unaligned = 1;
+    return;
+  }
 }
 
 std::string refusal(const Supports& supports, const tessera_plan& plan) {

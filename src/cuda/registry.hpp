@@ -10,6 +10,7 @@
 
 #include "core/candidate.hpp"
 #include "core/fields.hpp"
+#include "core/steps.hpp"
 #include "cuda/runtime/codegen.hpp"
 #include "tessera/tessera.h"
 
@@ -71,16 +72,32 @@ struct PrebuiltRow {
   Limits limits;
 };
 
+// The data that a family needs at multiples of 16 bytes, and the step that serves other data.
+struct Alignment {
+  bool (*fits)(const tessera_plan& plan, const tessera_buffers& buffers);  // NULL pointers fit
+  void (*add_stand_in)(tessera_plan& plan);
+};
+
 // A kernel family's descriptor. core::Candidate has its further refusals and what it fills in.
 struct Family : core::Candidate {
   Supports supports;
-  // Appends a plan's launches to the list. It decides nothing: it fills in pointers, and their alignment selects one of
-  // the plan's kernels. Without buffers, pointers count as aligned.
-  tessera_status (*lower)(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                          LaunchList& launches);
+  // Appends a step's launches to the list. It decides nothing: it fills in pointers, and their alignment selects one of
+  // the step's kernels. Without buffers, pointers count as aligned. NULL: its plans' steps are other families'.
+  tessera_status (*lower)(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                          void* workspace, LaunchList& launches);
   std::span<const PrebuiltRow> prebuilt;
   std::string (*tiles_json)() = nullptr;  // its table of tiles, for tessera_tiles
+  const Alignment* alignment = nullptr;   // NULL: it serves data at any address
+  // Appends the launches of a whole call. NULL: they are those of its steps, one after another.
+  tessera_status (*lower_call)(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                               LaunchList& launches) = nullptr;
 };
+
+// Appends a step's launches, with its place of the call's workspace.
+tessera_status lower_step(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                          void* workspace, LaunchList& launches);
+// Appends the step for data at other addresses than the plan's steps need, if there are such addresses.
+void add_stand_in(tessera_plan& plan);
 
 // All families. Of those with equal estimates, the first is chosen.
 std::span<const Family* const> families();

@@ -1,5 +1,7 @@
 // Operations on a whole call.
+#include <algorithm>
 #include <cstdio>
+#include <span>
 
 #include "core/fields.hpp"
 #include "core/status.hpp"
@@ -13,10 +15,30 @@
 
 namespace tessera::cuda {
 
+namespace {
+
+// Whether the steps serve a call with data at these addresses; otherwise the stand-in does, which also clears the rows
+// of a batch without sequences.
+bool fits(const tessera_plan& plan, const tessera_buffers& buffers) {
+  return plan.batch > 0 && std::ranges::all_of(core::steps_of(plan), [&](const tessera_plan_step& step) {
+           const Family* const family = step.unaligned ? nullptr : find_family(step.family);
+           return !family || !family->alignment || family->alignment->fits(plan, buffers);
+         });
+}
+
+}  // namespace
+
 tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
+  const std::span<const tessera_plan_step> steps = core::steps_of(plan);
+  const auto stand_in = std::ranges::find_if(steps, [](const tessera_plan_step& step) { return step.unaligned != 0; });
+  if (stand_in != steps.end() && !fits(plan, buffers)) return lower_step(plan, *stand_in, buffers, workspace, launches);
   const Family* const family = find_family(plan.family);
   if (!family) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
-  return family->lower(plan, buffers, workspace, launches);
+  if (family->lower_call) return family->lower_call(plan, buffers, workspace, launches);
+  for (const tessera_plan_step& step : steps) {
+    if (!step.unaligned) TESSERA_RETURN_IF_ERROR(lower_step(plan, step, buffers, workspace, launches));
+  }
+  return ok();
 }
 
 tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {

@@ -6,7 +6,7 @@
 #include <tessera/tessera.h>
 
 /* Where each struct begins, as every version has it. */
-#define BEGINS_AT(type, member, bytes) typedef char type##_##member[offsetof(type, member) == (bytes) ? 1 : -1]
+#define BEGINS_AT(type, member, bytes) typedef char begins_##type##_##member[offsetof(type, member) == (bytes) ? 1 : -1]
 BEGINS_AT(tessera_problem, direction, 8);
 BEGINS_AT(tessera_problem, q, 16);
 BEGINS_AT(tessera_problem, d_sink, 16 + 20 * sizeof(tessera_layout));
@@ -21,10 +21,12 @@ BEGINS_AT(tessera_device, name, 72);
 BEGINS_AT(tessera_device, family, 136);
 BEGINS_AT(tessera_plan, problem, 24);
 BEGINS_AT(tessera_plan, device, 24 + 8192);
-BEGINS_AT(tessera_plan, workspace_bytes, 8600);
-BEGINS_AT(tessera_plan, config, 8648);
+BEGINS_AT(tessera_plan, workspace_bytes, 8584);
+BEGINS_AT(tessera_plan, steps, 8632);
+BEGINS_AT(tessera_plan, program, 8632 + 4 * 360);
+BEGINS_AT(tessera_plan_step, config, 104);
 typedef char device_size[sizeof(tessera_device) == 256 ? 1 : -1];
-typedef char plan_size[sizeof(tessera_plan) == 15360 ? 1 : -1];
+typedef char plan_size[sizeof(tessera_plan) == 16384 ? 1 : -1];
 
 enum { kGuardBytes = 256, kGuard = 0xAB };
 #define GUARDED(type)                 \

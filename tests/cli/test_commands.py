@@ -222,7 +222,7 @@ def test_plan_for_a_smaller_gpu(folder):
     flags = ("plan", "--sq", 1, "--sk", 32768, "-H", 8, "--dtype", "float16", "--arch", 86)
     plans = [json.loads(folder.succeeds(*flags, *more, "--json").out) for more in ((), ("--multiprocessors", 8))]
     assert [plan["device"]["cores"] for plan in plans] == [84, 8]
-    assert plans[0]["num_splits"] > plans[1]["num_splits"]
+    assert plans[0]["steps"][0]["num_splits"] > plans[1]["steps"][0]["num_splits"]
 
 
 def test_support_page_is_up_to_date(folder):

@@ -119,6 +119,35 @@ def test_totals_are_the_plans(folder, mask, dtype):
     assert result["plan"]["flops"] == plan["flops"]
 
 
+def test_a_score_program(folder):
+    length, head_dim, row = 150, 24, 97
+    bias = np.random.default_rng(4).standard_normal((1, 2 * length)).astype(np.float32)
+    np.save(folder.path / "bias.npy", bias)
+    i, j = np.arange(length)[:, None], np.arange(length)
+    seen = (i // 40 == j // 40) | (j < 3)
+    result = trace(
+        folder, *SIZES, "--row", row, "--dtype", "float64", "--entries", head_dim, "--save", "x.safetensors",
+        "--score-mod", "c * tanh(s / c) + bias[h, i - j + 150]", "--mask-mod", "i // 40 == j // 40 || j < first",
+        "--bind", "bias=bias.npy", "c=1.5", "first=3",
+    )  # fmt: skip
+    held = read_float64(folder.path / "x.safetensors")
+    s = 1.5 * np.tanh(held["q"][0, :, 0] @ held["k"][0, :, 0].T * head_dim**-0.5 / 1.5) + bias[0, i - j + length]
+    p = np.where(seen, np.exp(s), 0)
+    expected = p @ held["v"][0, :, 0] / p.sum(-1, keepdims=True)
+    np.testing.assert_allclose(held["o"][0, :, 0], expected, atol=1e-13)
+    np.testing.assert_allclose(result["row"]["o"], expected[row], atol=1e-13)
+    assert result["row"]["lse"] == pytest.approx(np.log(p[row].sum()), abs=1e-12)
+    assert result["max_error"]["o"] < 1e-13
+    assert result["score_mod"] == "c * tanh(s / c) + bias[h, i - j + 150]"
+    assert result["mask_mod"] == "i // 40 == j // 40 || j < first"
+    for step in result["steps"]:
+        tile = seen[slice(*step["queries"]), slice(*step["keys"])]
+        assert step["kind"] == ("full" if tile.all() else "partial" if tile.any() else "skipped")
+    np.save(folder.path / "short.npy", bias[:, :9])
+    refused = folder.tessera("trace", *SIZES, "--score-mod", "s + bias[h, i]", "--bind", "bias=short.npy")
+    assert refused.code == 2 and "bias: index 1 of bias[h, i] is 9" in refused.err
+
+
 def test_bytes_by_hand(folder):
     """4 tiles of 32 x 32 over 64 queries and keys, D = 16, bfloat16."""
     result = trace(folder, "--length", 64, "-D", 16, "--block-m", 32, "--block-n", 32)

@@ -40,7 +40,10 @@ std::vector<Place> cpu_places() {
   const tessera_device device = cpu_device();
   if (std::getenv("TESSERA_ISA")) return {{.isa = device.isa}};
   std::vector<Place> all;
-  for (int32_t isa = TESSERA_ISA_BASELINE; isa <= device.isa_limit; ++isa) all.push_back({.isa = isa});
+  const bool neon = device.isa_limit >= TESSERA_ISA_NEON;  // which has the baseline's before it, and none of x86-64's
+  for (int32_t isa = TESSERA_ISA_BASELINE; isa <= device.isa_limit; ++isa) {
+    if (isa == TESSERA_ISA_BASELINE || neon == (isa >= TESSERA_ISA_NEON)) all.push_back({.isa = isa});
+  }
   return all;
 }
 

@@ -32,7 +32,9 @@ TEST(FwdSm90Cases, AreServedByIt) {
     const Call call = make_call(make_shapes(c));
     const tessera_plan plan = hopper_plan(call, c);
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << to_text(c);
-    in_clusters += plan.cluster > 1;
+    tessera_launch launch{};
+    ASSERT_EQ(tessera_plan_launch(&plan, 1, 0, &launch).code, TESSERA_OK);
+    in_clusters += launch.cluster > 1;
     // Tensors are copied to a GPU with their misalignment, and another kernel serves misaligned ones.
     constexpr uintptr_t kTensorMapAlignment = 16;
     if (c.gap != 0) continue;
@@ -87,7 +89,7 @@ double share_of_rows(const Case& c) {
     for (int64_t h = 0; h < c.hq; ++h)
       for (int64_t i = 0; i < in.sq[b]; i += kStep) {
         ++rows;
-        fallen += row_falls_back(in, b, h, i, plan.block_n);
+        fallen += row_falls_back(in, b, h, i, plan.steps[0].block_n);
       }
   return static_cast<double>(fallen) / static_cast<double>(std::max<int64_t>(rows, 1));
 }

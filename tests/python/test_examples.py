@@ -19,9 +19,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
         ("attention_numpy.py", "numpy"),
         ("train_pytorch.py", "torch"),
         ("train_jax.py", "jax"),
+        ("relative_bias.py", "torch"),
         ("long_document.py", "torch"),
     ],
-    ids=["lines", "numpy", "pytorch", "jax", "document"],
+    ids=["lines", "numpy", "pytorch", "jax", "bias", "document"],
 )
 def test_example(name, needs):
     pytest.importorskip(needs)

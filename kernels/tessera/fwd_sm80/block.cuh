@@ -19,7 +19,8 @@ struct WorkTileIndex {
 // Decodes a work tile's index: place -> (batch, head, split, tile of block_m rows); place.head counts (batch, head,
 // split).
 template <int kBlockM, bool kSplit, ScoreConfig kScore>
-TESSERA_DEVICE WorkTileIndex query_tile(const FwdParams& p, TileCoord place, const Divisor& heads, int rows_a_query) {
+TESSERA_DEVICE WorkTileIndex query_tile(const FwdSm80Params& p, TileCoord place, const Divisor& heads,
+                                        int rows_a_query) {
   WorkTileIndex w;
   int rest = place.head;
   w.split = 0;
@@ -41,8 +42,8 @@ TESSERA_DEVICE WorkTileIndex query_tile(const FwdParams& p, TileCoord place, con
 // Clears rows of no sequence (attention/unowned_rows.cuh), in a grid with a block for each padded tile index. The
 // blocks whose indices come after the last sequence's do it; there is always one. If keys are split, the kernel that
 // merges the splits does it instead.
-template <FwdConfig kCfg>
-TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place, int heads) {
+template <FwdSm80Config kCfg>
+TESSERA_DEVICE void clear_unowned_outputs_at(const FwdSm80Params& p, TileCoord place, int heads) {
   if (kCfg.split || !p.cu_seqlens_q || blockIdx.y != 0) return;
   const int first = slot_begin<kCfg.block_m>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q,
                                              kCfg.pack_gqa ? p.group : 1, p.batch);
@@ -55,7 +56,7 @@ TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place
 
 // Row r of a sequence: query r of the block's head or, with packed GQA, query r / group of head r % group of the KV
 // head's query heads, so that a tile's queries are neighbours and see nearly the same keys.
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct QueryRows {
   int rows;  // of the sequence
   int group, head0;
@@ -69,7 +70,7 @@ struct QueryRows {
 };
 
 // A block's tile of query rows, and the tiles of keys that they see.
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdBlock {
   static constexpr bool kPersistent = persistent(kCfg);  // keeps this struct in shared memory
   WorkTileIndex work;                                    // work.tile < 0: no work tile, and no other member is valid
@@ -82,7 +83,7 @@ struct FwdBlock {
   // Columns of V: if registers cannot hold all columns, each slice of them has a block of its own.
   int dv_begin, dv_count;
 
-  TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
+  TESSERA_DEVICE FwdBlock(const FwdSm80Params& p, TileCoord place)
       : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,
                                                               kCfg.pack_gqa ? p.group : 1)),
         s(kPersistent ? load_sequence<true, kCfg.paged, kCfg.score>(p, work.batch)
@@ -103,13 +104,13 @@ struct FwdBlock {
   }
 
   // The keys that rows first ... of the block see; a row past the last counts as the last.
-  TESSERA_DEVICE TileRange seen_by(const FwdParams& p, int first, int rows) const {
+  TESSERA_DEVICE TileRange seen_by(const FwdSm80Params& p, int first, int rows) const {
     const auto query = [&](int row) { return map.query(row0 + min(row, count - 1)); };
     return ScoreOptions<kCfg.score>::range(p, s, query(first), query(first + rows - 1));
   }
 };
 
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdSharedMemory {
   union {
     SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
@@ -121,9 +122,9 @@ struct FwdSharedMemory {
 };
 
 // Members follow one another without padding, so their sizes give their offsets.
-template <FwdConfig kCfg, class Shared>
+template <FwdSm80Config kCfg, class Shared>
 TESSERA_DEVICE constexpr bool has_fwd_layout() {
-  constexpr FwdLayout kAt = fwd_layout(kCfg);
+  constexpr FwdSm80Layout kAt = fwd_sm80_layout(kCfg);
   return sizeof(Shared) == kAt.bytes && sizeof(Shared::sQ) <= kAt.k;
 }
 

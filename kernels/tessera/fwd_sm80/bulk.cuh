@@ -18,13 +18,13 @@
 
 namespace tessera {
 
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdBulkSharedMemory : FwdSharedMemory<kCfg> {
   Ring<kCfg.stages> k, v;
 };
 
 // Clears the rows of a tile from `first` on, by all threads.
-template <FwdConfig kCfg, class Tile>
+template <FwdSm80Config kCfg, class Tile>
 TESSERA_DEVICE void clear_rows(Tile& sTile, int first) {
   constexpr int kWords = Tile::kPitchBytes / kLoadBytes;
 #pragma unroll 1
@@ -33,8 +33,8 @@ TESSERA_DEVICE void clear_rows(Tile& sTile, int first) {
   }
 }
 
-template <FwdConfig kCfg>
-TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
+template <FwdSm80Config kCfg>
+TESSERA_DEVICE void fwd_sm80_bulk(const FwdSm80BulkParams& p) {
   constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows of a warp
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");

@@ -19,8 +19,8 @@ TESSERA_DEVICE void copy_rows(Tile& sTile, const Barrier& full, const TensorMap&
 
 // Called by one thread: copies keys of K or V, from key `first` and column `col` on, into a tile, and arrives at its
 // barrier.
-template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p, const TensorMap& map,
+template <FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdSm80BulkParams& p, const TensorMap& map,
                               const FwdBlock<kCfg>& b, int first, int col) {
   ptx::mbarrier_arrive_expect_tx(full.address(), sizeof(Tile));
   copy_rows(sTile, full, map, col, b.s.k_begin + first, b.head_kv, p.cu_seqlens_k ? 0 : b.work.batch);
@@ -28,8 +28,8 @@ TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdBulkPar
 
 // Called by one thread: copies the block's queries, if their order in memory is the tile's. Their bytes count at a
 // barrier at which copy_keys is still to arrive.
-template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE void copy_queries(Tile& sQ, const Barrier& full, const FwdBulkParams& p, const FwdBlock<kCfg>& b) {
+template <FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE void copy_queries(Tile& sQ, const Barrier& full, const FwdSm80BulkParams& p, const FwdBlock<kCfg>& b) {
   ptx::mbarrier_expect_tx(full.address(), sizeof(Tile));
   copy_rows(sQ, full, p.q_map, 0, b.s.q_begin + b.row0, b.work.head, p.cu_seqlens_q ? 0 : b.work.batch);
 }

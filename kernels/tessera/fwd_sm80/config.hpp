@@ -17,7 +17,7 @@ enum class RowMap : int {
 };
 TESSERA_ENUM_NAME(RowMap)
 
-struct FwdConfig {
+struct FwdSm80Config {
   Dtype dtype;
   int head_dim;           // padded to a multiple of 16
   int head_dim_v;         // likewise
@@ -34,16 +34,16 @@ struct FwdConfig {
   bool bulk;  // tiles of K and V (with pairs, full ones) are loaded by bulk copies (TMA): Hopper and later
   ScoreConfig score;
 };
-TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
+TESSERA_CONFIG_FIELDS(FwdSm80Config, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
                       aligned, paged, pack_gqa, split, row_map, bulk, score)
 
 // The tile scheduler: persistent blocks, which process one work tile after another, or one block for each work tile.
-TESSERA_HOST_DEVICE constexpr bool persistent(const FwdConfig& c) { return c.row_map != RowMap::kContiguous; }
+TESSERA_HOST_DEVICE constexpr bool persistent(const FwdSm80Config& c) { return c.row_map != RowMap::kContiguous; }
 
 inline constexpr int kFwdBlockBytes = 104;  // sizeof(FwdBlock), which a persistent block keeps in shared memory
 
 // Offsets in bytes from the start of shared memory. Members that a kernel does not use have size 0.
-struct FwdLayout {
+struct FwdSm80Layout {
   int q;         // [block_m][head_dim]; contiguous rows: at the end O
   int k;         // [stages][block_n][head_dim]; spread rows: each stage is a tile of K, then one of V
   int v;         // [stages][block_n][head_dim_v]; pairs: at the end O
@@ -54,11 +54,11 @@ struct FwdLayout {
   int bytes;
 };
 
-TESSERA_HOST_DEVICE constexpr FwdLayout fwd_layout(const FwdConfig& c) {
+TESSERA_HOST_DEVICE constexpr FwdSm80Layout fwd_sm80_layout(const FwdSm80Config& c) {
   const int key_row = pitch_bytes(c.dtype, c.head_dim), value_row = pitch_bytes(c.dtype, c.head_dim_v);
   const bool o_takes_q = c.row_map == RowMap::kContiguous, pairs = c.row_map == RowMap::kPairs;
   const int stage_barriers = pairs ? 2 : c.bulk ? 4 : 0;
-  FwdLayout at{};
+  FwdSm80Layout at{};
   at.k = at.q + c.block_m * (o_takes_q && value_row > key_row ? value_row : key_row);
   at.v = at.k + (c.row_map == RowMap::kSpread ? 1 : c.stages) * c.block_n * key_row;
   at.p = at.k + c.stages * c.block_n * (key_row + value_row);
@@ -69,7 +69,7 @@ TESSERA_HOST_DEVICE constexpr FwdLayout fwd_layout(const FwdConfig& c) {
   return at;
 }
 
-struct FwdParams : ProblemParams {
+struct FwdSm80Params : ProblemParams {
   RowTensor o;
   StatTensor lse, lse_low;     // natural logarithm
   Divisor tiles;               // of a sequence; packed: padded tile indices of the batch (attention/packed_slots.cuh)
@@ -81,9 +81,9 @@ struct FwdParams : ProblemParams {
   PositionMasks masks;
 };
 
-// If tiles are loaded by bulk copies: FwdConfig::bulk. The maps are of [batch, head, row, two columns], with boxes of a
+// If tiles are loaded by bulk copies: FwdSm80Config::bulk. The maps are of [batch, head, row, two columns], with boxes of a
 // tile's rows with their padding.
-struct FwdBulkParams : FwdParams {
+struct FwdSm80BulkParams : FwdSm80Params {
   TensorMap q_map, k_map, v_map;  // pairs: q_map is unused
 };
 

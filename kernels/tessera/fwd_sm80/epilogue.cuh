@@ -8,14 +8,14 @@
 namespace tessera {
 
 // Turns a row's sum and maximum over all keys into its LSE and the factor of its accumulators.
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdRow {
   bool there, seen;  // there: the row is in the sequence; seen: it sees a key, otherwise its O is 0 and its LSE -inf
   int64 partial;     // index in the partial results of a split
   TwoFloats lse;
   float factor;
 
-  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, RowTotal total)
+  TESSERA_DEVICE FwdRow(const FwdSm80Params& p, const FwdBlock<kCfg>& b, int local, RowTotal total)
       : there(local < b.count), seen(total.sum != 0.0f) {  // NaN counts as seen
     const int head = b.map.head(b.row0 + local);
     partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
@@ -35,8 +35,8 @@ struct FwdRow {
 };
 
 // Called by one lane of each row.
-template <FwdConfig kCfg>
-TESSERA_DEVICE void store_row_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
+template <FwdSm80Config kCfg>
+TESSERA_DEVICE void store_row_lse(const FwdSm80Params& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
   if (!row.there || b.dv_begin != 0) return;
   if constexpr (kCfg.split) {
     p.partial_lse[row.partial] = row.lse.high, p.partial_lse_low[row.partial] = row.lse.low;
@@ -47,8 +47,8 @@ TESSERA_DEVICE void store_row_lse(const FwdParams& p, const FwdBlock<kCfg>& b, i
 }
 
 // Writes two neighbours of an accumulator to the tile that is stored to o or, if keys are split, to the partial result.
-template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
+template <FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE void put_output(Tile& sO, const FwdSm80Params& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
                                int local, int col, float low, float high) {
   low *= row.factor, high *= row.factor;
   // The accumulators of a row that sees nothing may hold NaN from V.
@@ -68,8 +68,8 @@ TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg
 }
 
 // Stores kRows rows of the tile from `first` on to o, by one warp.
-template <int kRows, FwdConfig kCfg, class Tile>
-TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, int first) {
+template <int kRows, FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE void store_output(Tile& sO, const FwdSm80Params& p, const FwdBlock<kCfg>& b, int first) {
   char* base = static_cast<char*>(p.o.data) + (p.o.batch * b.work.batch + b.dv_begin) * Tile::kElemBytes;
   if constexpr (!kCfg.pack_gqa) {
     base += (p.o.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.o.head * b.work.head) * Tile::kElemBytes;
@@ -84,8 +84,8 @@ TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kC
 
 // Finishes a warp's rows after all keys: tiles of 16 rows from row `row` of the block on, kRowStep apart. O / l and
 // LSE: registers -> (shared ->) global. A row that sees nothing gets 0 and -inf. No other warp uses these rows of sO.
-template <int kRowStep = 16, FwdConfig kCfg, class Tile, int kM, int kD>
-TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, OnlineSoftmax<kM>& softmax,
+template <int kRowStep = 16, FwdSm80Config kCfg, class Tile, int kM, int kD>
+TESSERA_DEVICE void finish_rows(Tile& sO, const FwdSm80Params& p, const FwdBlock<kCfg>& b, OnlineSoftmax<kM>& softmax,
                                 const float (&rO)[kM][kD][4], int row) {
   softmax.finish();
 #pragma unroll

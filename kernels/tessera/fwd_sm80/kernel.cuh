@@ -29,8 +29,8 @@
 
 namespace tessera {
 
-template <FwdConfig kCfg>
-TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
+template <FwdSm80Config kCfg>
+TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
   constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows of a warp
   constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");

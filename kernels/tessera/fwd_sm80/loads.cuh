@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kCfg>& b) {
+template <FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE void load_queries(Tile& sQ, const FwdSm80Params& p, const FwdBlock<kCfg>& b) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* base = static_cast<const char*>(p.q.data) + p.q.batch * b.work.batch * kBytes;
   if constexpr (!kCfg.pack_gqa) {
@@ -23,8 +23,8 @@ TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kC
 }
 
 // The address of keys of K or V from key `first` and column `col` on; not for pages.
-template <FwdConfig kCfg>
-TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
+template <FwdSm80Config kCfg>
+TESSERA_DEVICE const char* key_rows(const FwdSm80Params& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
                                     int col) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
@@ -32,8 +32,8 @@ TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor,
 }
 
 // Loads keys of K or V, from key `first` and column `col` on, into a tile.
-template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
+template <FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE void load_keys(Tile& sTile, const FwdSm80Params& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
                               int first, int col, int columns) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const int count = min(b.s.sk - first, kCfg.block_n);

@@ -32,7 +32,7 @@ inline constexpr bool kRegistersLeft = false;
 inline constexpr bool kRegistersLeft = true;
 #endif
 
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdPairsSharedMemory {
   static_assert(kCfg.block_m <= kCfg.stages * kCfg.block_n, "O fits into V's place");
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
@@ -50,8 +50,8 @@ struct FwdPairsSharedMemory {
 
 // Copies keys of K or V, from key `first` and column `col` on, into a tile by a bulk copy if the tile is full; if not,
 // the caller loads it.
-template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p, const TensorMap& map,
+template <FwdSm80Config kCfg, class Tile>
+TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdSm80BulkParams& p, const TensorMap& map,
                                     const FwdBlock<kCfg>& b, int first, int col) {
   const bool whole = first + kCfg.block_n <= b.s.sk;
   if (threadIdx.x == 0) {
@@ -66,7 +66,7 @@ TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdB
 
 // The loads of an iteration: K two tiles ahead, and V one tile ahead. Issued all at once they would delay the first
 // fragments of the scores, so if both tiles are full they are issued one at a time between the products of S.
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct KeyLoads {
   using KTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
   using VTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v>;
@@ -81,7 +81,7 @@ struct KeyLoads {
   int end;  // end of the iterations in which both tiles are full
 
   // For a work tile, from its first iteration on.
-  TESSERA_DEVICE KeyLoads(const FwdParams& p, const FwdBlock<kCfg>& b)
+  TESSERA_DEVICE KeyLoads(const FwdSm80Params& p, const FwdBlock<kCfg>& b)
       : k(key_rows(p, p.k, b, (b.first + 2) * kCfg.block_n, 0), p.k.row * kBytes),
         v(key_rows(p, p.v, b, (b.first + 1) * kCfg.block_n, b.dv_begin), p.v.row * kBytes),
         end(kPossible && p.head_dim == kCfg.head_dim && b.dv_count == kCfg.head_dim_v
@@ -89,7 +89,7 @@ struct KeyLoads {
                 : 0) {}
 
   // Issues a load, if one is due after the products of the i-th fragment of S.
-  TESSERA_DEVICE void beside(int i, FwdPairsSharedMemory<kCfg>& shared, int stage, const FwdParams& p) {
+  TESSERA_DEVICE void beside(int i, FwdPairsSharedMemory<kCfg>& shared, int stage, const FwdSm80Params& p) {
     if constexpr (kPossible) {
       if (i % kEvery != 0) return;
       const int load = i / kEvery;
@@ -103,7 +103,7 @@ struct KeyLoads {
 };
 
 // One warp of a pair: its rows, its part of their computation, and its registers.
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct PairWarp {
   static constexpr int kM = 2, kRows = kM * 16;               // rows of the pair
   static constexpr int kN = kCfg.block_n / 16;                // tiles of 8 keys of the warp
@@ -112,7 +112,7 @@ struct PairWarp {
   static constexpr int kFragments = kSteps * (kD / 2);        // of V
   static constexpr int kScores = kM * kN * 4;                 // scores of a lane
 
-  const FwdParams& p;
+  const FwdSm80Params& p;
   const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
   const int b_last;         // a copy of b.last, which every tile reads
@@ -128,7 +128,7 @@ struct PairWarp {
   bool stale_max, failed = true;
   float sum_before[kM][2] = {};
 
-  TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
+  TESSERA_DEVICE PairWarp(const FwdSm80Params& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
       : p(p), b(b), shared(shared), b_last(b.last) {
     const int warp = static_cast<int>(threadIdx.x) / 32, pair = warp / 2;
     part = warp % 2;
@@ -308,7 +308,7 @@ struct PairWarp {
   }
 };
 
-template <FwdConfig kCfg, class Params>  // FwdParams or, with bulk copies, FwdBulkParams
+template <FwdSm80Config kCfg, class Params>  // FwdSm80Params or, with bulk copies, FwdSm80BulkParams
 TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   static_assert(kCfg.row_map == RowMap::kPairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
   static_assert(has_fwd_layout<kCfg, FwdPairsSharedMemory<kCfg>>(), "shared memory lies where the host has it");

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdPersistentSharedMemory {
   struct Stage {
     SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;
@@ -58,8 +58,8 @@ TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>
   }
 }
 
-template <FwdConfig kCfg>
-TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
+template <FwdSm80Config kCfg>
+TESSERA_DEVICE void fwd_sm80_persistent(const FwdSm80Params& p) {
   constexpr int kM = 2;                        // tiles of 16 rows of a warp
   constexpr int kRowStep = kCfg.block_m / kM;  // rows from one tile to the next
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;

@@ -12,12 +12,12 @@ namespace tessera {
 
 // The coordinates (b, h, i, j) of a warp's scores: its tiles of 16 rows are kRowStep apart, from row `row0` of the
 // sequence on.
-template <FwdConfig kCfg, int kM, int kTiles, int kRowStep = 16>
+template <FwdSm80Config kCfg, int kM, int kTiles, int kRowStep = 16>
 struct FwdCoordinates {
   static constexpr int kRows = kM * 2, kAheadRows = kRows, kN = kTiles;
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kCfg.block_n), kFused = true;
 
-  const FwdParams& p;
+  const FwdSm80Params& p;
   const FwdBlock<kCfg>& b;
   int row0, key0;
 
@@ -28,19 +28,19 @@ struct FwdCoordinates {
   TESSERA_DEVICE static int col() { return lane_col(); }
   TESSERA_DEVICE int row(int i) const { return min(row0 + i / 2 * kRowStep + i % 2 * 8 + lane_row(), b.map.rows - 1); }
 };
-template <FwdConfig kCfg, int kM, int kN, int kRowStep = 16>
+template <FwdSm80Config kCfg, int kM, int kN, int kRowStep = 16>
 using FwdScoreStep = ScoreStep<kCfg.score, FwdCoordinates<kCfg, kM, kN, kRowStep>>;
 
 // Sets scores to -inf for keys that a row does not see by position.
-template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
-TESSERA_DEVICE void apply_mask(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
+template <FwdSm80Config kCfg, int kRowStep = 16, int kM, int kN>
+TESSERA_DEVICE void apply_mask(float (&rS)[kM][kN][4], const FwdSm80Params& p, const FwdBlock<kCfg>& b, int row0,
                                int key0) {
   FwdScoreStep<kCfg, kM, kN, kRowStep>::hide(rS, {p, b, row0, key0});
 }
 
 // Sets the weights that dropout drops to zero.
-template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
-TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
+template <FwdSm80Config kCfg, int kRowStep = 16, int kM, int kN>
+TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdSm80Params& p, const FwdBlock<kCfg>& b, int row0, int key0) {
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -54,9 +54,10 @@ TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBl
 // For a tile without options: S = Q K^T, then P replaces S, and O is rescaled. In a full tile the stale max is tried
 // first (attention/softmax); otherwise, or if a sum exceeds the bound, the rows' maxima are computed. full: every row
 // sees all keys of the tile.
-template <FwdConfig kCfg, int kRowStep = 16, class QTile, class KTile, int kM, int kN, int kD>
+template <FwdSm80Config kCfg, int kRowStep = 16, class QTile, class KTile, int kM, int kN, int kD>
 TESSERA_DEVICE void score_tile(float (&rS)[kM][kN][4], OnlineSoftmax<kM>& softmax, float (&rO)[kM][kD][4], QTile& sQ,
-                               KTile& sK, const FwdParams& p, const FwdBlock<kCfg>& b, int row, int key0, bool full) {
+                               KTile& sK, const FwdSm80Params& p, const FwdBlock<kCfg>& b, int row, int key0,
+                               bool full) {
   for (bool stale_max = full && softmax.ready;; stale_max = false) {
     clear(rS);
     product_abt<kRowStep>(rS, sQ, row, sK, 0);

@@ -23,9 +23,9 @@ struct FwdSm90Config {
   int q_stages;
   int o_chunks;   // chunks of 64 columns of O that each warp stages at a time before they are stored to global memory
   int page_rows;  // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
-  bool causal;    // later queries see more keys, so work tiles differ in cost
-  int cluster;    // blocks that multicast K and V to one another, 1 or 2; 2: neighbouring work tiles see the same keys
-  bool varlen;    // cu_seqlens or seqused: a sequence may end anywhere within a tile
+  bool varying_tile_cost;  // causal: later queries see more keys, so the scheduler orders work tiles by cost
+  int cluster;  // blocks that multicast K and V to one another, 1 or 2; 2: neighbouring work tiles see the same keys
+  bool varlen;  // cu_seqlens or seqused: a sequence may end anywhere within a tile
   bool block_mask;  // K/V blocks come from block lists (block_lists/kernel), not all from first to last
   // Packed batches: work tiles are listed by live_tiles/kernel, not derived from the sequences' offsets.
   bool live_tiles;
@@ -34,7 +34,8 @@ struct FwdSm90Config {
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
-                      o_chunks, page_rows, causal, cluster, varlen, block_mask, live_tiles, pack_gqa, split, score)
+                      o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,
+                      score)
 
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers

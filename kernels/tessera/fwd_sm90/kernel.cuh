@@ -222,7 +222,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(kv_rings_cannot_deadlock(kCfg.consumers, kCfg.block_n, kCfg.k_stages, kCfg.v_stages));
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma of 16-bit types");
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "setmaxnreg has numbers for these");
-  static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
+  static_assert(kCfg.cluster == 1 || !kCfg.varying_tile_cost, "a cluster's blocks see the same keys");
   static_assert(!kCfg.score.facts().blocks, "a mask has an entry for every key");
   static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers == kListHalves),
                 "a list a tile");

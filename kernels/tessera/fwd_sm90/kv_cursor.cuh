@@ -21,7 +21,7 @@ struct TileBounds {
 
   // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none
   // before.
-  TESSERA_DEVICE bool cuts_low() const { return !kCfg.causal && block < full_first; }
+  TESSERA_DEVICE bool cuts_low() const { return !kCfg.varying_tile_cost && block < full_first; }
   TESSERA_DEVICE bool cuts_high() const { return block > full_last; }
 };
 
@@ -103,7 +103,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
       if (count < 0) return false;
       int first = uniform(next.first);
       if (count > consumer * kConsumerRows && first < end) {
-        if constexpr (!kCfg.causal) {
+        if constexpr (!kCfg.varying_tile_cost) {
           for (const int mine = uniform(next.first_of[consumer]); first < mine; ++first) {
             skip_k();
             if (pending) {

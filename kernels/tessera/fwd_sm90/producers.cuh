@@ -80,7 +80,7 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
         publish_if(index, [&](const WorkTile<kCfg>& tile) { return !is_long(tile); });
       }
     }
-  } else if constexpr (kCfg.causal) {
+  } else if constexpr (kCfg.varying_tile_cost) {
     BlockTiles mine(p.order, block, blocks);
     for (; mine.index < work_tiles(p.order); mine.advance(p.order, block, blocks)) publish(mine.index);
   } else {

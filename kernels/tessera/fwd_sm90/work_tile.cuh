@@ -51,7 +51,7 @@ struct WorkTile {
   TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
     const WorkOrder& order = order_of(p);
     TileCoord place{index / order.tiles, index % order.tiles};
-    if constexpr (kCfg.causal) place = tile_coord(order, index);
+    if constexpr (kCfg.varying_tile_cost) place = tile_coord(order, index);
     const int slot = place.slot;
     int split = 0;
     if constexpr (kCfg.split) split = place.head % p.num_splits, place.head = place.head / p.num_splits;
@@ -107,7 +107,7 @@ struct WorkTile {
   // With a block mask: whether the list of the tile at an index in the grid's order is long.
   TESSERA_DEVICE static bool is_long(const FwdSm90Params& p, int index) {
     TileCoord place{index / p.order.tiles, index % p.order.tiles};
-    if constexpr (kCfg.causal) place = tile_coord(p.order, index);
+    if constexpr (kCfg.varying_tile_cost) place = tile_coord(p.order, index);
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
     return is_long_list(*p.lists.count(p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot)), p.lists.most);
   }

@@ -42,7 +42,11 @@ class DropoutWords {
   };
   TESSERA_INLINE static Words splat_words(uint32_t x) { return splat(x); }
   TESSERA_INLINE static HighLow product(VecU a, uint32_t factor) {
-#if defined(TESSERA_AVX2)
+#if defined(TESSERA_NEON)
+    HighLow r;
+    multiply_wide(a, factor, r.high, r.low);
+    return r;
+#elif defined(TESSERA_AVX2)
     const __m256i f = _mm256_set1_epi64x(factor);
     const __m256i even = _mm256_mul_epu32((__m256i)a, f);
     const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);

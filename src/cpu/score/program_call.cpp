@@ -9,6 +9,7 @@
 #include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/score/builder.hpp"
+#include "cpu/run.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -85,7 +86,7 @@ int64_t ProgramCall::chains(const tessera_plan& plan) const {
   if (sums_ == 0) return 0;
   const int64_t fit = kMaxSums_bytes / (sums_ * static_cast<int64_t>(sizeof(double)));
   const int64_t cores = plan.device.cores, busy = cores == 1 ? 1 : kChainsPerCore * cores;
-  return std::max<int64_t>(1, std::min({plan.num_items, fit, busy}));
+  return std::max<int64_t>(1, std::min({step_of(plan).num_items, fit, busy}));
 }
 
 // The smallest and the largest element within the indices' bounds if there are few such elements; otherwise anything.

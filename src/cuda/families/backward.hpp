@@ -32,19 +32,14 @@ void fill_backward_params(BwdParams& p, const tessera_plan& plan, const BwdWorks
 
 // The decisions of bwd_sm80 for a problem.
 struct BwdSm80Plan {
-  BwdConfig config;              // if every row of q, k, v and dO starts at a multiple of 16 bytes
-  BwdConfig unaligned;           // otherwise
-  BwdRowsConfig rows;            // if every row of o and dO starts at a multiple of 16 bytes
-  BwdRowsConfig unaligned_rows;  // otherwise
+  BwdConfig config;    // aligned only for calls in which every row of q, k, v and dO starts at a multiple of 16 bytes
+  BwdRowsConfig rows;  // likewise, of o and dO
   int tiles, q_tiles, q_slots, owned_batches, owned_heads;  // see BwdParams
   Grid before, products, after;
   BwdWorkspace workspace;
 };
 
-// `plan` describes a problem that bwd_sm80 supports, and has its sizes filled in.
-BwdSm80Plan plan_bwd_sm80(const tessera_plan& plan);
-
-tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, const tessera_buffers& buffers,
-                             void* workspace, LaunchList& launches);
+// Appends a step of bwd_sm80 to a plan of a problem that it supports.
+void add_bwd_sm80(tessera_plan& plan);
 
 }  // namespace tessera::cuda

@@ -11,7 +11,6 @@
 #include "cuda/families/backward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/tiles_json.hpp"
@@ -21,7 +20,7 @@ namespace tessera::cuda {
 namespace {
 
 // A row serves this type and head sizes up to head_dim. The plan uses the first row that fits the problem and the GPU's
-// shared memory, so GPUs with more shared memory get larger tiles.
+// shared memory, so a row must come before all smaller tiles that also serve its problems.
 struct BwdTile {
   bool float32;
   int head_dim;
@@ -40,22 +39,18 @@ constexpr BwdTile kTiles[] = {
     {false, 128, 64, 128, 8, false, 1, 2, 1},  // 0.85
     {false, 256, 64, 64, 8, true, 4, 2, 1},    // 1.01
     {false, 256, 64, 64, 8, false, 4, 2, 1},   // 0.91
+    {false, 256, 32, 64, 8, false, 2, 2, 1},   // for 163 KiB of shared memory
+    {false, 192, 32, 32, 4, false, 2, 2, 1},   // for 99 KiB
     {false, 512, 32, 32, 8, false, 4, 2, 1},
-    // For 163 KiB of shared memory.
-    {false, 256, 32, 64, 8, false, 2, 2, 1},
-    {false, 512, 16, 32, 8, false, 4, 2, 1},
-    // For 99 KiB.
-    {false, 128, 32, 64, 4, false, 1, 2, 1},
-    {false, 192, 32, 32, 4, false, 2, 2, 1},
-    {false, 256, 16, 32, 4, false, 2, 2, 1},
-    {false, 512, 16, 16, 8, false, 8, 1, 1},
+    {false, 256, 16, 32, 4, false, 2, 2, 1},  // for 99 KiB
+    {false, 512, 16, 32, 8, false, 4, 2, 1},  // for 163 KiB
+    {false, 512, 16, 16, 8, false, 8, 1, 1},  // for 99 KiB
     // float32: each product is three TF32 products, and registers hold both parts of a fragment.
     {true, 64, 32, 64, 4, false, 1, 2, 1},
     {true, 128, 32, 64, 8, false, 2, 2, 1},
     {true, 256, 32, 32, 8, false, 4, 2, 1},
-    {true, 512, 16, 16, 8, false, 8, 2, 1},
-    {true, 128, 16, 32, 4, false, 2, 2, 1},
     {true, 256, 16, 32, 8, false, 4, 2, 1},
+    {true, 512, 16, 16, 8, false, 8, 2, 1},
     {true, 256, 16, 16, 4, false, 4, 1, 1},
     {true, 512, 16, 16, 8, false, 8, 1, 1},
     {true, 512, 16, 16, 8, false, 8, 0, 1},
@@ -128,16 +123,15 @@ Choice choose(const tessera_plan& plan) {
 BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   const tessera_problem& p = plan.problem;
   BwdSm80Plan own{};
-  own.config = own.unaligned = choice.config;
+  own.config = choice.config;
   own.config.aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr) &&
                        rows_aligned(p.d_o, nullptr);
   const BwdConfig& config = own.config;
-  BwdRowsConfig& rows = own.unaligned_rows;
+  BwdRowsConfig& rows = own.rows;
   rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
   rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
   rows.d_bias = config.d_bias, rows.d_sink = core::present(p.d_sink);
-  own.rows = rows;
-  own.rows.aligned = rows_aligned(p.o, nullptr) && rows_aligned(p.d_o, nullptr);
+  rows.aligned = rows_aligned(p.o, nullptr) && rows_aligned(p.d_o, nullptr);
   own.tiles = static_cast<int>(choice.tiles);
   own.q_tiles = static_cast<int>(choice.q_tiles), own.q_slots = static_cast<int>(choice.q_slots);
   own.owned_batches = static_cast<int>(choice.owned_batches), own.owned_heads = static_cast<int>(choice.owned_heads);
@@ -188,22 +182,24 @@ double estimate_us(const tessera_plan& plan) {
   return us_at_rate(plan, kRates) * (plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor : 1);
 }
 
-void configure(tessera_plan& plan) {
-  const Choice choice = choose(plan);
-  const BwdConfig& config = choice.config;
-  plan.block_m = config.block_m, plan.block_n = config.block_n;
-  plan.num_warps = config.warps, plan.num_stages = config.stages;
-  plan.smem_bytes = smem_bytes(config);
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = choice.blocks;
-  const BwdSm80Plan own = planned(plan, choice);
-  plan.shared_bytes = own.workspace.bytes;
-  keep_config(plan, own);
-}
-
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  return list_bwd_sm80(plan, config_of<BwdSm80Plan>(plan), buffers, workspace, launches);
+tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  auto own = core::config_of<BwdSm80Plan>(step);
+  const tessera_problem& problem = plan.problem;
+  BwdParams p{};
+  fill_backward_params(p, plan, own.workspace, buffers, workspace);
+  p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
+  const bool d_o_aligned = rows_aligned(problem.d_o, buffers.d_o);
+  own.config.aligned &= rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
+                        rows_aligned(problem.v, buffers.v) && d_o_aligned;
+  own.rows.aligned &= rows_aligned(problem.o, buffers.o) && d_o_aligned;
+  launch_bwd_rows(own.rows, p, own.before, launches);
+  launch_bwd_sm80(own.config, p, own.products, launches);
+  p.after = 1;
+  if (bwd_raises(own.config)) p.scale *= kBwdLower;
+  launch_bwd_rows(own.rows, p, own.after, launches);
+  return ok();
 }
 
 std::string tiles_json() {
@@ -228,28 +224,20 @@ std::string tiles_json() {
 
 }  // namespace
 
-BwdSm80Plan plan_bwd_sm80(const tessera_plan& plan) { return planned(plan, choose(plan)); }
-
-tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, const tessera_buffers& buffers,
-                             void* workspace, LaunchList& launches) {
-  const tessera_problem& problem = plan.problem;
-  BwdParams p{};
-  fill_backward_params(p, plan, own.workspace, buffers, workspace);
-  p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
-  p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
-  const bool aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
-                       rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
-  const bool rows_are = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
-  const BwdRowsConfig& rows = rows_are ? own.rows : own.unaligned_rows;
-  launch_bwd_rows(rows, p, own.before, launches);
-  launch_bwd_sm80(aligned ? own.config : own.unaligned, p, own.products, launches);
-  p.after = 1;
-  if (bwd_raises(own.config)) p.scale *= kBwdLower;
-  launch_bwd_rows(rows, p, own.after, launches);
-  return ok();
+void add_bwd_sm80(tessera_plan& plan) {
+  const Choice choice = choose(plan);
+  const BwdConfig& config = choice.config;
+  tessera_plan_step& step = core::add_step(plan, kBwdSm80);
+  step.block_m = config.block_m, step.block_n = config.block_n;
+  step.num_warps = config.warps, step.num_stages = config.stages;
+  step.smem_bytes = smem_bytes(config);
+  step.num_items = choice.blocks;
+  const BwdSm80Plan own = planned(plan, choice);
+  step.workspace_bytes = own.workspace.bytes;
+  core::keep_config(step, own);
 }
 
-constinit const Family kBwdSm80{{"bwd_sm80", TESSERA_KERNEL_BWD_SM80, refuse, configure, estimate_us},
+constinit const Family kBwdSm80{{"bwd_sm80", TESSERA_KERNEL_BWD_SM80, refuse, add_bwd_sm80, estimate_us},
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,

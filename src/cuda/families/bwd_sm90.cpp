@@ -16,7 +16,6 @@
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/environment.hpp"
@@ -33,13 +32,13 @@ constexpr int kStoredRows = 16;  // rows of dK and dV that a warp stores
 
 // The decisions for a problem.
 struct BwdSm90Plan {
-  bool pair, quad;       // select the config that is used
-  BwdSm90Config config;  // for one block without a cluster
-  BwdSm90D256Config pair_config;
-  BwdSm90D512Config quad_config;
+  bool pair, quad;
+  union {                  // the config of the kernel that serves the problem:
+    BwdSm90Config config;  // one block without a cluster
+    BwdSm90D256Config pair_config;
+    BwdSm90D512Config quad_config;
+  };
   BwdSm90RowsConfig rows;
-  BwdRowsConfig quad_rows;
-  BwdSm80Plan stand_in;  // used if a tensor that TMA accesses does not start at a multiple of 16 bytes
   int q_tiles, q_slots;  // see BwdParams
   Divisor key_tiles, section_heads;
   int heads, rotation, group_splits;
@@ -266,13 +265,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .d_bias = core::present(plan.problem.d_bias),
               .deterministic = plan.problem.deterministic != 0,
               .block_mask = core::present(plan.problem.block_mask)};
-  own.quad_rows.dtype = own.rows.dtype, own.quad_rows.block_m = shape.block_m;
-  own.quad_rows.head_dim = own.quad_rows.head_dim_v = shape.head_dim;
-  own.quad_rows.aligned = true, own.quad_rows.d_sink = own.rows.d_sink;
-  own.stand_in = plan_bwd_sm80(plan);
   Tiles tiles = tiles_of(plan, shape);
   own.group_splits = own.pair || own.quad ? 1 : static_cast<int>(group_splits(plan, tiles));
-  own.config.split_group = own.group_splits > 1;
+  if (own.group_splits > 1) own.config.split_group = true;
   tiles.heads *= own.group_splits;
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
@@ -287,7 +282,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   }
   own.workspace =
       backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
-  if (own.config.split_group) {
+  if (own.group_splits > 1) {
     const int64_t rows = tiles.blocks() * shape.block_n;
     own.d_k_parts = own.workspace.bytes;
     own.d_v_parts = own.d_k_parts + rows * own.config.head_dim * 4;
@@ -298,23 +293,24 @@ BwdSm90Plan planned(const tessera_plan& plan) {
 
 // The memory after the lists: BwdSm90Params::turns, or its order.
 int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
-  return own.config.deterministic ? block_turns_bytes(plan.problem, own.lists)
-                                  : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
+  return own.rows.deterministic ? block_turns_bytes(plan.problem, own.lists)
+                                : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
 }
 
 void configure(tessera_plan& plan) {
   const BwdSm90Plan own = planned(plan);
   const BlockShape shape = shape_of(own);
-  plan.block_m = shape.block_m, plan.block_n = shape.block_n;
-  plan.num_warps = shape.threads / 32, plan.num_stages = shape.stages;
-  plan.smem_bytes = shape.smem_bytes;
-  plan.tiles_per_item = 1, plan.num_splits = own.group_splits;
-  plan.num_items = own.products.x;
-  plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
+  tessera_plan_step& step = core::add_step(plan, kBwdSm90);
+  step.block_m = shape.block_m, step.block_n = shape.block_n;
+  step.num_warps = shape.threads / 32, step.num_stages = shape.stages;
+  step.smem_bytes = shape.smem_bytes;
+  step.num_splits = own.group_splits;
+  step.num_items = own.products.x;
+  step.workspace_bytes = own.workspace.bytes;
   if (own.rows.block_mask) {
-    plan.shared_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
+    step.workspace_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
   }
-  keep_config(plan, own);
+  core::keep_config(step, own);
 }
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
@@ -341,19 +337,33 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
   return ok();
 }
 
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  const BwdSm90Plan own = config_of<BwdSm90Plan>(plan);
-  // A plan knows strides; addresses are only known now.
+// A plan knows strides; addresses are only known at a call.
+bool fits(const tessera_plan& /*plan*/, const tessera_buffers& buffers) {
   for (const void* data : {buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o,
                            static_cast<const void*>(buffers.d_k), static_cast<const void*>(buffers.d_v)}) {
-    if (!aligned(data)) return list_bwd_sm80(plan, own.stand_in, buffers, workspace, launches);
+    if (!aligned(data)) return false;
   }
+  return true;
+}
+constexpr Alignment kAlignment{fits, add_bwd_sm80};
+
+// bwd_sm80's preprocess and postprocess, for clusters of four.
+BwdRowsConfig quad_rows(const BwdSm90Plan& own) {
+  BwdRowsConfig rows{};
+  rows.dtype = own.rows.dtype, rows.block_m = own.rows.block_m;
+  rows.head_dim = rows.head_dim_v = own.rows.head_dim;
+  rows.aligned = true, rows.d_sink = own.rows.d_sink;
+  return rows;
+}
+
+tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<BwdSm90Plan>(step);
   BwdSm90Params p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   if (plan.problem.softcap > 0) p.far_lse_log2 = std::numeric_limits<float>::infinity();
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
-  if (own.config.split_group) {  // each part of a group is treated as a separate KV head
+  if (own.group_splits > 1) {  // each part of a group is treated as a separate KV head
     p.group_splits = own.group_splits, p.block_n = own.config.block_n;
     p.heads_kv = Divisor(static_cast<int>(plan.heads_kv) * own.group_splits);
     p.group = Divisor(static_cast<int>(plan.heads_q / plan.heads_kv) / own.group_splits);
@@ -366,12 +376,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape, buffers, p));
   }
-  if (own.quad) {  // preprocess and postprocess are bwd_sm80's
-    launch_bwd_rows(own.quad_rows, p, own.before, launches);
+  if (own.quad) {
+    launch_bwd_rows(quad_rows(own), p, own.before, launches);
     launch_bwd_sm90(own.quad_config, p, own.products, launches);
     p.after = 1;
     p.scale *= bwd_lower_late(own.rows.dtype);
-    launch_bwd_rows(own.quad_rows, p, own.after, launches);
+    launch_bwd_rows(quad_rows(own), p, own.after, launches);
     return ok();
   }
   if (own.rows.block_mask) {
@@ -379,7 +389,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     char* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
     p.lists = list_blocks(plan, config, own.lists, buffers, memory, launches);
     if (memory) memory += block_lists_bytes(plan.problem, own.lists);
-    if (own.config.deterministic) {
+    if (own.rows.deterministic) {
       p.turns = list_turns(plan, config, own.lists, buffers, memory, launches);
     } else {
       p.order = reinterpret_cast<int*>(memory);
@@ -394,7 +404,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   BwdParams after = p;
   after.scale *= bwd_lower_late(own.rows.dtype);
   launch_bwd_sm90_after(own.rows, after, own.after, launches);
-  if (own.config.split_group) {
+  if (own.group_splits > 1) {
     const BwdSm90GroupConfig config{own.config.dtype, own.config.head_dim, own.config.head_dim_v()};
     const int64_t words = plan.batch * plan.heads_kv * core::sizes(plan.problem).rows_k * (config.head_dim / 4);
     launch_bwd_sm90_group(config, p, Grid{static_cast<uint32_t>(divide_up(words, kBwdGroupThreads)), 2}, launches);
@@ -408,6 +418,7 @@ constinit const Family kBwdSm90{{"bwd_sm90", TESSERA_KERNEL_BWD_SM90, refuse, co
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,
-                                bwd_sm90_tiles_json};
+                                bwd_sm90_tiles_json,
+                                &kAlignment};
 
 }  // namespace tessera::cuda

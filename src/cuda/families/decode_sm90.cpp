@@ -13,7 +13,6 @@
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 #include "cuda/tiles_json.hpp"
@@ -73,10 +72,12 @@ constexpr int kMinPartKeys = 64, kMinInvariantPartKeys = 128, kShortKeys = 1024;
 constexpr int kManyParts = 32, kGroupParts = 12;
 static_assert(kManyParts >= std::max(kDecodeMostParts, kGroupParts) && kGroupParts >= 2);
 
-// The decisions for a problem.
-struct DecodeSm90FamilyPlan {
-  DecodeSm90Plan own;
-  FwdSm80Plan stand_in;  // used if data does not start at a multiple of 16 bytes
+// The decisions for the sequences of `least_queries` to `most_queries` queries.
+struct DecodeSm90Plan {
+  DecodeSm90Config config;
+  Grid grid;
+  int team, min_tiles, short_tiles, most_parts, least_queries, most_queries, part_rows;
+  bool beside;  // the launch follows fwd_sm90's for the other sequences, which itself waits for the work before both
 };
 
 // Work tiles for a KV head's rows of `queries` queries.
@@ -239,11 +240,11 @@ double estimate_us(const tessera_plan& plan) {
   const double ns = tiles <= 1 ? times.one_tile : times.two_tiles + a_tile * static_cast<double>(tiles - 2);
   double us = forward_us(plan, kv_heads(plan) * ns);
   if (plan.problem.batch_invariant) return us;
-  if (!plan.after_another) us += merges_us(plan);
+  if (!is_part(plan)) us += merges_us(plan);
   const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
   const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a group have no rows
-  const bool late =
-      plan.after_another && keys < std::min(kLateKeysAWorkTile * plan.batch * plan.heads_kv, kMostLateKeys);
+  const bool late = plan.steps[0].keys == TESSERA_STEP_OTHER_KEYS &&
+                    keys < std::min(kLateKeysAWorkTile * plan.batch * plan.heads_kv, kMostLateKeys);
   return is_short || idle || late ? kIdleFactor * us : us;
 }
 
@@ -255,23 +256,49 @@ std::string refuse(const tessera_plan& plan) {
   return refuse_invariant(plan);
 }
 
-void configure(tessera_plan& plan) {
-  const DecodeSm90FamilyPlan all{plan_decode_sm90(plan, 0, plan.max_seqlen_q), plan_fwd_sm80(plan, Splits::kNone)};
-  describe_decode_sm90(all.own, plan);
-  keep_config(plan, all);
-}
+void configure(tessera_plan& plan) { add_decode_sm90(plan, 0, plan.max_seqlen_q); }
 
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  const DecodeSm90FamilyPlan all = config_of<DecodeSm90FamilyPlan>(plan);
+// A plan knows strides; addresses are only known at a call.
+bool fits(const tessera_plan& plan, const tessera_buffers& buffers) {
   const tessera_problem& problem = plan.problem;
-  // A plan knows strides; addresses are only known now. fwd_sm80 also serves calls whose rows all belong to no
-  // sequence.
-  if (plan.batch == 0 || !rows_aligned(problem.q, buffers.q) || !rows_aligned(problem.k, buffers.k) ||
-      !rows_aligned(problem.v, buffers.v)) {
-    return list_fwd_sm80(plan, all.stand_in, buffers, nullptr, launches);
+  return rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
+}
+constexpr Alignment kAlignment{fits, add_fwd_sm80_stand_in};
+
+tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<DecodeSm90Plan>(step);
+  const tessera_problem& problem = plan.problem;
+  if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
+  DecodeSm90Params p{};
+  fill_problem_params(p, plan, buffers);
+  p.decoded_queries = 0;
+  p.least_queries = own.least_queries, p.most_queries = own.most_queries, p.beside = own.beside;
+  p.o = row_tensor(problem.o, buffers.o);
+  p.o_aligned = rows_aligned(problem.o, buffers.o);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
+  p.min_tiles = own.min_tiles, p.short_tiles = own.short_tiles, p.most_parts = Divisor(own.most_parts);
+  p.many_parts = kManyParts, p.group_parts = Divisor(kGroupParts);
+  const int team_rows = team_rows_of(plan, own.most_queries), team_heads = own.team / team_rows;
+  p.team = Divisor(own.team), p.team_heads = Divisor(team_heads), p.team_rows = Divisor(team_rows);
+  p.head_groups = static_cast<int>(plan.heads_kv) / team_heads;
+  p.teams = Divisor(static_cast<int>(own.grid.x) / own.team);
+  p.page = Divisor(own.config.paged ? static_cast<int>(core::sizes(problem).page_size) : 1);
+  p.part_rows = own.part_rows;
+  p.masks = position_masks(problem, buffers);
+  const DecodeWorkspace at = workspace_of(own);
+  if (char* const base = static_cast<char*>(workspace)) {
+    p.arrivals = reinterpret_cast<unsigned long long*>(base + at.arrivals);
+    p.partial_stat = reinterpret_cast<float*>(base + at.partial_stat);
+    p.partial_o = reinterpret_cast<float*>(base + at.partial_o);
   }
-  return list_decode_sm90(plan, all.own, /*beside=*/false, buffers, workspace, launches);
+  if (const Driver* driver = launches.driver(); driver && own.config.bulk) {
+    const Box box{BoxLayout::kSwizzled, own.config.block_n, kSwizzledRowBytes};
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box, p.v_map));
+  }
+  launch_decode_sm90(own.config, p, own.grid, launches);
+  return ok();
 }
 
 std::string tiles_json() {
@@ -300,7 +327,7 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   return work_tiles > kMaxTiles || work_tiles * tiles > kMaxTiles ? "more than 2^30 tiles" : "";
 }
 
-DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t most) {
+tessera_plan_step& add_decode_sm90(tessera_plan& plan, int64_t least, int64_t most, bool beside) {
   DecodeSm90Plan own{};
   own.config = make_config(plan, most);
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
@@ -311,16 +338,15 @@ DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t
   own.most_parts = most_parts_of(plan, own.team / team_rows);
   own.least_queries = static_cast<int>(least), own.most_queries = static_cast<int>(most);
   own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, most * group_of(plan)));
-  return own;
-}
-
-void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan) {
-  plan.block_m = kDecodeRows, plan.block_n = own.config.block_n;
-  plan.num_warps = own.config.warps, plan.num_stages = own.config.stages;
-  plan.smem_bytes = smem_bytes(own.config);
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = own.grid.x;
-  plan.shared_bytes = decode_sm90_workspace_bytes(own);
+  own.beside = beside;
+  tessera_plan_step& step = core::add_step(plan, kDecodeSm90);
+  step.block_m = kDecodeRows, step.block_n = own.config.block_n;
+  step.num_warps = own.config.warps, step.num_stages = own.config.stages;
+  step.smem_bytes = smem_bytes(own.config);
+  step.num_items = own.grid.x;
+  step.workspace_bytes = workspace_of(own).bytes;
+  core::keep_config(step, own);
+  return step;
 }
 
 double decode_sm90_tokens_us(const tessera_plan& plan) {
@@ -331,47 +357,11 @@ bool decodes_chunks(const tessera_plan& plan) {
          refuse_decode_sm90(plan, plan.max_seqlen_q).empty();
 }
 
-int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own) { return workspace_of(own).bytes; }
-
-tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& own, bool beside,
-                                const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
-  const tessera_problem& problem = plan.problem;
-  if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
-  DecodeSm90Params p{};
-  fill_problem_params(p, plan, buffers);
-  p.decoded_queries = 0;
-  p.least_queries = own.least_queries, p.most_queries = own.most_queries, p.beside = beside;
-  p.o = row_tensor(problem.o, buffers.o);
-  p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
-  p.min_tiles = own.min_tiles, p.short_tiles = own.short_tiles, p.most_parts = Divisor(own.most_parts);
-  p.many_parts = kManyParts, p.group_parts = Divisor(kGroupParts);
-  const int team_rows = team_rows_of(plan, own.most_queries), team_heads = own.team / team_rows;
-  p.team = Divisor(own.team), p.team_heads = Divisor(team_heads), p.team_rows = Divisor(team_rows);
-  p.head_groups = static_cast<int>(plan.heads_kv) / team_heads;
-  p.teams = Divisor(static_cast<int>(own.grid.x) / own.team);
-  p.page = Divisor(own.config.paged ? static_cast<int>(core::sizes(problem).page_size) : 1);
-  p.part_rows = own.part_rows;
-  p.masks = position_masks(problem, buffers);
-  const DecodeWorkspace at = workspace_of(own);
-  if (char* const base = static_cast<char*>(workspace)) {
-    p.arrivals = reinterpret_cast<unsigned long long*>(base + at.arrivals);
-    p.partial_stat = reinterpret_cast<float*>(base + at.partial_stat);
-    p.partial_o = reinterpret_cast<float*>(base + at.partial_o);
-  }
-  if (const Driver* driver = launches.driver(); driver && own.config.bulk) {
-    const Box box{BoxLayout::kSwizzled, own.config.block_n, kSwizzledRowBytes};
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box, p.k_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box, p.v_map));
-  }
-  launch_decode_sm90(own.config, p, own.grid, launches);
-  return ok();
-}
-
 constinit const Family kDecodeSm90{{"decode_sm90", TESSERA_KERNEL_DECODE_SM90, refuse, configure, estimate_us},
                                    kSupports,
                                    list_launches,
                                    kPrebuilt,
-                                   tiles_json};
+                                   tiles_json,
+                                   &kAlignment};
 
 }  // namespace tessera::cuda

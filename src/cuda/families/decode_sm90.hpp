@@ -4,25 +4,15 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/runtime/launch_list.hpp"
-#include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
 
-// The decisions of decode_sm90 for the sequences of `least_queries` to `most_queries` queries.
-struct DecodeSm90Plan {
-  DecodeSm90Config config;
-  Grid grid;
-  int team, min_tiles, short_tiles, most_parts, least_queries, most_queries, part_rows;
-};
-
 // Why decode_sm90 does not support sequences of at most `queries` queries; "" if it does.
 std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries);
-// The plan for the sequences of `least` to `most` queries.
-DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t most);
-// Writes the description of the launch into the plan.
-void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan);
+// Appends a step for the sequences of `least` to `most` queries. beside: the launch follows
+// fwd_sm90's for the other sequences, which itself waits for the work before both.
+tessera_plan_step& add_decode_sm90(tessera_plan& plan, int64_t least, int64_t most, bool beside = false);
 // Time of the sequences whose rows fit one work tile, in microseconds.
 double decode_sm90_tokens_us(const tessera_plan& plan);
 // Whether the chunks of a packed batch, most of whose sequences have about one token, have few enough rows and many
@@ -30,11 +20,5 @@ double decode_sm90_tokens_us(const tessera_plan& plan);
 // times. With fwd_sm90 for a chunk of 16 queries beside 16 tokens of 4096 keys each, the call took 120 us instead of 93
 // + 16; for 8 such chunks 183 instead of 94 + 81 (an H100 at 02f3d19).
 bool decodes_chunks(const tessera_plan& plan);
-int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own);
-
-// For data whose rows of q, k and v start at multiples of 16 bytes. beside: the launch follows fwd_sm90's for the other
-// sequences, which itself waits for the work before both.
-tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& own, bool beside,
-                                const tessera_buffers& buffers, void* workspace, LaunchList& launches);
 
 }  // namespace tessera::cuda

@@ -12,7 +12,6 @@
 #include "cuda/families/backward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/tiles_json.hpp"
@@ -60,14 +59,14 @@ constexpr FwdFa1Tile kFwdTiles[] = {
 };
 
 struct FwdFa1Plan {
-  FwdConfig config;  // aligned; otherwise the same config without alignment
-  int tiles;         // of queries
+  FwdSm80Config config;  // aligned; otherwise the same config without alignment
+  int tiles;             // of queries
   Grid grid;
   int64_t o_accum, row_max, row_sum;  // offsets in the workspace, in bytes
 };
 
-FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
-  FwdConfig config{};
+FwdSm80Config fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
+  FwdSm80Config config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
   config.head_dim = config.head_dim_v = padded_head_dim(plan);
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps;
@@ -84,11 +83,11 @@ int forced_keys() {
 }
 
 // config.warps is 0 if no tile fits.
-FwdConfig choose_forward(const tessera_plan& plan) {
+FwdSm80Config choose_forward(const tessera_plan& plan) {
   const int keys = forced_keys();
   for (FwdFa1Tile tile : kFwdTiles) {
     if (keys > 0) tile.block_n = keys;
-    const FwdConfig config = fwd_config(plan, tile);
+    const FwdSm80Config config = fwd_config(plan, tile);
     if (plan.head_dim <= tile.head_dim && fwd_fa1_layout(config).bytes <= plan.device.smem_bytes) return config;
   }
   return {};
@@ -111,24 +110,24 @@ double estimate_backward_us(const tessera_plan& plan) { return us_at_rate(plan, 
 
 void configure_forward(tessera_plan& plan) {
   FwdFa1Plan own{};
-  const FwdConfig& config = own.config = choose_forward(plan);
+  const FwdSm80Config& config = own.config = choose_forward(plan);
   own.tiles = static_cast<int>(divide_up(plan.max_seqlen_q, config.block_m));
   own.grid.x = static_cast<uint32_t>(plan.batch * plan.heads_q);
   const int64_t rows = int64_t{own.grid.x} * own.tiles * config.block_m;
   own.row_max = rows * config.head_dim * 4;
   own.row_sum = own.row_max + rows * 4;
-  plan.block_m = config.block_m, plan.block_n = config.block_n;
-  plan.num_warps = config.warps, plan.num_stages = config.stages;
-  plan.smem_bytes = fwd_fa1_layout(config).bytes;
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = own.grid.x;
-  plan.shared_bytes = own.row_sum + rows * 4;
-  keep_config(plan, own);
+  tessera_plan_step& step = core::add_step(plan, kFwdFa1);
+  step.block_m = config.block_m, step.block_n = config.block_n;
+  step.num_warps = config.warps, step.num_stages = config.stages;
+  step.smem_bytes = fwd_fa1_layout(config).bytes;
+  step.num_items = own.grid.x;
+  step.workspace_bytes = own.row_sum + rows * 4;
+  core::keep_config(step, own);
 }
 
-tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            LaunchList& launches) {
-  const auto own = config_of<FwdFa1Plan>(plan);
+tessera_status list_forward(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                            void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<FwdFa1Plan>(step);
   const tessera_problem& problem = plan.problem;
   FwdFa1Params p{};
   fill_problem_params(p, plan, buffers);
@@ -142,7 +141,7 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buf
     p.row_max = reinterpret_cast<float*>(bytes + own.row_max);
     p.row_sum = reinterpret_cast<float*>(bytes + own.row_sum);
   }
-  FwdConfig config = own.config;
+  FwdSm80Config config = own.config;
   config.aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
   launch_fwd_fa1(config, p, own.grid, launches);
@@ -151,7 +150,7 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buf
 
 std::string fwd_tiles_json() {
   return json_array(kFwdTiles, [](const FwdFa1Tile& tile) {
-    FwdConfig config{};
+    FwdSm80Config config{};
     config.dtype = Dtype::kBFloat16, config.head_dim = tile.head_dim;
     config.block_m = tile.block_m, config.block_n = tile.block_n;
     return json_object({{"head_dim", tile.head_dim},
@@ -221,18 +220,18 @@ void configure_backward(tessera_plan& plan) {
   own.rows_grid.x = static_cast<uint32_t>(own.q_slots * plan.heads_q);
   own.products.x = own.tiles > 0 ? static_cast<uint32_t>(plan.batch * plan.heads_kv) : 0;
   own.workspace = backward_workspace(own.rows_grid.x, config.block_m, config.head_dim, false);
-  plan.block_m = config.block_m, plan.block_n = config.block_n;
-  plan.num_warps = config.warps, plan.num_stages = config.stages;
-  plan.smem_bytes = smem_bytes(config);
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = own.products.x;
-  plan.shared_bytes = own.workspace.bytes;
-  keep_config(plan, own);
+  tessera_plan_step& step = core::add_step(plan, kBwdFa1);
+  step.block_m = config.block_m, step.block_n = config.block_n;
+  step.num_warps = config.warps, step.num_stages = config.stages;
+  step.smem_bytes = smem_bytes(config);
+  step.num_items = own.products.x;
+  step.workspace_bytes = own.workspace.bytes;
+  core::keep_config(step, own);
 }
 
-tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  const auto own = config_of<BwdFa1Plan>(plan);
+tessera_status list_backward(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<BwdFa1Plan>(step);
   const tessera_problem& problem = plan.problem;
   BwdParams p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);

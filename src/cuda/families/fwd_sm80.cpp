@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/asking.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
@@ -14,7 +15,6 @@
 #include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/tensor_map.hpp"
@@ -85,9 +85,18 @@ constexpr int64_t kFullPercent = 90;
 // and a cost for each row, whose float32 is written and read (a key's K and V are only read).
 constexpr int64_t kMergeKeys = 1, kMergeRowKeys = 2;
 
+// The decisions for a problem.
+struct FwdSm80Plan {
+  FwdSm80Config config;  // aligned only for calls in which every row of q, k and v starts at a multiple of 16 bytes
+  WorkOrder order;       // of persistent blocks
+  Divisor tiles;         // tiles of a head (packed: of all sequences)
+  Grid grid;
+  int num_splits, split_keys;
+};
+
 struct Choice {
   const FwdTile* tile = nullptr;
-  FwdConfig config{};
+  FwdSm80Config config{};
   bool pack_gqa = false;
   int64_t rows_a_query = 1;  // rows of a tile for each query: the heads that pack_gqa puts side by side
   // tiles of a head (packed: of all sequences); blocks of the grid without splits and slices
@@ -111,8 +120,8 @@ bool takes_bulk_copies(const tessera_plan& plan) {
          refuse_tensor_map("v", p.v).empty() && !without_bulk_copies();
 }
 
-FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_gqa) {
-  FwdConfig config{};
+FwdSm80Config make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_gqa) {
+  FwdSm80Config config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
   config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
   config.head_dim_v = slice_width(tile, plan);
@@ -128,11 +137,11 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_g
 }
 
 // Persistent blocks stage O in the memory of a tile of K and V, pairs in that of two tiles of V.
-bool room_for_o(const FwdConfig& config) {
+bool room_for_o(const FwdSm80Config& config) {
   return config.row_map == RowMap::kPairs || config.head_dim_v <= config.head_dim || config.block_m <= config.block_n;
 }
 
-Choice choose(const tessera_plan& plan) {
+Choice find_choice(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const bool float32 = p.q.dtype == TESSERA_FLOAT32;
   const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
@@ -160,6 +169,11 @@ Choice choose(const tessera_plan& plan) {
     return choice;
   }
   return choice;
+}
+
+const Choice& choose(const tessera_plan& plan) {
+  static thread_local core::Once<Choice> once;
+  return once(plan, find_choice);
 }
 
 // The number of parts that the keys are split into. All parts cost the same, run in rounds of as many blocks as the GPU
@@ -202,6 +216,12 @@ Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, Wor
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
 }
 
+// The same for data whose rows do not all start at multiples of 16 bytes.
+FwdSm80Config unaligned(FwdSm80Config config) {
+  config.aligned = config.bulk = false;
+  return config;
+}
+
 FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_splits) {
   const tessera_problem& p = plan.problem;
   FwdSm80Plan own{};
@@ -212,10 +232,8 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   own.grid = grid_of(plan, choice, num_splits, own.order);
   own.config = choice.config;
   own.config.split = num_splits > 1;
-  own.unaligned = own.config;
-  own.unaligned.aligned = own.unaligned.bulk = false;
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
-  if (!may_be_aligned) own.config = own.unaligned;
+  if (!may_be_aligned) own.config = unaligned(own.config);
   return own;
 }
 
@@ -246,9 +264,9 @@ constexpr PrebuiltRow kPrebuilt[] = {
 };
 // clang-format on
 
-std::string refuse(const tessera_plan& plan) {
+std::string find_refusal(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
-  const Choice choice = choose(plan);
+  const Choice& choice = choose(plan);
   if (!choice.tile) {
     return "no tile of head size " + std::to_string(plan.head_dim) + " fits " +
            std::to_string(plan.device.smem_bytes >> 10) + " KiB of shared memory";
@@ -258,19 +276,12 @@ std::string refuse(const tessera_plan& plan) {
   return choice.blocks > kMaxBlocks ? "more than 2^30 tiles" : "";
 }
 
-void configure(tessera_plan& plan) {
-  const Choice choice = choose(plan);
-  const FwdTile& tile = *choice.tile;
-  plan.block_m = tile.block_m, plan.block_n = tile.block_n;
-  plan.num_warps = tile.warps, plan.num_stages = tile.stages;
-  plan.smem_bytes = smem_bytes(choice.config);
-  plan.tiles_per_item = 1;
-  plan.num_splits = splits_of(choice, plan);
-  plan.num_items = choice.blocks * plan.num_splits * choice.slices;
-  plan.shared_bytes = 0;
-  if (plan.num_splits > 1) plan.shared_bytes = split_parts_bytes(plan, plan.num_splits);
-  keep_config(plan, planned(plan, choice, plan.num_splits));
+std::string refuse(const tessera_plan& plan) {
+  static thread_local core::Once<std::string> once;
+  return once(plan, find_refusal);
 }
+
+void configure(tessera_plan& plan) { add_fwd_sm80(plan, Splits::kByLoad); }
 
 // Nanoseconds for each key (an H100, docs/lab/decode_sm90.md).
 //   few_rows             for a KV head with up to 16 rows, limited by memory
@@ -303,7 +314,7 @@ double estimate_tiles_ns(const tessera_plan& plan, const KeyTimes& times) {
 }
 
 // With batch_invariant the estimate may not depend on the batch, so a packed sequence counts as one of many queries.
-double estimate_us(const tessera_plan& plan) {
+double find_us(const tessera_plan& plan) {
   constexpr int64_t kFewRows = 16,
                     kPackedQueries = 64;  // a tile for few rows; number of queries from which on heads are not packed
   const KeyTimes& times = row_of(kKeyTimes, plan);
@@ -322,16 +333,54 @@ double estimate_us(const tessera_plan& plan) {
   return more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
 }
 
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  return list_fwd_sm80(plan, config_of<FwdSm80Plan>(plan), buffers, workspace, launches);
+double estimate_us(const tessera_plan& plan) {
+  static thread_local core::Once<double> once;
+  return once(plan, find_us);
+}
+
+tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<FwdSm80Plan>(step);
+  if (own.grid.x == 0) return ok();
+  const tessera_problem& problem = plan.problem;
+  FwdSm80BulkParams p{};
+  fill_problem_params(p, plan, buffers);
+  if (step.sequences == TESSERA_STEP_ALL_SEQUENCES) p.decoded_queries = 0;
+  p.o = row_tensor(problem.o, buffers.o);
+  p.o_aligned = rows_aligned(problem.o, buffers.o);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
+  p.tiles = own.tiles;
+  p.order = own.order;
+  p.masks = position_masks(problem, buffers);
+  p.num_splits = own.num_splits;
+  p.split_keys = own.split_keys;
+  const SplitParts parts = own.num_splits > 1 ? split_parts_at(plan, own.num_splits, workspace) : SplitParts{};
+  p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
+  if (plan.batch == 0) return merge_split_parts(plan, 0, parts, buffers, launches);  // all rows are of no sequence
+  const bool aligned =
+      rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
+  const FwdSm80Config config = aligned ? own.config : unaligned(own.config);
+  if (const Driver* driver = launches.driver(); driver && config.bulk) {
+    const auto box = [&](int rows, int columns) {
+      return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
+    };
+    const Box q = box(config.block_m, config.head_dim), k = box(config.block_n, config.head_dim);
+    if (config.row_map != RowMap::kPairs) {
+      TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
+    }
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v,
+                                            box(config.block_n, config.head_dim_v), p.v_map));
+  }
+  launch_fwd_sm80(config, p, own.grid, launches);
+  return own.num_splits > 1 ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 
 std::string tiles_json() {
   constexpr const char* kRowMaps[] = {"contiguous", "spread", "pairs"};
   constexpr const char* kProblems[] = {"all", "bulk_copies", "pages"};
   return json_array(kTiles, [&](const FwdTile& tile) {
-    FwdConfig config{};
+    FwdSm80Config config{};
     config.dtype = tile.float32 ? Dtype::kFloat32 : Dtype::kBFloat16;
     config.head_dim = tile.head_dim, config.head_dim_v = tile.slice;
     config.block_m = tile.block_m, config.block_n = tile.block_n, config.stages = tile.stages;
@@ -359,45 +408,19 @@ constinit const Family kFwdSm80{{"fwd_sm80", TESSERA_KERNEL_FWD_SM80, refuse, co
                                 kPrebuilt,
                                 tiles_json};
 
-FwdSm80Plan plan_fwd_sm80(const tessera_plan& plan, Splits splits) {
-  const Choice choice = choose(plan);
-  return planned(plan, choice, splits == Splits::kNone ? 1 : splits_of(choice, plan));
+void add_fwd_sm80(tessera_plan& plan, Splits splits) {
+  const Choice choice = find_choice(plan);
+  const FwdTile& tile = *choice.tile;
+  tessera_plan_step& step = core::add_step(plan, kFwdSm80);
+  step.block_m = tile.block_m, step.block_n = tile.block_n;
+  step.num_warps = tile.warps, step.num_stages = tile.stages;
+  step.smem_bytes = smem_bytes(choice.config);
+  step.num_splits = splits == Splits::kNone ? 1 : splits_of(choice, plan);
+  step.num_items = choice.blocks * step.num_splits * choice.slices;
+  if (step.num_splits > 1) step.workspace_bytes = split_parts_bytes(plan, step.num_splits);
+  core::keep_config(step, planned(plan, choice, step.num_splits));
 }
 
-tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, const tessera_buffers& buffers,
-                             void* workspace, LaunchList& launches) {
-  if (own.grid.x == 0) return ok();
-  const tessera_problem& problem = plan.problem;
-  FwdBulkParams p{};
-  fill_problem_params(p, plan, buffers);
-  p.o = row_tensor(problem.o, buffers.o);
-  p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
-  p.tiles = own.tiles;
-  p.order = own.order;
-  p.masks = position_masks(problem, buffers);
-  p.num_splits = own.num_splits;
-  p.split_keys = own.split_keys;
-  const SplitParts parts = own.num_splits > 1 ? split_parts_at(plan, own.num_splits, workspace) : SplitParts{};
-  p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
-  if (plan.batch == 0) return merge_split_parts(plan, 0, parts, buffers, launches);  // all rows are of no sequence
-  const bool aligned =
-      rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
-  const FwdConfig& config = aligned ? own.config : own.unaligned;
-  if (const Driver* driver = launches.driver(); driver && config.bulk) {
-    const auto box = [&](int rows, int columns) {
-      return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
-    };
-    const Box q = box(config.block_m, config.head_dim), k = box(config.block_n, config.head_dim);
-    if (config.row_map != RowMap::kPairs) {
-      TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
-    }
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, p.k_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v,
-                                            box(config.block_n, config.head_dim_v), p.v_map));
-  }
-  launch_fwd_sm80(config, p, own.grid, launches);
-  return own.num_splits > 1 ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
-}
+void add_fwd_sm80_stand_in(tessera_plan& plan) { add_fwd_sm80(plan, Splits::kNone); }
 
 }  // namespace tessera::cuda

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "core/asking.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
@@ -18,7 +19,6 @@
 #include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/environment.hpp"
@@ -39,7 +39,6 @@ struct FwdSm90Plan {
   bool pair;             // selects the config that is used
   FwdSm90Config config;  // for one block without a cluster
   FwdSm90D512Config pair_config;
-  FwdSm80Plan stand_in;  // used if q, k, v or o does not start at a multiple of 16 bytes
   WorkOrder order;
   Grid grid;
   bool schedules_dynamically;  // the counter is in the workspace
@@ -47,8 +46,6 @@ struct FwdSm90Plan {
   int short_tile_blocks;       // see FwdSm90Params
   int num_splits;              // parts of the keys, in the workspace from kListsAt on
 };
-
-static_assert(sizeof(FwdSm90Plan) <= kForwardConfigBytes);
 
 struct Choice {
   bool pair = false;
@@ -80,10 +77,14 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
-// Few queries against a cache of many more keys, by this kernel alone: nearly all tiles of keys are seen in full.
-bool has_long_cache(const tessera_plan& plan) {
-  return !plan.problem.batch_invariant && plan.decode_queries == 0 && plan.max_seqlen_k >= 4 * plan.max_seqlen_q;
+// Whether keys may be split, or heads packed. In a mixed batch the host does not know how many work tiles there are;
+// the parts of a call with a shared prefix were not measured.
+bool may_divide(const tessera_plan& plan) {
+  return !plan.problem.batch_invariant && plan.decode_queries == 0 && !is_part(plan);
 }
+
+// Few queries against a cache of many more keys, by this kernel alone: nearly all tiles of keys are seen in full.
+bool has_long_cache(const tessera_plan& plan) { return may_divide(plan) && plan.max_seqlen_k >= 4 * plan.max_seqlen_q; }
 
 // A chunk of a prompt, whose number of queries is known.
 bool is_chunk(const tessera_plan& plan) {
@@ -96,7 +97,7 @@ bool is_chunk(const tessera_plan& plan) {
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (score_config(p).any()) return Area::kOptions;
-  const bool any_lengths = core::packed_q(p) && !p.batch_invariant && plan.num_splits <= 1 && !is_chunk(plan);
+  const bool any_lengths = core::packed_q(p) && !p.batch_invariant && plan.steps[0].num_splits <= 1 && !is_chunk(plan);
   if (p.window_left >= 0 || any_lengths) return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
@@ -134,12 +135,6 @@ struct KeyTimes {
 constexpr KeyTimes kKeyTimes[] = {
     {64, 6, 0.093, 0.080}, {128, 10, 0.179, 0.155}, {256, 18, 0.36, 0.31}, {512, 36, 0.72, 0.72}};
 constexpr int64_t kTileRows = 128;
-
-// Whether keys may be split, or heads packed. In a mixed batch the host does not know how many work tiles there are; a
-// part of a call that follows another was not measured.
-bool may_divide(const tessera_plan& plan) {
-  return !plan.problem.batch_invariant && plan.decode_queries == 0 && !plan.after_another && plan.num_splits <= 1;
-}
 
 // Whether the query heads of a KV head are rows of one tile, so that its keys are read once for all of them: if the
 // queries of one head do not fill a tile. With fewer keys it was not measured.
@@ -211,7 +206,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   FwdSm90Config& config = choice.config;
   config.dtype = static_cast<Dtype>(p.q.dtype);
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
-  config.causal = is_causal(p);
+  config.varying_tile_cost = is_causal(p);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
   config.pack_gqa = packs_heads(plan);
@@ -263,7 +258,7 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 }
 
 // The tile from the table.
-std::optional<Choice> choose(const tessera_plan& plan) {
+std::optional<Choice> find_choice(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
   Sm90Case wanted{plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)};
@@ -273,9 +268,14 @@ std::optional<Choice> choose(const tessera_plan& plan) {
   return choice_of(plan, *tile);
 }
 
+const std::optional<Choice>& choose(const tessera_plan& plan) {
+  static thread_local core::Once<std::optional<Choice>> once;
+  return once(plan, find_choice);
+}
+
 // Packed sequences with long caches whose work tiles are no more than the multiprocessors: the padded tile indices
-// beside them take a block little time. By a counter, which is asked for two tiles ahead, one block would
-// get several of them: 4 x 8192 keys with 8 queries each, 128 work tiles, took 97 us (an H200).
+// beside them take a block little time. By a counter, which is asked for two tiles ahead, one block would get several
+// of them: 4 x 8192 keys with 8 queries each, 128 work tiles, took 97 us (an H200).
 bool one_tile_a_block(const tessera_plan& plan, const Choice& choice) {
   return core::packed_q(plan.problem) && has_long_cache(plan) &&
          filled_tiles(plan, choice) * choice.num_splits <= plan.device.cores;
@@ -370,8 +370,8 @@ bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
 // With batch_invariant the estimate may not depend on the batch, so it is a sequence's part of a busy GPU, and a packed
 // sequence counts as full tiles. In a mixed batch it is also the part of a busy GPU, since only the GPU knows how many
 // sequences decode_sm90 leaves.
-double estimate_us(const tessera_plan& plan) {
-  const Choice choice = choose(plan).value();
+double find_us(const tessera_plan& plan) {
+  const Choice& choice = choose(plan).value();
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const bool invariant = plan.problem.batch_invariant != 0, any_length = invariant && core::packed_q(plan.problem);
   const int64_t rows = any_length ? choice.block_m()
@@ -391,7 +391,18 @@ double estimate_us(const tessera_plan& plan) {
   return second_us + (choice.num_splits > 1 ? us + kLaunchUs + parts_us(plan, choice.num_splits) : us);
 }
 
+double estimate_us(const tessera_plan& plan) {
+  static thread_local core::Once<double> once;
+  return once(plan, find_us);
+}
+
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
+
+// A plan knows strides; addresses are only known at a call.
+bool fits(const tessera_plan& /*plan*/, const tessera_buffers& buffers) {
+  return aligned(buffers.q) && aligned(buffers.k) && aligned(buffers.v) && aligned(buffers.o);
+}
+constexpr Alignment kAlignment{fits, add_fwd_sm80_stand_in};
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
@@ -408,7 +419,7 @@ constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPagedPrefill, 128, kLimits},
 };
 
-std::string refuse(const tessera_plan& plan) {
+std::string find_refusal(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_pages(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
@@ -416,7 +427,7 @@ std::string refuse(const tessera_plan& plan) {
   if (by_pairs(plan)) {
     if (std::string reason = kFwdSm90D512.refuse(plan); !reason.empty()) return reason;
   }
-  const std::optional<Choice> found = choose(plan);
+  const std::optional<Choice>& found = choose(plan);
   if (!found) {
     return std::string(kForcedTile) + ": '" + environment_variable(kForcedTile) +
            "', accepted a tile that fits: block_n,consumers,k_stages,v_stages,q_stages,cluster";
@@ -430,43 +441,45 @@ std::string refuse(const tessera_plan& plan) {
   return "";
 }
 
+std::string refuse(const tessera_plan& plan) {
+  static thread_local core::Once<std::string> once;
+  return once(plan, find_refusal);
+}
+
 void configure(tessera_plan& plan) {
-  Choice choice = choose(plan).value();
+  Choice choice = find_choice(plan).value();
   choice.config.live_tiles = lists_live_tiles(plan, choice);
   const FwdSm90Config& config = choice.config;
   constexpr int kWarpgroupWarps = 4;
-  plan.block_m = choice.block_m(), plan.block_n = choice.block_n();
+  tessera_plan_step& step = core::add_step(plan, kFwdSm90);
+  if (plan.decode_queries > 0) step.sequences = TESSERA_STEP_MANY_QUERIES;
+  step.block_m = choice.block_m(), step.block_n = choice.block_n();
   if (choice.pair) {
     const FwdSm90D512Config& pair = choice.pair_config;
-    plan.num_warps = kFwdD512Threads / 32;
-    plan.num_stages = pair.k_stages, plan.num_v_stages = pair.v_stages, plan.num_q_stages = kFwdD512Consumers;
+    step.num_warps = kFwdD512Threads / 32, step.num_stages = pair.k_stages;
   } else {
-    plan.num_warps = (config.consumers + 1) * kWarpgroupWarps;
-    plan.num_stages = config.k_stages, plan.num_v_stages = config.v_stages, plan.num_q_stages = config.q_stages;
+    step.num_warps = (config.consumers + 1) * kWarpgroupWarps, step.num_stages = config.k_stages;
   }
-  plan.cluster = choice.cluster();
-  plan.smem_bytes = choice.smem_bytes();
-  plan.tiles_per_item = 1;
-  plan.num_splits = choice.num_splits;
-  plan.num_items = choice.work_tiles;
+  step.smem_bytes = choice.smem_bytes();
+  step.num_splits = choice.num_splits;
+  step.num_items = choice.work_tiles;
   const bool counted = schedules_dynamically(plan, choice);
-  plan.shared_bytes = counted ? sizeof(int) : 0;
-  if (config.live_tiles) plan.shared_bytes = live_tiles_bytes(plan.batch);
-  if (choice.num_splits > 1) plan.shared_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
+  step.workspace_bytes = counted ? sizeof(int) : 0;
+  if (config.live_tiles) step.workspace_bytes = live_tiles_bytes(plan.batch);
+  if (choice.num_splits > 1) step.workspace_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
   FwdSm90Plan own{};
   own.num_splits = choice.num_splits;
   if (config.block_mask) {
     own.lists = lists_of(plan, choice);
-    plan.shared_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
+    step.workspace_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
   }
   own.pair = choice.pair, own.config = config, own.pair_config = choice.pair_config;
-  own.stand_in = plan_fwd_sm80(plan, Splits::kNone);
   const int64_t blocks = blocks_of(plan, choice);
   own.grid.x = static_cast<uint32_t>(blocks);
   if (blocks > 0) own.order = order_of(plan, choice, choice.pair ? choice.work_tiles : blocks);
   own.schedules_dynamically = counted;
   own.short_tile_blocks = counted ? static_cast<int>(typical_keys(plan) / 2 / choice.block_n()) : 0;
-  keep_config(plan, own);
+  core::keep_config(step, own);
 }
 
 void list_live_tiles(const tessera_plan& plan, const FwdSm90Plan& own, const tessera_buffers& buffers, LiveTiles* tiles,
@@ -477,18 +490,10 @@ void list_live_tiles(const tessera_plan& plan, const FwdSm90Plan& own, const tes
   launch_live_tiles({own.config.consumers * kConsumerRows}, p, launches);
 }
 
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
-  const FwdSm90Plan own = config_of<FwdSm90Plan>(plan);
-  if (plan.batch == 0) {  // fwd_sm80 clears rows of no sequence
-    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
-  }
+tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const auto own = core::config_of<FwdSm90Plan>(step);
   if (own.grid.x == 0) return ok();
-  // A plan knows strides; addresses are only known now. fwd_sm80 loads with the width that they allow. Its keys are not
-  // split, so it needs no workspace, which this plan does not have for it.
-  if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
-    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
-  }
   const tessera_problem& problem = plan.problem;
   FwdSm90Params p{};
   fill_problem_params(p, plan, buffers);
@@ -551,6 +556,7 @@ constinit const Family kFwdSm90{{"fwd_sm90", TESSERA_KERNEL_FWD_SM90, refuse, co
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,
-                                sm90_tiles_json};
+                                sm90_tiles_json,
+                                &kAlignment};
 
 }  // namespace tessera::cuda

@@ -64,7 +64,7 @@ bool Sm90Tile::in_range() const {
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
-  if (config.causal) config.cluster = 1;
+  if (config.varying_tile_cost) config.cluster = 1;
   config.o_chunks = chunks_of(config.head_dim_v);
   while (config.o_chunks > 1 && smem_bytes(config) > kHopperSharedBytes) --config.o_chunks;
 }

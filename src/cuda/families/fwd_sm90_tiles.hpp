@@ -27,9 +27,9 @@ struct Sm90Tile {
   // Whether every number is in its range. The plan and the compiler check what fits together.
   bool in_range() const;
 
-  // Sets the tile in a config whose head sizes and `causal` are known. A cluster needs blocks that see the same keys,
-  // which under a causal mask they do not. O gets as many chunks as shared memory has room for beside the tiles, at
-  // least one.
+  // Sets the tile in a config whose head sizes and `varying_tile_cost` are known. A cluster needs blocks that see the
+  // same keys, which under a causal mask they do not. O gets as many chunks as shared memory has room for beside the
+  // tiles, at least one.
   void apply(FwdSm90Config& config) const;
 
   // For work tiles too few to fill a GPU: half of the rows, twice the keys, about the same shared memory. nullopt if no

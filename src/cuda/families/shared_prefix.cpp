@@ -19,16 +19,9 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};
 
-// A part as a plan for the families. Each comes after another launch: the prefixes after that of the index tensors.
-tessera_plan asked_of(const tessera_plan& plan, core::PrefixPart n) {
-  tessera_plan part = core::plan_of(plan, n);
-  part.after_another = true;
-  return part;
-}
-
 // NULL: no family supports it.
 const Family* family_of(const tessera_plan& plan, core::PrefixPart n) {
-  return cheapest(kPartFamilies, asked_of(plan, n));
+  return cheapest(kPartFamilies, core::plan_of(plan, n));
 }
 
 // The fewest keys for which a chunk is worth its merge.
@@ -43,10 +36,7 @@ int32_t chunks_of(const tessera_plan& plan) {
   const int64_t most = core::plan_of(plan, core::kPrefix).max_seqlen_k / kLeastChunkKeys;
   const auto chunks = static_cast<int32_t>(std::min(plan.device.cores / tiles, most));
   if (chunks <= 1) return 1;
-  tessera_plan in_chunks = plan;
-  core::set_family(in_chunks.parts[core::kPrefix], kFwdSm90), in_chunks.parts[core::kPrefix].num_splits = chunks;
-  tessera_plan part = core::plan_of(in_chunks, core::kPrefix);
-  part.kernel = TESSERA_KERNEL_AUTO, part.after_another = true;
+  const tessera_plan part = core::plan_of(plan, core::kPrefix, chunks);
   constexpr const Family* kTiles[] = {&kFwdSm90, &kFwdSm80};
   return cheapest(kTiles, part) == &kFwdSm90 ? chunks : 1;
 }
@@ -69,36 +59,26 @@ std::string refuse(const tessera_plan& plan) {
 }
 
 void configure(tessera_plan& plan) {
-  int64_t parts_bytes = 0;
   const int32_t chunks = chunks_of(plan);
-  if (chunks > 1) {
-    core::set_family(plan.parts[core::kPrefix], kFwdSm90), plan.parts[core::kPrefix].num_splits = chunks;
-  }
   for (const core::PrefixPart n : kParts) {
-    tessera_plan part = asked_of(plan, n);
+    tessera_plan part = core::plan_of(plan, n, n == core::kPrefix ? chunks : 1);
     const bool in_chunks = n == core::kPrefix && chunks > 1;
     const Family& family = in_chunks ? kFwdSm90 : *family_of(plan, n);
-    core::set_family(part, family);
     family.configure(part);
-    // Of fwd_sm90's part it is the number of chunks (core::prefix_chunks), not of parts into which it splits keys.
-    if (in_chunks) {
-      part.num_splits = chunks;
-    } else if (n == core::kPrefix && &family == &kFwdSm90) {
-      part.num_splits = 1;
-    }
-    part.shared_bytes = padded_to(part.shared_bytes, kWorkspaceAlignment);
-    core::keep_part(plan, n, part);
-    plan.num_items += part.num_items;
-    plan.smem_bytes = std::max(plan.smem_bytes, part.smem_bytes);
-    parts_bytes += part.shared_bytes;
+    if (in_chunks) part.steps[0].num_splits = chunks;
+    core::keep_steps(plan, part);
   }
-  plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + parts_bytes;
+  int64_t at = core::carve_prefix(nullptr, plan).bytes;
+  for (const core::PrefixPart n : kParts) {
+    plan.steps[n].workspace_at = at;
+    at += padded_to(plan.steps[n].workspace_bytes, kWorkspaceAlignment);
+  }
 }
 
 // The time of a call's two parts and their merge.
 double estimate_us(const tessera_plan& plan) {
   double us = kCallUs;
-  for (const core::PrefixPart n : kParts) us += family_of(plan, n)->estimate_us(asked_of(plan, n));
+  for (const core::PrefixPart n : kParts) us += family_of(plan, n)->estimate_us(core::plan_of(plan, n));
   return us;
 }
 
@@ -127,24 +107,20 @@ void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, Co
   c.rows_begin = memory.group_queries, c.rows_end = memory.group_queries + core::prefix_groups(plan.problem);
 }
 
-tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
+tessera_status list_call(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                         LaunchList& launches) {
   const core::PrefixMemory memory = core::carve_prefix(static_cast<char*>(workspace), plan);
-  char* memory_of[core::kPrefixParts] = {};
-  if (workspace) {
-    memory_of[core::kPrefix] = static_cast<char*>(workspace) + memory.bytes;
-    memory_of[core::kSuffix] = memory_of[core::kPrefix] + plan.parts[core::kPrefix].shared_bytes;
-  }
   PrefixIndicesParams p = prefix_index_params(plan, buffers, memory);
   for (const core::PrefixPart n : kParts) {  // the counters of a part's work tiles
-    if (find_family(plan.parts[n].family) == &kFwdSm90 && plan.parts[n].shared_bytes > 0)
-      p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
+    const tessera_plan_step& step = plan.steps[n];
+    if (workspace && find_family(step.family) == &kFwdSm90 && step.workspace_bytes > 0)
+      p.counters[n] = reinterpret_cast<int*>(static_cast<char*>(workspace) + step.workspace_at);
   }
   launch_prefix_indices({core::paged(plan.problem)}, p, launches);
   for (const core::PrefixPart n : kParts) {
     const tessera_plan part = core::plan_of(plan, n);
-    const Family& family = *find_family(part.family);
-    TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
+    TESSERA_RETURN_IF_ERROR(
+        lower_step(part, plan.steps[n], core::buffers_of(plan, n, buffers, memory), workspace, launches));
   }
   launches.clear(nullptr);  // the first kernel clears the memory of both parts
   const tessera_combine_call parts = core::merge_of(plan, buffers, memory);
@@ -158,8 +134,13 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kSharedPrefix{
-    {"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse, configure, estimate_us}, kSupports, list_launches, {}};
+constinit const Family kSharedPrefix{{"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse, configure, estimate_us},
+                                     kSupports,
+                                     nullptr,
+                                     {},
+                                     nullptr,
+                                     nullptr,
+                                     list_call};
 
 }  // namespace tessera::cuda
 

@@ -14,7 +14,6 @@
 #include "cuda/estimate.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "tessera/config.hpp"
 
@@ -108,23 +107,24 @@ void configure(tessera_plan& plan) {
   const int64_t total = rows_total(plan) * plan.heads_q;
   own.matrix_bytes = total * own.pitch * 2;
   own.rows_grid.x = static_cast<uint32_t>(divide_up(total, standard_rows_threads(rows) / rows.threads));
-  plan.block_m = kStandardBlockM, plan.block_n = 128;
-  plan.num_warps = kStandardWarps, plan.num_stages = own.stages;
+  tessera_plan_step& step = core::add_step(plan, backward(plan) ? kBwdStandard : kFwdStandard);
+  step.block_m = kStandardBlockM, step.block_n = 128;
+  step.num_warps = kStandardWarps, step.num_stages = own.stages;
   StandardProductConfig scores = product_config(plan, own.stages);
   scores.block_n = 128, scores.transpose_b = true;
-  plan.smem_bytes = smem_bytes(scores);
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items =
+  step.smem_bytes = smem_bytes(scores);
+  step.num_items =
       plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, kStandardBlockM) * divide_up(plan.max_seqlen_k, 128);
-  plan.shared_bytes = (backward(plan) ? 2 : 1) * own.matrix_bytes;
-  keep_config(plan, own);
+  step.workspace_bytes = (backward(plan) ? 2 : 1) * own.matrix_bytes;
+  core::keep_config(step, own);
 }
 
 // The common parts of a call's products and passes.
 class Lowering {
  public:
-  Lowering(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches)
-      : plan_(plan), own_(config_of<StandardPlan>(plan)), launches_(launches) {
+  Lowering(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers, void* workspace,
+           LaunchList& launches)
+      : plan_(plan), own_(core::config_of<StandardPlan>(step)), launches_(launches) {
     fill_problem_params(product_, plan, buffers);
     rows_ = {};
     static_cast<ProblemParams&>(rows_) = product_;
@@ -204,10 +204,10 @@ class Lowering {
   float dropout_scale_;
 };
 
-tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            LaunchList& launches) {
+tessera_status list_forward(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                            void* workspace, LaunchList& launches) {
   const tessera_problem& problem = plan.problem;
-  Lowering to(plan, buffers, workspace, launches);
+  Lowering to(plan, step, buffers, workspace, launches);
   const auto q = to.operand(problem.q, buffers.q), k = to.operand(problem.k, buffers.k);
   const auto v = to.operand(problem.v, buffers.v), o = to.operand(problem.o, buffers.o);
   to.scores(q, k, to.p(), static_cast<float>(problem.scale), false);
@@ -216,10 +216,10 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buf
   return ok();
 }
 
-tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                             LaunchList& launches) {
+tessera_status list_backward(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
   const tessera_problem& problem = plan.problem;
-  Lowering to(plan, buffers, workspace, launches);
+  Lowering to(plan, step, buffers, workspace, launches);
   const auto q = to.operand(problem.q, buffers.q), k = to.operand(problem.k, buffers.k);
   const auto v = to.operand(problem.v, buffers.v), d_o = to.operand(problem.d_o, buffers.d_o);
   const auto scale = static_cast<float>(problem.scale);

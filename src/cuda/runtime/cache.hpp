@@ -22,7 +22,7 @@ namespace tessera::cuda {
 // A compiled kernel and the compiler's report on it, which of PTX says nothing.
 struct Binary {
   std::string symbol;  // "tessera_fwd_sm80"
-  std::string config;  // "tessera::FwdConfig{...}"
+  std::string config;  // "tessera::FwdSm80Config{...}"
   std::string cubin;
   int32_t arch = 0;  // 90
   bool ptx = false;  // `cubin` is PTX of the virtual architecture

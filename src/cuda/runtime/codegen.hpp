@@ -23,7 +23,7 @@ struct Limits {
 struct KernelSpec {
   const char* name = "";    // "fwd_sm80": the template's name, and the symbol's after "tessera_"
   const char* header = "";  // "tessera/fwd_sm80/kernel.cuh"
-  const char* params = "";  // "FwdParams"
+  const char* params = "";  // "FwdSm80Params"
   std::string config;       // the template's argument, from config_text()
   int32_t threads = 0, min_blocks_per_sm = 1;
   int32_t cluster = 1;     // blocks of a cluster; grid.x of a launch is a multiple
@@ -58,7 +58,7 @@ inline std::string_view next_name(std::string_view& names) {
 
 }  // namespace detail
 
-// "tessera::FwdConfig{.dtype = tessera::Dtype{1}, .head_dim = 64, ...}"
+// "tessera::FwdSm80Config{.dtype = tessera::Dtype{1}, .head_dim = 64, ...}"
 template <class Config>
 std::string config_text(const Config& config) {
   std::string text;

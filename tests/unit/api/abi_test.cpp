@@ -139,7 +139,12 @@ TEST(Plans, ThatWereChangedAreRefused) {
       [](Plan& plan) { plan.max_seqlen_k = 1; },
       [](Plan& plan) { plan.problem.causal = 1; },
       [](Plan& plan) { plan.problem.q.shape[0] = 1000; },
-      [](Plan& plan) { plan.config[0] ^= 1; },
+      [](Plan& plan) { plan.problem.bias.rank = 4; },
+      [](Plan& plan) { plan.problem.d_captured[7].strides[4] = 1; },
+      [](Plan& plan) { plan.num_steps = 0; },
+      [](Plan& plan) { plan.num_steps = 99; },
+      [](Plan& plan) { plan.steps[0].family[0] = 't'; },
+      [](Plan& plan) { plan.steps[0].config[0] ^= 1; },
       [](Plan& plan) { plan.seal = 0; },
   };
   for (const auto& change : changes) {
@@ -167,7 +172,7 @@ TEST(Plans, MayBeCopied) {
 // As a machine with more instruction sets would make it: this one may have all that there are.
 TEST(Plans, ForAnInstructionSetThatIsNotHereAreRefused) {
   Ready ready;
-  ready.plan.device.isa = ready.plan.device.isa_limit = TESSERA_ISA_AMX_BF16 + 1;
+  ready.plan.device.isa = ready.plan.device.isa_limit = TESSERA_ISA_NEON_BF16 + 1;
   ready.plan.seal = core::seal_of(ready.plan);
   EXPECT_REFUSED(ready.run(), "plan: made for a CPU with ",
                  std::string("this machine, which has ") + tessera_isa_name(cpu().isa_limit));

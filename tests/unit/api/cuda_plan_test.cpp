@@ -97,14 +97,14 @@ TEST_P(FwdSm90Tile, IsItsRow) {
   problem.causal = row.causal;
   const Plan plan = tessera::plan(problem, gpu());
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-  EXPECT_EQ(plan.block_m, row.block_m);
-  EXPECT_EQ(plan.block_n, row.block_n);
-  EXPECT_EQ(plan.num_stages, row.stages);
-  EXPECT_EQ(plan.num_warps, row.block_m / 16 + 4) << "and a warpgroup that fetches";
-  EXPECT_EQ(plan.num_splits, 1);
-  EXPECT_EQ(plan.num_items, (row.length + row.block_m - 1) / row.block_m * 16 * 4);
+  EXPECT_EQ(plan.steps[0].block_m, row.block_m);
+  EXPECT_EQ(plan.steps[0].block_n, row.block_n);
+  EXPECT_EQ(plan.steps[0].num_stages, row.stages);
+  EXPECT_EQ(plan.steps[0].num_warps, row.block_m / 16 + 4) << "and a warpgroup that fetches";
+  EXPECT_EQ(plan.steps[0].num_splits, 1);
+  EXPECT_EQ(plan.steps[0].num_items, (row.length + row.block_m - 1) / row.block_m * 16 * 4);
   EXPECT_EQ(plan.shared_bytes, 0);
-  EXPECT_LE(plan.smem_bytes, gpu().smem_bytes);
+  EXPECT_LE(plan.steps[0].smem_bytes, gpu().smem_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -132,7 +132,7 @@ TEST(FwdSm90, TakesWindowsSinksPackedSequencesAndUnequalHeads) {
   device.kernel = TESSERA_KERNEL_FWD_SM90;
   const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-  EXPECT_EQ(plan.block_m, 192) << "a varlen area's row";
+  EXPECT_EQ(plan.steps[0].block_m, 192) << "a varlen area's row";
 }
 
 // Which work tiles are long only the GPU knows: the scheduler is dynamic, by a counter.
@@ -147,7 +147,7 @@ TEST(FwdSm90, PackedSequencesHaveACounterWhereABlockHasSeveralWorks) {
   problem.q = problem.k = problem.v = problem.o = layout(float16, {1024, 8, 128});
   const Plan few = tessera::plan(problem, gpu());
   EXPECT_EQ(few.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(few, "fwd_sm90");
-  EXPECT_EQ(few.shared_bytes, 0) << few.num_items << " works";
+  EXPECT_EQ(few.shared_bytes, 0) << few.steps[0].num_items << " works";
 }
 
 // ---- clusters: neighbouring tiles of queries that always see the same keys ------------------------------------------
@@ -167,7 +167,7 @@ TEST_P(FwdSm90Cluster, IsTakenWhereItsBlocksSeeTheSameKeys) {
   GetParam().change(problem, device);
   const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-  EXPECT_EQ(plan.cluster, GetParam().cluster);
+  EXPECT_EQ(launches(plan).at(0).cluster, GetParam().cluster);
   EXPECT_EQ(tessera::describe(plan).find("clusters of 2") != std::string::npos, GetParam().cluster == 2);
 }
 
@@ -204,9 +204,9 @@ TEST(FwdSm90, TakesPagesOfMultiplesOf16Keys) {
         set_pages(problem, 1024, page_size);
         const Plan plan = tessera::plan(problem, gpu());
         EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-        EXPECT_EQ(plan.cluster, 1) << "blocks fetch their pages alone";
-        EXPECT_EQ(plan.block_m, dense.block_m);
-        EXPECT_EQ(plan.block_n, dense.block_n);
+        EXPECT_EQ(launches(plan).at(0).cluster, 1) << "blocks fetch their pages alone";
+        EXPECT_EQ(plan.steps[0].block_m, dense.steps[0].block_m);
+        EXPECT_EQ(plan.steps[0].block_n, dense.steps[0].block_n);
       }
 }
 
@@ -240,8 +240,8 @@ TEST(FwdSm90, NoTileDependsOnOtherSequencesWhenInvariant) {
     problem.max_seqlen_q = problem.max_seqlen_k = longest;
     const Plan plan = tessera::plan(problem, gpu());
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-    EXPECT_EQ(plan.block_m, 192);
-    EXPECT_EQ(plan.block_n, 80);
+    EXPECT_EQ(plan.steps[0].block_m, 192);
+    EXPECT_EQ(plan.steps[0].block_n, 80);
   }
 }
 
@@ -332,7 +332,7 @@ TEST(FwdSm90, TakesLongerForOneQueryAndForFewTiles) {
   EXPECT_GT(estimate_us(plan, "fwd_sm90"), estimate_us(plan, "fwd_sm80"));
   const Plan split = tessera::plan(few_tiles, gpu());
   EXPECT_EQ(split.kernel, TESSERA_KERNEL_FWD_SM90);
-  EXPECT_GT(split.num_splits, 1);
+  EXPECT_GT(split.steps[0].num_splits, 1);
   const auto all = launches(split);
   ASSERT_EQ(all.size(), 2u);
   EXPECT_STREQ(all[1].kernel, "combine");
@@ -357,11 +357,11 @@ TEST(FwdSm90, SplitsKeysAndPacksHeads) {
     const Plan plan = tessera::plan(problem, gpu());
     SCOPED_TRACE(describe(plan));
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90);
-    EXPECT_EQ(plan.num_splits, row.num_splits);
-    EXPECT_EQ(plan.num_items, row.num_items);
+    EXPECT_EQ(plan.steps[0].num_splits, row.num_splits);
+    EXPECT_EQ(plan.steps[0].num_items, row.num_items);
     EXPECT_EQ(plan.shared_bytes > 0, row.num_splits > 1);
     problem.batch_invariant = 1;
-    EXPECT_EQ(tessera::plan(problem, gpu()).num_splits, 1);
+    EXPECT_EQ(tessera::plan(problem, gpu()).steps[0].num_splits, 1);
   }
 }
 
@@ -372,6 +372,34 @@ TEST(FwdSm90, TheOtherCanBeAskedFor) {
   device.kernel = TESSERA_KERNEL_FWD_SM90;
   EXPECT_EQ(tessera::plan(large_problem(128, 128), device).kernel, TESSERA_KERNEL_FWD_SM90);
   EXPECT_STREQ(tessera_kernel_name(TESSERA_KERNEL_FWD_SM90), "fwd_sm90");
+}
+
+// ---- bwd_sm80 -------------------------------------------------------------------------------------------------------
+
+// Of the tiles that fit the GPU's shared memory, the largest: 227, 163 and 99 KiB.
+TEST(BwdSm80, TakesTheLargestTileThatFits) {
+  struct Row {
+    std::int32_t arch;
+    std::int64_t d;
+    DType dtype;
+    std::int32_t block_m, block_n;
+  };
+  for (const auto& [arch, d, dtype, block_m, block_n] :
+       {Row{90, 128, bfloat16, 64, 128}, Row{90, 256, bfloat16, 64, 64}, Row{90, 512, bfloat16, 32, 32},
+        Row{80, 128, bfloat16, 64, 128}, Row{80, 256, bfloat16, 32, 64}, Row{80, 512, bfloat16, 16, 32},
+        Row{86, 96, bfloat16, 64, 64}, Row{89, 128, bfloat16, 32, 64}, Row{120, 192, bfloat16, 32, 32},
+        Row{86, 256, bfloat16, 16, 32}, Row{86, 512, bfloat16, 16, 16}, Row{80, 128, float32, 32, 64},
+        Row{80, 256, float32, 16, 32}, Row{86, 128, float32, 16, 32}, Row{86, 256, float32, 16, 16}}) {
+    Problem problem = large_problem(d, d, 4096, dtype);
+    problem.direction = TESSERA_BACKWARD;
+    problem.d_q = problem.q, problem.d_k = problem.k, problem.d_v = problem.v, problem.d_o = problem.o;
+    problem.lse = layout(float32, {4, 16, 4096});
+    Device device = cuda_arch(arch);
+    device.kernel = TESSERA_KERNEL_BWD_SM80;
+    const Plan plan = tessera::plan(problem, device);
+    EXPECT_EQ(plan.block_m, block_m) << arch << ", " << d;
+    EXPECT_EQ(plan.block_n, block_n) << arch << ", " << d;
+  }
 }
 
 // ---- bwd_sm90 -------------------------------------------------------------------------------------------------------
@@ -396,10 +424,10 @@ TEST(BwdSm90, ServesWhatItTakes) {
         Row{192, 128, 64}, Row{192, 192, 64}, Row{256, 256, 64}}) {
     const Plan plan = tessera::plan(training_problem(d, dv), device);
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_BWD_SM90);
-    EXPECT_EQ(plan.block_m, block_m) << d << ", " << dv;
-    EXPECT_EQ(plan.block_n, 128);
-    EXPECT_EQ(plan.num_items, 32 * 16 * 4 * (dv > 128 ? 2 : 1)) << "clusters of two blocks";
-    EXPECT_LE(plan.smem_bytes, device.smem_bytes);
+    EXPECT_EQ(plan.steps[0].block_m, block_m) << d << ", " << dv;
+    EXPECT_EQ(plan.steps[0].block_n, 128);
+    EXPECT_EQ(plan.steps[0].num_items, 32 * 16 * 4 * (dv > 128 ? 2 : 1)) << "clusters of two blocks";
+    EXPECT_LE(plan.steps[0].smem_bytes, device.smem_bytes);
   }
 }
 
@@ -427,12 +455,12 @@ TEST(BwdSm90, TakesSoftcapMaskBiasAndDropout) {
     problem.dropout_p = 0.1;
     problem.mask = layout(boolean, {4, 1, 4096, 4096});
     problem.softcap = 30;
-    EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
+    EXPECT_EQ(tessera::plan(problem, device).steps[0].block_m, 64);
     problem.softcap = 0;
     problem.bias = layout(bfloat16, {1, 16, 4096, 4096}), problem.d_bias = layout(float32, {1, 16, 4096, 4096});
-    EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
+    EXPECT_EQ(tessera::plan(problem, device).steps[0].block_m, 64);
     problem.bias = problem.d_bias = layout(float32, {4, 16, 4096, 4096}), problem.deterministic = 1;
-    EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
+    EXPECT_EQ(tessera::plan(problem, device).steps[0].block_m, 64);
   }
 }
 
@@ -444,11 +472,11 @@ TEST(BwdSm90, TakesPackedSequencesAndKeyLengths) {
   problem.lse = layout(float32, {16, 16384});
   problem.seqused_k = layout(int32, {8});
   problem.d_q = problem.d_k = problem.d_v = problem.d_o = problem.q;
-  EXPECT_EQ(tessera::plan(problem, device).num_items, (16384 / 128 + 8) * 16);
+  EXPECT_EQ(tessera::plan(problem, device).steps[0].num_items, (16384 / 128 + 8) * 16);
   for (tessera_layout* tensor : {&problem.q, &problem.k, &problem.v, &problem.o})
     *tensor = layout(bfloat16, {16384, 16, 256});
   problem.d_q = problem.d_k = problem.d_v = problem.d_o = problem.q;
-  EXPECT_EQ(tessera::plan(problem, device).num_items, (16384 / 128 + 8) * 16 * 2) << "pairs of blocks";
+  EXPECT_EQ(tessera::plan(problem, device).steps[0].num_items, (16384 / 128 + 8) * 16 * 2) << "pairs of blocks";
 }
 
 class BwdSm90Refusal : public testing::TestWithParam<Refusal> {};
@@ -621,13 +649,13 @@ TEST(ForComparison, TheFirstSchedulesBlockIsChosenByTheEnvironment) {
   device.kernel = TESSERA_KERNEL_FWD_FA1;
   for (const std::int32_t keys : {32, 64, 128, 256}) {
     setenv("TESSERA_FA1_KEYS", std::to_string(keys).c_str(), 1);
-    EXPECT_EQ(tessera::plan(problem, device).block_n, keys);
+    EXPECT_EQ(tessera::plan(problem, device).steps[0].block_n, keys);
   }
   setenv("TESSERA_FA1_KEYS", "100", 1);
   EXPECT_NE(refusal_on_request(problem, device, TESSERA_KERNEL_FWD_FA1).find("TESSERA_FA1_KEYS: 100, accepted"),
             std::string::npos);
   unsetenv("TESSERA_FA1_KEYS");
-  EXPECT_EQ(tessera::plan(problem, device).block_n, 128);
+  EXPECT_EQ(tessera::plan(problem, device).steps[0].block_n, 128);
 }
 
 // ---- decode_sm90 ----------------------------------------------------------------------------------------------------
@@ -643,8 +671,8 @@ TEST(DecodeSm90, ServesFewRowsAgainstManyKeys) {
   for (const std::int64_t d : {8, 64, 72, 128, 200, 256}) {
     const Plan plan = tessera::plan(decode_problem(d), gpu());
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
-    EXPECT_EQ(plan.num_items, 132) << "a block a multiprocessor, whatever the sequences";
-    EXPECT_LE(plan.smem_bytes, gpu().smem_bytes) << d;
+    EXPECT_EQ(plan.steps[0].num_items, 132) << "a block a multiprocessor, whatever the sequences";
+    EXPECT_LE(plan.steps[0].smem_bytes, gpu().smem_bytes) << d;
     EXPECT_GT(plan.workspace_bytes, 0);
   }
 }
@@ -690,8 +718,9 @@ TEST(DecodeSm90, HasTwoStagesWhereWarpsMeetOften) {
     problem.batch_invariant = row.invariant;
     const Plan plan = tessera::plan(problem, gpu());
     ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
-    EXPECT_EQ(plan.num_stages, row.stages) << row.sequences << " x " << row.keys << ", invariant " << row.invariant;
-    EXPECT_LE(plan.smem_bytes, gpu().smem_bytes);
+    EXPECT_EQ(plan.steps[0].num_stages, row.stages)
+        << row.sequences << " x " << row.keys << ", invariant " << row.invariant;
+    EXPECT_LE(plan.steps[0].smem_bytes, gpu().smem_bytes);
   }
 }
 
@@ -1021,8 +1050,8 @@ TEST(MixedSm90, HasTheTileOfChunksAlone) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_FWD_SM90;
   const Plan alone = tessera::plan(problem, device);
-  EXPECT_EQ(mixed.block_m, alone.block_m);
-  EXPECT_EQ(mixed.block_n, alone.block_n);
+  EXPECT_EQ(mixed.steps[0].block_m, alone.steps[0].block_m);
+  EXPECT_EQ(mixed.steps[0].block_n, alone.steps[0].block_n);
 }
 
 TEST(MixedSm90, KeepsBothKernelsWorkspaces) {
@@ -1038,7 +1067,7 @@ TEST(MixedSm90, KeepsBothKernelsWorkspaces) {
   const Plan few = tessera::plan(one_each, device);
   EXPECT_GE(mixed.shared_bytes, many.shared_bytes + few.shared_bytes);
   EXPECT_LT(mixed.shared_bytes, many.shared_bytes + few.shared_bytes + 1024) << "the list of six sequences' work tiles";
-  EXPECT_GT(mixed.num_items, few.num_items);
+  EXPECT_GT(mixed.steps[0].num_items, few.steps[0].num_items);
 }
 
 class MixedSm90Refusal : public testing::TestWithParam<Refusal> {};
@@ -1094,7 +1123,7 @@ constexpr std::int64_t kTwoWorks = 2 * 104;
 std::int64_t smem_of_sm80(const Problem& problem, std::int32_t arch) {
   Device device = gpu(arch);
   device.kernel = TESSERA_KERNEL_FWD_SM80;
-  return tessera::plan(problem, device).smem_bytes;
+  return tessera::plan(problem, device).steps[0].smem_bytes;
 }
 
 TEST(FwdSm80, TakesBulkCopiesFromHopperOn) {
@@ -1125,9 +1154,10 @@ TEST(PlannedLaunches, AreTheKernelsThatRun) {
   const auto aligned = launches(plan);
   ASSERT_EQ(aligned.size(), 1u);
   EXPECT_STREQ(aligned[0].kernel, "fwd_sm90");
-  EXPECT_EQ(aligned[0].smem_bytes, plan.smem_bytes);
-  EXPECT_EQ(aligned[0].threads, 32 * plan.num_warps);
-  EXPECT_NE(std::string(aligned[0].config).find(".block_n = " + std::to_string(plan.block_n)), std::string::npos);
+  EXPECT_EQ(aligned[0].smem_bytes, plan.steps[0].smem_bytes);
+  EXPECT_EQ(aligned[0].threads, 32 * plan.steps[0].num_warps);
+  EXPECT_NE(std::string(aligned[0].config).find(".block_n = " + std::to_string(plan.steps[0].block_n)),
+            std::string::npos);
   const auto unaligned = launches(plan, false);
   ASSERT_EQ(unaligned.size(), 1u);
   EXPECT_STREQ(unaligned[0].kernel, "fwd_sm80") << "which loads by any width";
@@ -1152,10 +1182,10 @@ TEST(PlannedLaunches, OfSplitKeysEndWithTheMerge) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_FWD_SM80;
   const Plan plan = tessera::plan(decode, device);
-  ASSERT_GT(plan.num_splits, 1);
+  ASSERT_GT(plan.steps[0].num_splits, 1);
   const auto parts_and_merge = launches(plan);
   ASSERT_EQ(parts_and_merge.size(), 2u);
-  EXPECT_EQ(parts_and_merge[0].blocks, plan.num_items);
+  EXPECT_EQ(parts_and_merge[0].blocks, plan.steps[0].num_items);
   EXPECT_STREQ(parts_and_merge[1].kernel, "combine");
 }
 
@@ -1185,11 +1215,11 @@ TEST_P(FwdSm80Splits, FillTheGpuWithTheFewestParts) {
   device.kernel = TESSERA_KERNEL_FWD_SM80;
   const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM80);
-  EXPECT_EQ(plan.num_splits, row.parts);
-  EXPECT_EQ(plan.num_items, row.parts * row.heads_kv * row.batch);
+  EXPECT_EQ(plan.steps[0].num_splits, row.parts);
+  EXPECT_EQ(plan.steps[0].num_items, row.parts * row.heads_kv * row.batch);
   EXPECT_EQ(plan.shared_bytes > 0, row.parts > 1);
   problem.batch_invariant = 1;
-  EXPECT_EQ(tessera::plan(problem, device).num_splits, 1) << "the same sums whatever else is in the batch";
+  EXPECT_EQ(tessera::plan(problem, device).steps[0].num_splits, 1) << "the same sums whatever else is in the batch";
 }
 
 // 132 multiprocessors hold 4 blocks each at d = 128, 3 at 256.

@@ -272,7 +272,10 @@ std::string choice(const Problem& problem, const tessera_device& device) {
   }
   if (text == "shared_prefix") {
     const auto description = nlohmann::json::parse(json(plan));
-    for (const auto& part : description["parts"]) add(part["kernel"]);
+    for (const auto& step : description["steps"]) {
+      if (step.contains("keys") && (!step.contains("sequences") || step["sequences"] == "many queries"))
+        add(step["kernel"]);
+    }
   }
   if (!inside.empty()) text += "(" + inside + ")";
   if (device.backend == TESSERA_BACKEND_CPU) text += std::string("/") + tessera_isa_name(plan.device.isa);

@@ -74,14 +74,14 @@ TEST(SharedPrefix, ReadsOneOfItsCopies) {
 TEST(SharedPrefix, ThePlanSaysHowItsPartsAreDone) {
   const Plan plan = tessera::plan(decoding());
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_SHARED_PREFIX);
-  for (const tessera_plan_part& part : plan.parts) {
-    EXPECT_TRUE(part.kernel == TESSERA_KERNEL_DECODE || part.kernel == TESSERA_KERNEL_TILED) << part.kernel;
-  }
+  ASSERT_EQ(plan.num_steps, 2);
+  EXPECT_EQ(plan.steps[0].keys, TESSERA_STEP_PREFIXES);
+  EXPECT_EQ(plan.steps[1].keys, TESSERA_STEP_OTHER_KEYS);
   const std::string words = describe(plan), text = json(plan);
   for (const char* part : {"shared prefixes", "prefixes, by decode: ", "other keys, by decode: "}) {
     EXPECT_NE(words.find(part), std::string::npos) << part << "\n" << words;
   }
-  EXPECT_NE(text.find("\"parts\": [{\"kernel\": \"decode\""), std::string::npos) << text;
+  EXPECT_NE(text.find("\"steps\": [{\"kernel\": \"decode\", \"keys\": \"prefixes\""), std::string::npos) << text;
 }
 
 // On a GPU: the index tensors; the parts, each of which may merge its own splits; and the merge of both.
@@ -132,29 +132,32 @@ TEST(SharedPrefix, ChunksFillTheGpu) {
       {64, 8192, 32, 8, 8}, {64, 8192, 8, 8, 16}, {256, 2048, 32, 8, 2}, {16, 32768, 32, 8, 16}, {16, 1024, 32, 8, 4}};
   for (const auto& row : rows) {
     const Plan plan = served(row.batch, row.prefix, 256, row.heads, row.heads_kv);
-    const tessera_plan_part& prefix = plan.parts[0];
-    EXPECT_EQ(prefix.kernel, TESSERA_KERNEL_FWD_SM90) << row.batch;
+    const tessera_plan_step& prefix = plan.steps[0];
+    EXPECT_STREQ(prefix.family, "fwd_sm90") << row.batch;
     EXPECT_EQ(prefix.num_splits, row.chunks) << row.batch;
     EXPECT_EQ(prefix.block_m, 128) << row.batch;
     EXPECT_LE(prefix.num_items, 132) << row.batch;  // at most one a multiprocessor, and so no counter
-    EXPECT_EQ(prefix.shared_bytes, 0) << row.batch;
+    EXPECT_EQ(prefix.workspace_bytes, 0) << row.batch;
     const auto all = launches(plan);
     EXPECT_TRUE(std::string(all[1].kernel).starts_with("fwd_sm90")) << all[1].kernel;
     EXPECT_STREQ(all.back().kernel, "combine");
     EXPECT_EQ(all.size(), 4) << row.batch;
+    const auto unaligned = launches(plan, false);  // every sequence reads all of its keys
+    ASSERT_EQ(unaligned.size(), 1) << row.batch;
+    EXPECT_TRUE(std::string(unaligned[0].kernel).starts_with("fwd_sm80")) << unaligned[0].kernel;
   }
-  EXPECT_EQ(served(4, 8192, 256, 32, 8).parts[0].kernel, TESSERA_KERNEL_DECODE_SM90);  // 16 rows a KV head
-  EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                    // the tiles are enough
+  EXPECT_STREQ(served(4, 8192, 256, 32, 8).steps[0].family, "decode_sm90");  // 16 rows a KV head
+  EXPECT_EQ(served(2048, 8192, 256, 32, 8).steps[0].num_splits, 1);          // the tiles are enough
 }
 
 // Own keys of the cells measured at dbf9cac and c7a09d5: 256 after a prefix are sooner fwd_sm80's, and 512 of 16
 // sequences decode_sm90's.
 TEST(SharedPrefix, FewOwnKeysAreFwdSm80s) {
   for (const std::int64_t heads : {32, 8}) {
-    EXPECT_EQ(served(64, 8192, 256, heads, 8).parts[1].kernel, TESSERA_KERNEL_FWD_SM80) << heads;
+    EXPECT_STREQ(served(64, 8192, 256, heads, 8).steps[1].family, "fwd_sm80") << heads;
   }
-  EXPECT_EQ(served(256, 2048, 256, 32, 8).parts[1].kernel, TESSERA_KERNEL_FWD_SM80);
-  EXPECT_EQ(served(16, 32768, 512, 32, 8).parts[1].kernel, TESSERA_KERNEL_DECODE_SM90);
+  EXPECT_STREQ(served(256, 2048, 256, 32, 8).steps[1].family, "fwd_sm80");
+  EXPECT_STREQ(served(16, 32768, 512, 32, 8).steps[1].family, "decode_sm90");
 }
 
 // Of the bytes of K and V, those of a prefix and of four suffixes.

@@ -114,7 +114,7 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
       FwdSm90Config config{};
       config.dtype = Dtype::kBFloat16;
       config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
-      config.causal = causal, config.varlen = varlen, config.score = score;
+      config.varying_tile_cost = causal, config.varlen = varlen, config.score = score;
       tile.apply(config);
       if (page_rows > 0) config.page_rows = page_rows, config.cluster = 1;
       const KernelSpec spec = spec_of(config);

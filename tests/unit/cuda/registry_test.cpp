@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/plan_config.hpp"
 #include "tessera/tensor.hpp"
 
 namespace tessera::cuda {
@@ -80,16 +79,16 @@ TEST(CudaRegistry, ARefusalIsADifference) {
   EXPECT_EQ(refusal(kSome, plan), "head size 129, at most 128");
 }
 
-TEST(CudaRegistry, APlanKeepsItsFamilysConfig) {
+TEST(CudaRegistry, AStepKeepsItsFamilysConfig) {
   struct Config {
     int a;
     double b;
   };
   tessera_plan plan{};
-  keep_config(plan, Config{3, 0.5});
+  core::keep_config(plan.steps[3], Config{3, 0.5});
   const tessera_plan copy = plan;
-  EXPECT_EQ(config_of<Config>(copy).a, 3);
-  EXPECT_EQ(config_of<Config>(copy).b, 0.5);
+  EXPECT_EQ(core::config_of<Config>(copy.steps[3]).a, 3);
+  EXPECT_EQ(core::config_of<Config>(copy.steps[3]).b, 0.5);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // What fwd_fa1 reads beside a forward kernel's params, and its shared-memory layout. The kernel is compiled for a
-// FwdConfig; it holds one tile of K, one of V and two of Q.
+// FwdSm80Config; it holds one tile of K, one of V and two of Q.
 #pragma once
 
 #include "tessera/fwd_sm80/config.hpp"
@@ -13,7 +13,7 @@ struct FwdFa1Layout {
   int bytes;
 };
 
-TESSERA_HOST_DEVICE constexpr FwdFa1Layout fwd_fa1_layout(const FwdConfig& c) {
+TESSERA_HOST_DEVICE constexpr FwdFa1Layout fwd_fa1_layout(const FwdSm80Config& c) {
   const int row = pitch_bytes(c.dtype, c.head_dim);
   FwdFa1Layout at{};
   at.k = at.q + 2 * c.block_m * row;
@@ -23,7 +23,7 @@ TESSERA_HOST_DEVICE constexpr FwdFa1Layout fwd_fa1_layout(const FwdConfig& c) {
 }
 
 // State in device memory between two tiles of keys. Tiles have block_m queries: [batch x heads_q, tiles].
-struct FwdFa1Params : FwdParams {
+struct FwdFa1Params : FwdSm80Params {
   float* o_accum;  // a tile in its warps' accumulator layout: [warp][16 rows][8 columns][lane][4]
   float* row_max;  // m, [block_m] per tile
   float* row_sum;  // l, [block_m] per tile

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdFa1SharedMemory {
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[2];
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kCfg.block_n);
@@ -28,7 +28,7 @@ struct FwdFa1SharedMemory {
 };
 
 // A warp's rows of a query tile in device memory.
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 struct FwdFa1Rows {
   static constexpr int kM = kCfg.block_m / kCfg.warps / 16, kD = kCfg.head_dim / 8;
   float4* o;
@@ -42,7 +42,7 @@ struct FwdFa1Rows {
   TESSERA_DEVICE float4& part(int m, int d) const { return o[(m * kD + d) * 32]; }
 };
 
-template <FwdConfig kCfg>
+template <FwdSm80Config kCfg>
 TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
   using Rows = FwdFa1Rows<kCfg>;
   constexpr int kM = Rows::kM, kN = kCfg.block_n / 8, kD = Rows::kD, kThreads = kCfg.warps * 32;

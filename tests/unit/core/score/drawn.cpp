@@ -1,5 +1,7 @@
 #include "core/score/drawn.hpp"
 
+#include <iterator>
+
 namespace tessera::testing {
 
 using core::score::Type;
@@ -56,6 +58,58 @@ std::string expression(Type type, int depth, std::mt19937_64& random) {
     default:
       return "!" + sub(Type::kBool);
   }
+}
+
+std::string smooth_expression(int depth, std::mt19937_64& random) {
+  const auto pick = [&](std::initializer_list<const char*> from) {
+    return std::string(std::data(from)[random() % from.size()]);
+  };
+  if (depth == 0) {
+    return pick({"s", "s", "s", "0.5", "-1.5", "t", "slope[h]", "place[i]", "place[j]", "key_bias[b, j]", "gain[]",
+                 "relative[h, i - j + 56]", "embedding[id[b, j]]", "block[i >> 4, j >> 4]", "0.1 * (i - j)"});
+  }
+  const auto sub = [&] { return "(" + smooth_expression(depth - 1, random) + ")"; };
+  switch (random() % 9) {
+    case 0:
+      return sub() + pick({" + ", " - "}) + sub();
+    case 1:
+      return sub() + " * " + sub();
+    case 2:
+      return pick({"tanh", "sigmoid", "sin", "cos"}) + sub();
+    case 3:
+      return pick({"exp", "exp2"}) + "(tanh" + sub() + ")";
+    case 4: {
+      const std::string x = sub();
+      return pick({"log", "sqrt", "rsqrt"}) + "(1.0 + " + x + " * " + x + ")";
+    }
+    case 5: {
+      const std::string x = sub();
+      return sub() + " / (1.0 + " + x + " * " + x + ")";
+    }
+    case 6:
+      return "(" + expression(Type::kBool, 0, random) + ") ? " + sub() + " : " + sub();
+    case 7: {
+      const std::string x = sub();
+      return x + " * tanh" + x;
+    }
+    default:
+      return "-" + sub();
+  }
+}
+
+std::string bytes(std::mt19937_64& random) {
+  static const std::string parts[] = {"s",   "+",        "(", ")", "?",  ":", "tanh", ",", "[", "]",
+                                      "1.5", "7",        "i", "-", "&&", "<", "=",    ";", "#", "\n",
+                                      "x",   "relative", "h", ".", "e",  "~", "^",    "//"};
+  std::string text;
+  for (uint64_t length = random() % 24; length > 0; --length) {
+    if (random() % 8 == 0) {
+      text += static_cast<char>(random());
+    } else {
+      text += parts[random() % std::size(parts)];
+    }
+  }
+  return text;
 }
 
 }  // namespace tessera::testing

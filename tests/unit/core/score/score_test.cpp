@@ -12,12 +12,14 @@
 #include "core/score/evaluate.hpp"
 #include "core/score/parse.hpp"
 #include "core/score/print.hpp"
+#include "core/score/slopes.hpp"
 
 namespace tessera::core::score {
 namespace {
 
 using testing::Definition;
 using testing::definitions;
+using testing::drawn_pair;
 using testing::expression;
 using testing::World;
 
@@ -33,13 +35,6 @@ std::string refusal(std::string_view score, std::string_view mask = "",
   Program program;
   const tessera_status status = parse(score, mask, names, program);
   return status.code == TESSERA_OK ? "accepted" : status.message;
-}
-
-// A pair of the world, drawn.
-Inputs drawn(const World& world, std::mt19937_64& random) {
-  const auto below = [&](int64_t end) { return static_cast<int64_t>(random() % static_cast<uint64_t>(end)); };
-  std::normal_distribution<double> normal(0, 2);
-  return world.pair(below(world.batch), below(world.heads), below(world.len_q), below(world.len_k), normal(random));
 }
 
 bool alike(double a, double b, double tolerance) {
@@ -59,7 +54,7 @@ class OfTable : public ::testing::TestWithParam<size_t> {
 TEST_P(OfTable, MeansWhatItsDefinitionSays) {
   Evaluator evaluator(program, bindings);
   for (int n = 0; n < 500; ++n) {
-    const Inputs pair = drawn(world, random);
+    const Inputs pair = drawn_pair(world, random);
     evaluator.begin(pair);
     const double score = program.score < 0 ? pair.s : evaluator.value(program.score);
     const bool visible = program.mask < 0 || evaluator.value(program.mask) != 0;
@@ -96,49 +91,7 @@ TEST(CanonicalText, OfLongChainsIsNotNestedTooDeeply) {
 
 TEST_P(OfTable, ItsGradientIsTheSlopeOfTheScore) {
   if (!definition.smooth) GTEST_SKIP() << "not smooth";
-  const Gradient by_reverse = gradient(program);
-  const Bindings gradient_bindings = world.bindings(by_reverse.program);
-  Evaluator evaluator(program, bindings), reverse(by_reverse.program, gradient_bindings);
-  const auto score_of = [&](const Inputs& pair) {
-    evaluator.begin(pair);
-    return program.score < 0 ? pair.s : evaluator.value(program.score);
-  };
-  constexpr double kStep = 1e-5, kG = 0.75;
-  for (int n = 0; n < 100; ++n) {
-    Inputs pair = drawn(world, random);
-    pair.g = kG;
-    reverse.begin(pair);
-    Inputs above = pair, below = pair;
-    above.s += kStep, below.s -= kStep;
-    const double d_s = by_reverse.d_s < 0 ? 0 : reverse.value(by_reverse.d_s);
-    ASSERT_NEAR(d_s, kG * (score_of(above) - score_of(below)) / (2 * kStep), 1e-6) << definition.name;
-    for (const LoadGradient& load : by_reverse.loads) {
-      const Name& name = by_reverse.program.tensors[static_cast<size_t>(load.tensor)];
-      testing::Tensor& tensor = world.tensors.at(name.text);
-      int64_t index[kMaxRank] = {};
-      for (size_t axis = 0; axis < load.indices.size(); ++axis) {
-        index[axis] = static_cast<int64_t>(reverse.value(load.indices[axis]));
-      }
-      // All loads of this element together are what moving it changes.
-      double sum = 0;
-      for (const LoadGradient& other : by_reverse.loads) {
-        if (other.tensor != load.tensor) continue;
-        bool same = true;
-        for (size_t axis = 0; axis < other.indices.size(); ++axis) {
-          same = same && static_cast<int64_t>(reverse.value(other.indices[axis])) == index[axis];
-        }
-        if (same) sum += reverse.value(other.adjoint);
-      }
-      double& element = tensor.data[static_cast<size_t>(tensor.offset(index))];
-      const double was = element;
-      element = was + kStep;
-      const double up = score_of(pair);
-      element = was - kStep;
-      const double down = score_of(pair);
-      element = was;
-      ASSERT_NEAR(sum, kG * (up - down) / (2 * kStep), 1e-6) << definition.name << " of " << name.text;
-    }
-  }
+  EXPECT_EQ(testing::wrong_gradient(world, program, random, 100), "") << definition.name;
 }
 
 // Bounds of a block of pairs, by its corners.
@@ -360,20 +313,21 @@ TEST(ScoreFuzz, DrawnProgramsReadBackAndStayWithinTheirBounds) {
   EXPECT_GT(tried, 1000);
 }
 
+TEST(ScoreFuzz, GradientsOfDrawnProgramsAreSlopes) {
+  World world(5);
+  std::mt19937_64 random(5);
+  for (int n = 0; n < 600; ++n) {
+    const std::string text = testing::smooth_expression(1 + n % 4, random);
+    const Program program = parsed(text.c_str(), "", world.names());
+    ASSERT_EQ(testing::wrong_gradient(world, program, random, 5), "") << text;
+  }
+}
+
 TEST(ScoreFuzz, AnyBytesAreRefusedOrRead) {
   const std::vector<Name> names = World(1).names();
   std::mt19937_64 random(4);
-  const std::string parts[] = {"s",  "+", "(", ")", "?", ":",  "tanh", ",",        "[", "]", "1.5", "7", "i", "-",
-                               "&&", "<", "=", ";", "#", "\n", "x",    "relative", "h", ".", "e",   "~", "^", "//"};
   for (int n = 0; n < 20000; ++n) {
-    std::string text;
-    for (uint64_t length = random() % 24; length > 0; --length) {
-      if (random() % 8 == 0) {
-        text += static_cast<char>(random());
-      } else {
-        text += parts[random() % std::size(parts)];
-      }
-    }
+    const std::string text = testing::bytes(random);
     Program program;
     const tessera_status status = parse(text, "", names, program);
     if (status.code != TESSERA_OK) {

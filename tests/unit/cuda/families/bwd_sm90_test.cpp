@@ -97,7 +97,7 @@ TEST(CudaBwdSm90, LaunchesThreeKernels) {
     EXPECT_EQ(list[2].grid.x, list[0].grid.x);
     EXPECT_EQ(list[0].spec().threads, 128);
     EXPECT_EQ(list[1].spec().threads, 512);
-    EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.steps[0].smem_bytes);
   }
 }
 
@@ -149,14 +149,14 @@ TEST(CudaBwdSm90, TakesHeadSizesAbove128ByPairsOfBlocks) {
     EXPECT_EQ(list[1].spec().cluster, 2);
     EXPECT_EQ(list[1].grid.x, 2 * ((kKeys + 127) / 128) * kBatch * kHeadsKv);
     EXPECT_EQ(list[0].grid.x, (kQueries + 63) / 64 * kBatch * kHeads);
-    EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
-    EXPECT_LE(plan.smem_bytes, 227 << 10);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.steps[0].smem_bytes);
+    EXPECT_LE(plan.steps[0].smem_bytes, 227 << 10);
   }
 }
 
 TEST(CudaBwdSm90, SplitsAGroupWhoseBlocksDoNotFillTheGpu) {
   const tessera_plan plan = plan_of(problem_of(96), 100);
-  EXPECT_EQ(plan.num_splits, 4) << "16 blocks, 4 query heads a KV head";
+  EXPECT_EQ(plan.steps[0].num_splits, 4) << "16 blocks, 4 query heads a KV head";
   LaunchList list;
   ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
   ASSERT_EQ(list.size(), 4);
@@ -172,12 +172,13 @@ TEST(CudaBwdSm90, SplitsAGroupWhoseBlocksDoNotFillTheGpu) {
   const int64_t part_floats = 16 * 4 * 128 * 96;
   EXPECT_EQ(p.d_v_parts - p.d_k_parts, part_floats);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(p.d_v_parts + part_floats), kWorkspace + plan.shared_bytes);
-  EXPECT_EQ(plan_of(problem_of(96, false), 32).num_splits, 2) << "as few as fill it";
-  EXPECT_EQ(plan_of(problem_of(96, false), 24).num_splits, 4) << "three rounds of a quarter, not two of a half";
-  EXPECT_EQ(plan_of(problem_of(96, false), 16).num_splits, 1);
-  EXPECT_EQ(plan_of(problem_of(96), 32).num_splits, 4) << "causal: half as many steps in the mean";
-  EXPECT_EQ(plan_of(problem_of(96), 16).num_splits, 2);
-  EXPECT_EQ(plan_of(problem_of(96), 8).num_splits, 1);
+  EXPECT_EQ(plan_of(problem_of(96, false), 32).steps[0].num_splits, 2) << "as few as fill it";
+  EXPECT_EQ(plan_of(problem_of(96, false), 24).steps[0].num_splits, 4)
+      << "three rounds of a quarter, not two of a half";
+  EXPECT_EQ(plan_of(problem_of(96, false), 16).steps[0].num_splits, 1);
+  EXPECT_EQ(plan_of(problem_of(96), 32).steps[0].num_splits, 4) << "causal: half as many steps in the mean";
+  EXPECT_EQ(plan_of(problem_of(96), 16).steps[0].num_splits, 2);
+  EXPECT_EQ(plan_of(problem_of(96), 8).steps[0].num_splits, 1);
 }
 
 // Of a head's clusters, which wait in a circle, a GPU's multiprocessors have two blocks each.
@@ -205,11 +206,11 @@ TEST(CudaBwdSm90, TakesHeadSizesAbove256ByClustersOfFour) {
     ASSERT_EQ(list.size(), 3);
     EXPECT_STREQ(list[1].name, "bwd_sm90_d512");
     EXPECT_EQ(list[1].spec().cluster, 4);
-    EXPECT_EQ(list[1].spec().threads, 32 * plan.num_warps);
+    EXPECT_EQ(list[1].spec().threads, 32 * plan.steps[0].num_warps);
     EXPECT_EQ(list[1].grid.x, 4 * ((kKeys + 127) / 128) * kBatch * kHeadsKv);
     EXPECT_EQ(list[0].grid.x, (kQueries + 63) / 64 * kBatch * kHeads);
-    EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
-    EXPECT_LE(plan.smem_bytes, 227 << 10);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.steps[0].smem_bytes);
+    EXPECT_LE(plan.steps[0].smem_bytes, 227 << 10);
   }
 }
 
@@ -289,7 +290,7 @@ TEST(CudaBwdSm90, DeterministicAdditionsTakeTurns) {
     EXPECT_NE(list[kernel].spec().config.find(".deterministic = true"), std::string::npos)
         << "the first block stores dQ";
   }
-  EXPECT_EQ(plan.smem_bytes, as_they_come.smem_bytes + 64 * 128 * 4 + 4 * 8)
+  EXPECT_EQ(plan.steps[0].smem_bytes, as_they_come.steps[0].smem_bytes + 64 * 128 * 4 + 4 * 8)
       << "a second place for dQ, and its barriers";
 }
 

@@ -159,8 +159,8 @@ void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
     for (const Launch& launch : list) {
       ASSERT_STREQ(launch.name, "decode_sm90");
       std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-      params.k_map = map_of(params, params.k, params.head_dim, plan.block_n);
-      params.v_map = map_of(params, params.v, params.head_dim_v, plan.block_n);
+      params.k_map = map_of(params, params.k, params.head_dim, plan.steps[0].block_n);
+      params.v_map = map_of(params, params.v, params.head_dim_v, plan.steps[0].block_n);
       ASSERT_TRUE(run_config(launch, params)) << launch.spec().config;
     }
   }

@@ -62,8 +62,8 @@ TEST(CudaDecodeSm90, LaunchesOneKernelWithABlockAMultiprocessor) {
     ASSERT_EQ(list.size(), 1);
     EXPECT_STREQ(list[0].name, "decode_sm90");
     EXPECT_EQ(list[0].grid.x, static_cast<uint32_t>(kCores));
-    EXPECT_EQ(list[0].spec().smem_bytes, plan.smem_bytes);
-    EXPECT_EQ(list[0].spec().threads, plan.num_warps * 32);
+    EXPECT_EQ(list[0].spec().smem_bytes, plan.steps[0].smem_bytes);
+    EXPECT_EQ(list[0].spec().threads, plan.steps[0].num_warps * 32);
   }
 }
 

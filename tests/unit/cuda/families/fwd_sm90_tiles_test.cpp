@@ -74,7 +74,7 @@ TEST(CudaTiles, AStaircaseHasNoClusters) {
   for (const Sm90Tile& tile : sm90_tiles()) {
     for (const bool causal : {false, true}) {
       FwdSm90Config config{};
-      config.causal = causal;
+      config.varying_tile_cost = causal;
       tile.apply(config);
       EXPECT_EQ(config.cluster, causal ? 1 : tile.cluster) << tile.head_dim << " " << tile.head_dim_v;
     }
@@ -113,7 +113,7 @@ TEST(CudaTiles, FewRowsHaveHalfTiles) {
     problem.batch_invariant = invariant;
     tessera_plan plan;
     ASSERT_EQ(tessera_make_plan(&problem, &device, &plan).code, TESSERA_OK);
-    EXPECT_EQ(plan.block_m, invariant ? 256 : 128);
+    EXPECT_EQ(plan.steps[0].block_m, invariant ? 256 : 128);
   }
 }
 

@@ -19,7 +19,7 @@ namespace {
 constexpr FwdSm90Config config_of(bool causal) {
   FwdSm90Config c{};
   c.dtype = Dtype::kBFloat16, c.head_dim = c.head_dim_v = 128;
-  c.block_n = 128, c.consumers = 2, c.causal = causal, c.cluster = 1, c.varlen = c.live_tiles = true;
+  c.block_n = 128, c.consumers = 2, c.varying_tile_cost = causal, c.cluster = 1, c.varlen = c.live_tiles = true;
   return c;
 }
 
@@ -36,7 +36,7 @@ void decode_all() {
     const int heads = draw(1, 5);
     p.heads_q = p.heads_kv = Divisor(heads), p.group = Divisor(1);
     p.decoded_queries = draw(0, 3) ? draw(1, 16) : 0;
-    p.causal = kConfig.causal;
+    p.causal = kConfig.varying_tile_cost;
     std::vector<int> cu{draw(0, 3)}, lengths;
     for (int b = 0; b < p.batch; ++b) {
       lengths.push_back(draw(0, 3) ? draw(0, 16) : draw(0, 900));
@@ -49,7 +49,7 @@ void decode_all() {
     LiveTilesParams made{};
     static_cast<ProblemParams&>(made) = p;
     made.order.heads = heads, made.order.swizzle_heads = Divisor(draw(1, heads));
-    made.order.paired_heads = kConfig.causal && draw(0, 1) ? heads : 0;
+    made.order.paired_heads = kConfig.varying_tile_cost && draw(0, 1) ? heads : 0;
     made.order.ascending = draw(0, 1);
     std::vector<std::array<int, 16>> memory(static_cast<size_t>(live_tiles_bytes(p.batch)) / 64 + 1);
     for (auto& line : memory) line.fill(-1);

@@ -32,7 +32,7 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
                               launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
 }
 
-constexpr FwdConfig forward_config(bool paged, bool split, bool aligned = true, bool pack_gqa = true) {
+constexpr FwdSm80Config forward_config(bool paged, bool split, bool aligned = true, bool pack_gqa = true) {
   return {.dtype = Dtype::kBFloat16,
           .head_dim = 64,
           .head_dim_v = 64,
@@ -52,9 +52,9 @@ constexpr FwdConfig forward_config(bool paged, bool split, bool aligned = true, 
 
 template <bool kPaged>
 bool run(const Launch& launch) {
-  constexpr FwdConfig kWhole = forward_config(kPaged, false), kSplit = forward_config(kPaged, true);
-  constexpr FwdConfig kUnaligned = forward_config(kPaged, false, false),
-                      kOfChunks = forward_config(kPaged, false, false, false);
+  constexpr FwdSm80Config kWhole = forward_config(kPaged, false), kSplit = forward_config(kPaged, true);
+  constexpr FwdSm80Config kUnaligned = forward_config(kPaged, false, false),
+                          kOfChunks = forward_config(kPaged, false, false, false);
   constexpr CombineConfig kOfSplits{Dtype::kBFloat16, Dtype::kFloat32, false},
       kOfParts{Dtype::kBFloat16, Dtype::kBFloat16, false}, kOfChunkParts{Dtype::kBFloat16, Dtype::kBFloat16, true};
   constexpr PrefixIndicesConfig kIndices{kPaged};

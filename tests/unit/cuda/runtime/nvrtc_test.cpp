@@ -60,11 +60,12 @@ TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
   EXPECT_PRED2(contains, source_of(spec_of(config)),
                "__launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)\ntessera_fwd_sm90(");
   EXPECT_PRED2(contains, source_of(spec_of(config)),
-               ".cluster = 2, .varlen = false, .block_mask = false, .live_tiles = false, .pack_gqa = false, .split = false, .score = ");
+               ".cluster = 2, .varlen = false, .block_mask = false, .live_tiles = false, .pack_gqa = false, "
+               ".split = false, .score = ");
 }
 
 TEST(CudaCodegen, AssertsWhatHostAndDeviceAgreeOn) {
-  FwdConfig config{};
+  FwdSm80Config config{};
   config.head_dim = config.head_dim_v = config.block_m = 64, config.block_n = 32, config.stages = 2;
   config.dtype = Dtype::kFloat16;
   EXPECT_PRED2(contains, source_of(spec_of(config)),
@@ -84,7 +85,7 @@ TEST_F(CudaCompiler, RefusesAFalseClaim) {
 }
 
 TEST(CudaCodegen, EveryFieldIsPartOfTheKey) {
-  FwdConfig config{};
+  FwdSm80Config config{};
   const ConfigValues before = config_values(config);
   config.score.dropout = true;
   const ConfigValues after = config_values(config);

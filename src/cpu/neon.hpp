@@ -1,0 +1,81 @@
+// The operations of simd.hpp and its users for AArch64: every intrinsic of this processor is here. Vectors have four
+// lanes. Compiled for what every AArch64 processor has, and with bf16 products (FEAT_BF16) for those that have them.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+
+namespace tessera::cpu {
+namespace {
+
+TESSERA_INLINE bool any(VecI mask) { return vmaxvq_u32((uint32x4_t)mask) != 0; }
+
+TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)vcvt_f32_f16((float16x4_t)h); }
+TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)vcvt_f16_f32((float32x4_t)v); }
+
+// a b + acc, where b is one lane of `lanes`. In a loop over them, one load serves four steps, and the multiply-add
+// itself broadcasts: a broadcasting load would take a vector pipe beside it.
+template <int kLane>
+TESSERA_INLINE VecF fma_by_lane(VecF a, VecF lanes, VecF acc) {
+  return (VecF)vfmaq_laneq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)lanes, kLane);
+}
+
+// One or two elements of four bytes; the other lanes are 0.
+template <int kCount>
+TESSERA_INLINE VecF load_lanes(const char* p) {
+  static_assert(kCount == 1 || kCount == 2);
+  if constexpr (kCount == 2) {
+    uint64_t both;
+    __builtin_memcpy(&both, p, sizeof both);
+    return (VecF)vsetq_lane_u64(both, vdupq_n_u64(0), 0);
+  } else {
+    uint32_t one;
+    __builtin_memcpy(&one, p, sizeof one);
+    return (VecF)vsetq_lane_u32(one, vdupq_n_u32(0), 0);
+  }
+}
+
+// Input: four vectors. Result: a vector whose lane i is the sum of vector i's lanes.
+TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
+  const float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
+  const float32x4_t high = vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]);
+  return (VecF)vpaddq_f32(low, high);
+}
+
+// The upper and lower words of the lanes' products with a factor.
+TESSERA_INLINE void multiply_wide(VecU a, uint32_t factor, VecU& high, VecU& low) {
+  const uint32x4_t words = (uint32x4_t)a, factors = vdupq_n_u32(factor);
+  const uint32x4_t first = (uint32x4_t)vmull_u32(vget_low_u32(words), vget_low_u32(factors));
+  const uint32x4_t last = (uint32x4_t)vmull_high_u32(words, factors);
+  high = (VecU)vuzp2q_u32(first, last), low = (VecU)vuzp1q_u32(first, last);
+}
+
+#if defined(TESSERA_HAS_DOT)
+TESSERA_INLINE VecH bf16_from_float(VecF v) { return (VecH)vcvt_bf16_f32((float32x4_t)v); }
+
+// Lane i holds bf16(low[i]) in its low half and bf16(high[i]) in its high half.
+TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
+  const uint16x8_t a = (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)low);
+  const uint16x8_t b = (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)high);
+  return (VecU)vzip1q_u16(a, b);
+}
+
+// acc + a.low * b.low + a.high * b.high in every lane; a lane holds two bf16. BFMMLA would do twice as many products,
+// of a layout that broadcasting does not give.
+TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
+  return (VecF)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
+}
+template <int kLane>
+TESSERA_INLINE VecF dot_by_lane(VecF a, VecF lanes, VecF acc) {
+  return (VecF)vbfdotq_laneq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)lanes, kLane);
+}
+
+// a0 b0 a1 b1 ... of words of 16 bits: of the first four, and of the last.
+TESSERA_INLINE void interleave_pairs(VecU a, VecU b, VecU& first, VecU& last) {
+  first = (VecU)vzip1q_u16((uint16x8_t)a, (uint16x8_t)b), last = (VecU)vzip2q_u16((uint16x8_t)a, (uint16x8_t)b);
+}
+#endif
+
+}  // namespace
+}  // namespace tessera::cpu
