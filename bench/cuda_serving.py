@@ -1,6 +1,6 @@
 """Serving on a GPU: Tessera's kernels beside cuDNN and FlashAttention-2, in CUDA graph replays, one run.
 
-    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--only PATTERN]
+    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few tokens chunks ...] [--only PATTERN]
                                  [--out FOLDER] [--seconds S] [--rounds 5]
     python bench/cuda_serving.py --dry-run                   the cells, without a GPU
     python bench/cuda_serving.py --summary FOLDER/cells.json  targets and measurements
@@ -8,7 +8,8 @@
 decode: the peers' cells of one query token a sequence and shorter ones, dense and in pages. dims: D 64 and 256.
 lengths: 64 sequences of log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with
 one token beside chunks of a prompt, compared with two separate calls. trees: drafted tokens with a tree mask and
-causal. few: a few queries a sequence, by the plan's choice and by every kernel that supports them. prefix: keys that
+causal. few: a few queries a sequence, by the plan's choice and by every kernel that supports them. tokens: 1 to 16
+queries a sequence of many and few KV heads; chunks: of a prompt, over many more keys. prefix: keys that
 all sequences share, read once and for each. append: rotation and writing to the cache, beside a copy of as many bytes.
 short: few keys, by every kernel that supports them, to find where a plan should choose decode_sm90. Every result is
 first compared with float64 on one head of one sequence. Medians of alternating rounds, microseconds; "read" is a kernel
@@ -322,6 +323,43 @@ def few(cell: Cell, generator) -> Contest:
     return contest
 
 
+def tokens(cell: Cell, generator) -> Contest:
+    """Equal numbers of queries of sequences of equal lengths, causal, by each of the cell's kernels; and cuDNN, which
+    reads dense keys and sees all of them."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import tessera.torch
+
+    contest = Contest(cell)
+    kv = normal(generator, 2, cell.batch, cell.keys, cell.heads_kv, cell.dim)
+    q = normal(generator, cell.batch, cell.queries, cell.heads, cell.dim)
+    used = torch.full((cell.batch,), cell.keys, dtype=torch.int32, device=DEVICE)
+
+    def wrong(o):
+        """Of the first and the last query head of the last sequence."""
+        return max(error(o[-1, :, h:], q[-1, :, h:], *kv[:, -1, :, h_kv:]) for h, h_kv in ((0, 0), (-1, -1)))
+
+    for layout in cell.layouts:
+        k, v, pages = *kv, {}
+        if layout != DENSE:
+            k, v, table = in_pages(kv, layout, generator)
+            pages = dict(page_table=table, seqused_k=used)
+        for kernel in cell.kernels:
+            name = kernel if layout == DENSE else f"{kernel} pages of {layout}"
+            call = functools.partial(tessera.torch.attention, q, k, v, causal=True, kernel=kernel, **pages)
+            contest.add(name, call, wrong)
+    a, b, c = (x.transpose(1, 2) for x in (q, *kv))
+
+    def cudnn():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(a, b, c, enable_gqa=cell.heads != cell.heads_kv)
+
+    contest.add("cudnn", cudnn)
+    return contest
+
+
 def prefix(cell: Cell, generator) -> Contest:
     """One query a sequence; the first keys of all are in the same pages: read once, and for each."""
     import torch
@@ -392,7 +430,8 @@ def append(cell: Cell, generator) -> Contest:
 
 
 # The others are decode cells.
-CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}
+CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "tokens": tokens, "chunks": tokens,
+            "prefix": prefix, "append": append}  # fmt: skip
 
 
 def cells_of(case: str, pattern: str) -> list[Cell]:

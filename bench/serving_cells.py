@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
+KERNELS = ("auto", "decode_sm90", "fwd_sm90")
 DENSE = 0  # a layout; otherwise the keys of a page
 PAGES = (16, 64, 544, 1)
 MIB = 1 << 20
@@ -40,6 +41,11 @@ class Cell:
             return 2 * self.batch * self.queries * (self.heads + 2 * self.heads_kv) * self.dim
         keys = sum(self.lengths) if self.lengths else self.batch * self.keys
         return 4 * (keys + self.chunks[0] * self.chunks[2]) * self.heads_kv * self.dim
+
+    def tflop(self, seconds: float) -> float:
+        """TFLOP/s, causal at the bottom right, of equal lengths."""
+        pairs = self.queries * self.keys - self.queries * (self.queries - 1) / 2
+        return 4e-12 * self.batch * self.heads * self.dim * pairs / seconds
 
     @property
     def name(self) -> str:
@@ -128,6 +134,25 @@ def _few() -> list[Cell]:
     ] + [Cell("few", *heads, 64, 256, layouts=(64,), kernels=kernels[:2]) for heads in ((32, 8), (8, 8))]
 
 
+def _tokens() -> list[Cell]:
+    shapes = ((64, 8, 128, 1, 8192), (64, 8, 128, 1, 131072), (64, 8, 128, 64, 2048), (8, 1, 128, 1, 8192),
+              (8, 1, 128, 1, 131072), (32, 2, 256, 1, 2048), (32, 2, 256, 1, 8192),
+              (32, 2, 256, 1, 131072))  # fmt: skip
+    return [
+        Cell("tokens", heads, heads_kv, batch, keys, dim=dim, layouts=(DENSE, 16), queries=queries, kernels=KERNELS)
+        for heads, heads_kv, dim, batch, keys in shapes
+        for queries in (1, 2, 4, 8, 16)
+    ]
+
+
+def _chunks() -> list[Cell]:
+    return [
+        Cell("chunks", heads, heads_kv, 1, 65536, layouts=(16,), queries=queries, kernels=("auto",))
+        for heads, heads_kv in ((64, 8), (16, 2), (8, 1))
+        for queries in (64, 512, 1024)
+    ]
+
+
 def _prefix() -> list[Cell]:
     shapes = ((32, 8, 64, 8192, 256), (8, 8, 64, 8192, 256), (32, 8, 256, 2048, 256), (32, 8, 16, 32768, 512))
     return [
@@ -145,8 +170,7 @@ def _append() -> list[Cell]:
 
 
 CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "few": _few,
-         "prefix": _prefix,
-         "append": _append, "short": _short}  # fmt: skip
+         "tokens": _tokens, "chunks": _chunks, "prefix": _prefix, "append": _append, "short": _short}  # fmt: skip
 
 
 # ---- targets ----
@@ -191,6 +215,14 @@ def goals(results: Iterable[dict]) -> list[Goal]:
     append = Goal("append from 64 MiB on, a copy of as many bytes / Tessera", ">= 0.85", least=0.85)
     append_one = Goal("append of a token each of 64 sequences, us", "<= 4", most=4.0)
     chosen = Goal("few queries and mixed, the plan's kernel / the fastest", "<= 1.05", most=1.05)
+    one_token = Goal("one token of few or many KV heads, Tessera / cuDNN dense", "<= 1.02", most=1.02)
+    several = {
+        8: Goal("8 tokens / the larger of one token and their products at 500 TFLOP/s", "<= 1.15", most=1.15),
+        16: Goal("16 tokens, likewise", "<= 1.35", most=1.35),
+    }
+    fewer = Goal("fewer tokens / more tokens", "<= 1.03", most=1.03)
+    chunks = Goal("a chunk of 512 or 1024 queries over 65536 keys, TFLOP/s", ">= 550", least=550)
+    by_tokens: dict[str, dict[int, float]] = {}  # of a shape and layout
     for result in results:
         cell, us = (
             Cell(**{key: tuple(x) if isinstance(x, list) else x for key, x in result["cell"].items()}),
@@ -198,7 +230,28 @@ def goals(results: Iterable[dict]) -> list[Goal]:
         )
         name = cell.name
         ours = {key: x for key, x in us.items() if key.startswith("decode_sm90") and "invariant" not in key}
-        if cell.case == "decode":
+        if cell.case == "tokens":
+            for layout in (name for name in us if name.startswith("auto")):
+                shape = name.split(", ")[0] + layout.removeprefix("auto")
+                times = by_tokens.setdefault(shape, {})
+                times[cell.queries] = us[layout]
+                if cell.queries == 1 and "cudnn" in us:
+                    one_token.got.append((us[layout] / us["cudnn"], shape))
+                if cell.queries in several and 1 in times:
+                    at_500 = cell.tflop(1.0) / 500 * 1e6
+                    several[cell.queries].got.append((us[layout] / max(times[1], at_500), shape))
+                more = [(times[less] / us[layout], f"{shape}, {less} and {cell.queries}")
+                        for less in times if less < cell.queries]  # fmt: skip
+                fewer.got += more
+            chosen.got += [
+                (us[f"auto{end}"] / min(x for key, x in us.items() if key.endswith(end) and key != "cudnn"), name + end)
+                for end in (" pages of 16",)
+                if f"auto{end}" in us
+            ]
+        elif cell.case == "chunks":
+            if cell.queries >= 512:
+                chunks.got += [(cell.tflop(us[key] * 1e-6), name) for key in us if key.startswith("auto")]
+        elif cell.case == "decode":
             if "cudnn" in us:
                 for layout, x in ours.items():
                     ratio = us["cudnn"] / x, f"{name}{layout.removeprefix('decode_sm90')}"
@@ -234,7 +287,7 @@ def goals(results: Iterable[dict]) -> list[Goal]:
             chosen.got.append((us[by_plan] / min(forced), name))
     return [
         no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees, prefix, append,
-        append_one, chosen,
+        append_one, chosen, one_token, *several.values(), fewer, chunks,
     ]  # fmt: skip
 
 

@@ -20,6 +20,8 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "varlen": str(shape.area == "window").lower(),  # its rows also serve packed batches
         "block_mask": "false",
         "live_tiles": "false",
+        "pack_gqa": "false",
+        "split": "false",
         "score": f"{{.bias = true, .bias_dtype = {_BFLOAT16}}}" if shape.area == "options" else "{}",
         **dict(zip(model.tuned_fields(), tile.values)),
     }

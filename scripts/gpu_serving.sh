@@ -26,7 +26,7 @@ while (($#)); do
     *) cases+=("$1") && shift ;;
   esac
 done
-((${#cases[@]})) || cases=(decode dims lengths mixed trees few prefix append)
+((${#cases[@]})) || cases=(decode dims lengths mixed trees few tokens chunks prefix append)
 processes=$(nproc)
 ((processes <= 8)) || processes=8
 
@@ -77,7 +77,7 @@ fi
 if [[ $path ]]; then
   PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout $((seconds + 30)) "$python" bench/cuda_serving.py \
     --cases "${cases[@]}" --seconds "$seconds" --out "$out" 2>&1 |
-    tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|few|prefix|append|short) '
+    tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|few|tokens|chunks|prefix|append|short) '
   status=${PIPESTATUS[0]}
   if ((status == 124)); then  # the incomplete log
     echo "stopped after $((seconds + 30)) s"

@@ -59,6 +59,19 @@ inline double visible_part(const tessera_plan& plan) {
   return all > 0 ? std::min(1.0, plan.flops / all) : 1.0;
 }
 
+// Whether the plan asks for a part of a call with a shared prefix, which follows another launch.
+inline bool is_part(const tessera_plan& plan) { return plan.steps[0].keys != TESSERA_STEP_ALL_KEYS; }
+
+// What kernels for tiles of many rows take longer for few rows than those that were made for these: their blocks read
+// slowly, and a second launch merges split keys (one token of 8 heads over 1024 keys: fwd_sm80 20.5 us, decode_sm90
+// 7.8, an H200). With fewer keys fwd_sm80 is the fastest.
+inline double few_rows_us(const tessera_plan& plan) {
+  constexpr double kUs = 12;
+  constexpr int64_t kLeastKeys = 256;
+  const bool measured = !plan.problem.batch_invariant && !is_part(plan) && plan.max_seqlen_k >= kLeastKeys;
+  return measured ? kUs : 0;
+}
+
 // Time of a forward call that takes `ns_a_key` for one key of every sequence.
 inline double forward_us(const tessera_plan& plan, double ns_a_key) {
   return kCallUs + static_cast<double>(plan.max_seqlen_k) * visible_part(plan) * ns_a_key * 1e-3;

@@ -346,7 +346,8 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
   if (rows > INT32_MAX) return unsupported("combine: %" PRId64 " rows of o, accepted up to 2^31 - 1 on a GPU", rows);
   CombineParams p = params;
   p.aligned = combine_aligned(config, params);
-  launch_kernel("combine", config, p, Grid{static_cast<uint32_t>(divide_up(rows, kCombineWarps))}, launches);
+  const int64_t blocks = p.by_block ? rows * combine_row_blocks(p.head_dim_v) : divide_up(rows, kCombineWarps);
+  launch_kernel("combine", config, p, Grid{static_cast<uint32_t>(blocks)}, launches);
   return ok();
 }
 

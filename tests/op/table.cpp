@@ -288,6 +288,10 @@ constexpr const char* kDecode[] = {
     "b=7 few=8 sq=16 sk=700 hq=16 hkv=4 d=128 dv=128 q=packed k=paged page=16 causal=1 cores=9",
     "b=2 sq=16 sk=800 hq=20 hkv=5 d=64 dv=64 causal=1 used=1",
     "b=3 sq=6 sk=900 hq=10 hkv=2 d=256 dv=256 k=paged page=64 cores=11",
+    // So many parts of a work tile that they are merged in two levels: groups that begin within a range, and a last
+    // one with a part left over.
+    "b=2 sq=1 sk=4200 hq=8 hkv=1 d=128 dv=128 k=paged page=16 cores=100",
+    "b=1 sq=4 sk=3137 hq=8 hkv=2 d=64 dv=64 k=paged page=16 causal=1 sink=2 low=1 cores=98",
     // Trees and causal flags by decode_sm90: tiles with and without TMA, one with and without options, parts of one
     // size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",

@@ -12,12 +12,17 @@ struct CombineConfig {
   Dtype dtype;       // of o
   Dtype part_dtype;  // of the partial o
   bool chunks;       // CombineParams::chunks is used
-  bool accumulate =
-      false;  // one more part, in float32: own_o of CombineParams::chunks, with the lse and lse_low of the output
+  // One more part, in float32: own_o of CombineParams::chunks, with the lse and lse_low of the output.
+  bool accumulate = false;
 };
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks, accumulate)
 
 inline constexpr int kCombineWidth = 4;  // neighbouring columns of a lane
+
+// by_block: the blocks of a row.
+TESSERA_HOST_DEVICE constexpr int combine_row_blocks(int head_dim_v) {
+  return (head_dim_v + 32 * kCombineWidth - 1) / (32 * kCombineWidth);
+}
 
 // Used if the parts are the chunks of a shared prefix (shared_prefix/chunks). The heads of a KV head are then rows of a
 // part, and o_part_head and the head strides of lse_parts are distances between KV heads. One more part, over the
@@ -41,7 +46,8 @@ struct CombineParams {
   int parts, batch;
   Divisor rows, heads;
   int head_dim_v;
-  int aligned;  // four neighbouring columns of o and of the parts begin at multiples of their size
+  int by_block;  // a block for a row and 128 columns of it, whose warps divide the parts: for few rows
+  int aligned;   // four neighbouring columns of o and of the parts begin at multiples of their size
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
   PartStats lse_parts, lse_low_parts;

@@ -81,6 +81,8 @@ struct DecodeSm90Params : ProblemParams {
   int min_tiles;        // a block's K/V tiles at least, if there are enough; invariant: a part's
   int short_tiles;      // invariant: a work tile with more K/V tiles has parts of at least 2 min_tiles
   Divisor most_parts;   // invariant: parts of a work tile, at most kDecodeMostParts
+  int many_parts;       // not invariant: a work tile with more parts is merged in two levels; at least group_parts
+  Divisor group_parts;  // not invariant: neighbouring parts that the first level merges, at least 2
   Divisor team;         // blocks of a group, which read the same rows of memory together: team_heads x team_rows
   Divisor team_heads;   // KV heads of a group, neighbours in memory: a divisor of heads_kv
   Divisor team_rows;    // row tiles of a KV head in a group, which read the same keys
@@ -90,7 +92,7 @@ struct DecodeSm90Params : ProblemParams {
   int part_rows;        // rows of a work tile at most
   float* partial_o;     // [slots][part_rows][head_dim]: schedule.cuh
   float* partial_stat;  // [slots][part_rows][2]: stale max and sum, as in DecodePart
-  unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
+  unsigned long long* arrivals;  // [2][blocks], of work tiles and of groups of parts: decode_sm90/arrivals.cuh
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
   PositionMasks masks;
 };

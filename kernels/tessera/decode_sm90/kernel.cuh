@@ -226,18 +226,34 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   if (number == 0) return;
 
   // 5. Work tiles of which other blocks compute parts too: the range's first and last. The last block to arrive merges
-  // them. Both counters are incremented together, so that their latency is paid once.
+  // them, many parts in two levels (PartsMerge). Both counters are incremented together, so that their latency is paid
+  // once.
   const Segment& last = segments[number - 1];
-  const bool pending = shared.parted.rows > 0;
-  const bool parted = !last.whole && last.parts.shared();
-  if (!pending && !parted) return;
+  int pending = shared.parted.rows > 0, parted = !last.whole && last.parts.shared();
   int* const merges = &shared.scan[kCfg.warps];
-  if (threadIdx.x == 0) merges[0] = pending && arrive(p, shared.parted.parts);
-  if (threadIdx.x == 32) merges[1] = parted && arrive(p, last.parts);
-  __syncthreads();
+  const auto merge_of = [&](const Segment& segment, int level) {
+    return PartsMerge(p, segment.parts, level, static_cast<int>(gridDim.x));
+  };
 #pragma unroll 1
-  for (int n = 0; n < 2; ++n) {
-    if (merges[n]) merge_parts<kCfg>(p, segments, n == 0 ? shared.parted : last);
+  for (int level = 0; pending || parted; ++level) {
+    if (threadIdx.x == 0) merges[0] = pending && arrive(p, merge_of(shared.parted, level).parts);
+    if (threadIdx.x == 32) merges[1] = parted && arrive(p, merge_of(last, level).parts);
+    __syncthreads();
+    pending = merges[0], parted = merges[1];
+#pragma unroll 1
+    for (int n = 0; n < 2; ++n) {
+      if (!(n == 0 ? pending : parted)) continue;
+      const Segment& segment = n == 0 ? shared.parted : last;
+      const PartsMerge merge = merge_of(segment, level);
+      merge_parts<kCfg>(p, segments, segment, merge);
+      const bool again = merge.to_slot >= 0;
+      if (n == 0) {
+        pending = again;
+      } else {
+        parted = again;
+      }
+    }
+    if (pending || parted) __syncthreads();  // the sums are stored
   }
 }
 

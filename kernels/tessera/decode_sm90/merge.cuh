@@ -166,11 +166,10 @@ TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const Dec
   return all;
 }
 
-// Stores columns of a row of a segment to its part's slot of the workspace.
+// Stores columns of a row of a part, or of a sum of parts, to a slot of the workspace.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void store_part(const DecodeSm90Params& p, const Segment& segment, int local, int col,
-                               const DecodePart<4>& part) {
-  const int64 at = static_cast<int64>(segment.parts.slot(segment.parts.index)) * p.part_rows + local;
+TESSERA_DEVICE void store_part(const DecodeSm90Params& p, int slot, int local, int col, const DecodePart<4>& part) {
+  const int64 at = static_cast<int64>(slot) * p.part_rows + local;
   *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) =
       make_float4(part.o[0], part.o[1], part.o[2], part.o[3]);
   if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = part.stats();
@@ -186,7 +185,7 @@ TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90
   DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kDecodeRows + local];
   const DecodePart<4> group = fold(in_group > 0 ? of_group.get(col) : DecodePart<4>(), part);
   if (in_group < kDecodeGroupParts - 1 && !segment.last) return of_group.put(col, group);
-  if (!alone) return store_part<kCfg>(p, segment, local, col, group);
+  if (!alone) return store_part<kCfg>(p, segment.parts.slot(index), local, col, group);
   const DecodePart<4> all = fold(index < kDecodeGroupParts ? DecodePart<4>() : of_all.get(col), group);
   if (segment.last) return store_row<kCfg>(p, segment, local, col, all);
   of_all.put(col, all);
@@ -261,7 +260,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
       } else if (kCfg.invariant && segment.whole_group) {
         fold_part<kCfg>(shared, p, segment, alone, local, item.col, all);
       } else {
-        store_part<kCfg>(p, segment, local, item.col, all);
+        store_part<kCfg>(p, segment.parts.slot(segment.parts.index), local, item.col, all);
       }
     }
     __syncthreads();  // all threads have read the buffers
@@ -312,14 +311,14 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
   }
 }
 
-// Merges the parts of a work tile into o and LSE. Called by all threads of a block to which the writes of all blocks
-// are visible. A small number of parts goes through less code: a single sequence has four with 32 heads and sixteen
-// with 8 heads; with `invariant`, 2048 keys have eight.
+// Merges parts of a work tile into o and LSE, or into their sum. Called by all threads of a block to which the writes
+// of all blocks are visible. A small number of parts goes through less code: a single sequence has four with 32 heads
+// and sixteen with 8 heads; with `invariant`, 2048 keys have eight.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<kCfg>& segments,
-                                const Segment& segment) {
+TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<kCfg>& segments, const Segment& segment,
+                                const PartsMerge& merge) {
   constexpr int kFew = 4, kSome = 8, kMany = 16;
-  const TileParts parts = segment.parts;
+  const TileParts parts = merge.parts;
   const uint32 in_memory = kCfg.invariant ? segments.parts_in_memory(segment) : 0;
   for_columns<kCfg>(segment.rows, [&](int row, int col) {
     DecodePart<4> all;
@@ -330,13 +329,18 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<k
     } else {
       add_parts<kCfg, kMany>(all, p, parts, in_memory, row, col);
     }
-    store_row<kCfg>(p, segment, row, col, all);
+    if (merge.to_slot < 0) {
+      store_row<kCfg>(p, segment, row, col, all);
+    } else {
+      store_part<kCfg>(p, merge.to_slot, row, col, all);
+    }
   });
 }
 
-// Whether this block is the last to arrive of those that compute a part of a segment's work tile. Called by one thread,
-// after a barrier of the block. Each counter serves one work tile at most: of the work tiles that begin in a range, at
-// most one ends in another.
+// Whether this block is the last to arrive of those that compute some of the parts. Called by one thread, after a
+// barrier of the block. Each counter serves one work tile at most: of the work tiles that begin in a range, at most one
+// ends in another; and a group's counter is that of its first part's block, whose range lies within the work tile from
+// where this begins.
 TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const TileParts& parts) {
   return arrive_as_last(p.arrivals + parts.counter, parts.teams);
 }

@@ -72,6 +72,33 @@ struct TileParts {
   TESSERA_DEVICE int slot(int n) const { return n == 0 ? first_slot : second_slot + (n - 1) * step; }
 };
 
+// The parts of a work tile that are merged at once, from a part of it. Few parts are all merged by the last block to
+// arrive. Many are merged in two levels, because one multiprocessor would read them all from the L2 cache for longer
+// than it read its keys: the last block to arrive of a group of group_parts neighbouring parts replaces them by their
+// sum, and the last of these blocks merges the sums. No group has a single part: a part left over belongs to the group
+// before it. A sum's slot is the second one of a block whose range lies within the work tile, which is otherwise unused.
+struct PartsMerge {
+  TileParts parts;  // index: of the block's part or group among those that are merged
+  int to_slot;      // of their sum; -1: it is the result
+
+  TESSERA_DEVICE PartsMerge(const DecodeSm90Params& p, const TileParts& all, int level, int blocks)
+      : parts(all), to_slot(-1) {
+    if (all.count <= p.many_parts) return;
+    const int size = p.group_parts.value, groups = (all.count + size - 2) / p.group_parts;
+    const int group = min(all.index / p.group_parts, groups - 1), first = group * size;
+    const auto slot_of_sum = [&](int of) { return all.slot(max(of * size, 1)) + 1; };
+    if (level > 0) {
+      parts.count = parts.teams = groups, parts.index = group;
+      parts.first_slot = slot_of_sum(0), parts.second_slot = slot_of_sum(1), parts.step = size * all.step;
+    } else {
+      parts.count = parts.teams = (group == groups - 1 ? all.count : first + size) - first, parts.index -= first;
+      parts.counter = blocks + all.counter + first * p.team.value;
+      if (first > 0) parts.first_slot = all.slot(first), parts.second_slot = parts.first_slot + all.step;
+      to_slot = slot_of_sum(group);
+    }
+  }
+};
+
 // A part of a work tile that lies in one range: K/V tiles begin ... end - 1.
 struct Segment {
   int batch, head_kv, row0, rows;  // rows row0 ... row0 + rows - 1 of the sequence

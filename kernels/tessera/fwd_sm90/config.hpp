@@ -29,10 +29,13 @@ struct FwdSm90Config {
   bool block_mask;  // K/V blocks come from block lists (block_lists/kernel), not all from first to last
   // Packed batches: work tiles are listed by live_tiles/kernel, not derived from the sequences' offsets.
   bool live_tiles;
+  bool pack_gqa;  // row r of a KV head's tile is query r / group of its head r % group; group divides kConsumerRows
+  bool split;     // keys are split into parts, which combine/kernel merges
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
-                      o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, score)
+                      o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,
+                      score)
 
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
@@ -97,7 +100,8 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config&
 }
 
 struct FwdSm90Params : ProblemParams {
-  TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
+  // [batch, head, row, column], boxes of 64 columns; with pack_gqa q_map is [batch, row, head, column]
+  TensorMap q_map, k_map, v_map, o_map;
   RowTensor o;
   StatTensor lse, lse_low;
   WorkOrder order;
@@ -115,6 +119,9 @@ struct FwdSm90Params : ProblemParams {
   // scheduled first.
   const int* long_lists;
   int most_long_lists;
+  // With split keys: part n of a row has the n-th part of its work tile's K/V blocks.
+  Divisor num_splits;
+  float *partial_o, *partial_lse, *partial_lse_low;  // [split, head, query of the batch]; o: head_dim_v columns
 };
 
 }  // namespace tessera

@@ -227,6 +227,8 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers == kListHalves),
                 "a list a tile");
   static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
+  static_assert(!kCfg.pack_gqa || !kCfg.score.any(), "options take one head a tile");
+  static_assert(!kCfg.split || (kCfg.cluster == 1 && !kCfg.block_mask && !kCfg.live_tiles), "a part a tile");
   static_assert(!kCfg.live_tiles || (kCfg.varlen && kCfg.cluster == 1), "the live tiles of packed sequences");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(kCfg.varlen || kCfg.page_rows == 0, "a paged sequence's length is seqused_k");

@@ -83,7 +83,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
   TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
   // The query of one of a lane's two rows: row lane / 4 of the warp's 16 rows, or lane / 4 + 8.
   TESSERA_DEVICE int query(const WorkTile<kCfg>& tile, int lane, int half) const {
-    return tile.row0 + consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
+    return query_of_row<kCfg>(p, tile.row0 + consumer * kConsumerRows + warp_row() + half * 8 + lane / 4);
   }
 
   // Advances to the next work tile in which this consumer's rows see keys, and to their first block, and waits for its

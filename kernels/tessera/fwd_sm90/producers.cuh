@@ -8,6 +8,7 @@
 
 namespace tessera {
 
+// row, head, batch: the coordinates after the column, in the map's order.
 // kBlocks > 1: every block of the cluster receives the tile; this block multicasts its part of the chunks to all.
 template <int kBlocks = 1, class Tile>
 TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
@@ -106,8 +107,13 @@ TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& sh
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
       shared.q_ring.acquire(at, bytes);
       if (bytes > 0) {
-        copy_tile(shared.sQ[at.stage()], &p.q_map, shared.q_ring.full[at.stage()].address(),
-                  tile.s.q_begin + tile.row0 + consumer * kConsumerRows, tile.head, tile.q_batch(p));
+        const int query = tile.s.q_begin + query_of_row<kCfg>(p, tile.row0 + consumer * kConsumerRows);
+        const uint32 full = shared.q_ring.full[at.stage()].address();
+        if constexpr (kCfg.pack_gqa) {
+          copy_tile(shared.sQ[at.stage()], &p.q_map, full, tile.head * p.group.value, query, tile.q_batch(p));
+        } else {
+          copy_tile(shared.sQ[at.stage()], &p.q_map, full, query, tile.head, tile.q_batch(p));
+        }
       }
       at.advance();
     }
@@ -126,7 +132,8 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
     shared.tile_ring.wait_full(tile_at);
     const WorkTile<kCfg>& tile = shared.work_tiles[tile_at.stage()];
     if (tile.count < 0) return;
-    const int first = tile.first, last = tile.last, head = tile.head / p.group, begin = tile.s.k_begin;
+    const int first = tile.first, last = tile.last, head = kCfg.pack_gqa ? tile.head : tile.head / p.group,
+              begin = tile.s.k_begin;
     const int batch = tile.k_batch(p);
     if constexpr (kCfg.block_mask) {
       const int* entries = p.lists.entries(tile.list(p));
@@ -181,7 +188,7 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     shared.tile_ring.wait_full(tile_at);
     const WorkTile<kCfg>& tile = shared.work_tiles[tile_at.stage()];
     if (tile.count < 0) return;
-    const int first = tile.first, last = tile.last, head = tile.head / p.group;
+    const int first = tile.first, last = tile.last, head = kCfg.pack_gqa ? tile.head : tile.head / p.group;
     const uint32 sk = tile.s.sk;
     const int* table = pages_of(p, tile.s, tile.batch);
     __syncwarp(kLanes);  // every lane has read the work tile

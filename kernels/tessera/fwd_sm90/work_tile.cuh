@@ -20,11 +20,22 @@ TESSERA_DEVICE int find_live_sequence(const LiveTiles& tiles, int batch, int slo
 TESSERA_DEVICE int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
 TESSERA_DEVICE int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
+// Rows of a work tile for each query: with pack_gqa the heads of a KV head.
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE int rows_a_query(const FwdSm90Params& p) {
+  return kCfg.pack_gqa ? p.group.value : 1;
+}
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE int query_of_row(const FwdSm90Params& p, int row) {
+  return kCfg.pack_gqa ? row / p.group : row;
+}
+
 template <FwdSm90Config kCfg>
 struct WorkTile {
   static constexpr int kBlockM = kConsumerRows * kCfg.consumers, kEnd = -1;
-  int batch, head, row0, count;  // query rows row0 ... of the sequence; count 0: none; kEnd: there is no further tile
-  Sequence s;
+  // head: with pack_gqa a KV head. Rows row0 ... of the sequence's; count 0: none; kEnd: there is no further tile
+  int batch, head, row0, count;
+  Sequence s;  // with split keys, row_begin counts the rows of all heads of the parts before this one, too
   TileRange visible;
   int first, last;  // K/V blocks first ... last - 1 that any of the rows sees; with a block mask indices in its list
   // Of each consumer's rows: the first and the last block that some row sees, and those that every row sees in full.
@@ -42,41 +53,55 @@ struct WorkTile {
     TileCoord place{index / order.tiles, index % order.tiles};
     if constexpr (kCfg.varying_tile_cost) place = tile_coord(order, index);
     const int slot = place.slot;
-    const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
+    int split = 0;
+    if constexpr (kCfg.split) split = place.head % p.num_splits, place.head = place.head / p.num_splits;
+    const SequenceHead of = sequence_head<kCfg.score>(p, place.head, kCfg.pack_gqa ? p.heads_kv : p.heads_q);
     head = of.head, batch = of.batch;
     int tile = slot;
     if constexpr (kCfg.live_tiles) {
       batch = find_live_sequence(*p.live, p.batch, slot);
       tile -= p.live->first()[batch];
     } else if (kCfg.varlen && p.cu_seqlens_q) {
-      batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
-      tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
+      const int rows = rows_a_query<kCfg>(p);
+      batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows, slot);
+      tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows, batch);
     }
     // The producer has few registers; the results so far are in shared memory.
     if constexpr (kCfg.varlen) reload_memory();
     s = load_sequence<kCfg.varlen, (kCfg.page_rows > 0), kCfg.score>(p, batch);
-    row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
-    count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
+    const int rows = s.sq * rows_a_query<kCfg>(p);
+    row0 = ((rows + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
+    count = row0 < 0 ? 0 : min(rows - row0, kBlockM);
     if constexpr (kCfg.varlen) count = max(count, 0);  // a padded tile index before the first sequence's
-    visible = ScoreOptions<kCfg.score>::range(p, s, row0, row0 + max(count, 1) - 1);
+    visible = queries_see(p, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
     if constexpr (kCfg.block_mask) {
       first = last = 0;
       if (count > 0) last = *p.lists.count(list(p));
     }
+    if constexpr (kCfg.split) {
+      const int blocks = max(last - first, 0), each = (blocks + p.num_splits.value - 1) / p.num_splits;
+      first += min(split * each, blocks), last = min(first + each, last);
+      s.row_begin += static_cast<int64>(split) * p.heads_q.value * p.rows_total;
+    }
   }
 
   TESSERA_DEVICE void set_consumer_bounds(const FwdSm90Params& p) {
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const TileRange seen = ScoreOptions<kCfg.score>::range(p, s, row0 + consumer * kConsumerRows,
-                                                             row0 + consumer * kConsumerRows + kConsumerRows - 1);
+      const int first_row = row0 + consumer * kConsumerRows;
+      const TileRange seen = queries_see(p, first_row, first_row + kConsumerRows - 1);
       first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);
       last_of[consumer] = clamp(seen.some.high / kCfg.block_n, first_of[consumer], last - 1);
       if constexpr (kCfg.block_mask) first_of[consumer] = 0, last_of[consumer] = last - 1;
       full_first_of[consumer] = (max(seen.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
       full_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
     }
+  }
+
+  // What the queries of some rows of the sequence see.
+  TESSERA_DEVICE TileRange queries_see(const FwdSm90Params& p, int first_row, int last_row) const {
+    return ScoreOptions<kCfg.score>::range(p, s, query_of_row<kCfg>(p, first_row), query_of_row<kCfg>(p, last_row));
   }
 
   // With a block mask: whether the list of the tile at an index in the grid's order is long.

@@ -66,6 +66,12 @@ constexpr int64_t kLateKeysAWorkTile = 4, kMostLateKeys = 2048;
 // parts (64 x 2048 took 5 % longer with parts of 128 keys, 1 % longer with 256).
 constexpr int kMinPartKeys = 64, kMinInvariantPartKeys = 128, kShortKeys = 1024;
 
+// A work tile of more than kManyParts parts is merged in groups of kGroupParts, then these groups' sums. One block
+// alone takes 0.9 us for every 16 parts of eight rows of 128 columns, which it reads from the L2 cache: of one KV head,
+// 8192 keys in 128 parts took 17.1 us where 16 parts a KV head of eight take 13.2 (an H100). A second level costs 2 us.
+constexpr int kManyParts = 32, kGroupParts = 12;
+static_assert(kManyParts >= std::max(kDecodeMostParts, kGroupParts) && kGroupParts >= 2);
+
 // The decisions for the sequences of `least_queries` to `most_queries` queries.
 struct DecodeSm90Plan {
   DecodeSm90Config config;
@@ -162,7 +168,7 @@ DecodeWorkspace workspace_of(const DecodeSm90Plan& own) {
   constexpr int64_t kAlignment = 64, kArrivalBytes = 8, kStatBytes = 8;
   const int64_t blocks = own.grid.x, slots = decode_slots(own.config, static_cast<int>(blocks));
   DecodeWorkspace at{};
-  at.partial_stat = at.arrivals + padded_to(blocks * kArrivalBytes, kAlignment);
+  at.partial_stat = at.arrivals + padded_to(2 * blocks * kArrivalBytes, kAlignment);
   at.partial_o = at.partial_stat + padded_to(slots * own.part_rows * kStatBytes, kAlignment);
   at.bytes = at.partial_o + slots * own.part_rows * own.config.head_dim * 4;
   return at;
@@ -214,13 +220,28 @@ std::string refuse_invariant(const tessera_plan& plan) {
   return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
 }
 
+// The time by which the merges of warps and parts exceed those of eight rows of 128 columns, which kCallUs has. With 16
+// rows one token takes 2.7 us longer, with 16 rows of 256 columns 12 us; a second level takes 4 us (an H200,
+// docs/lab/decode_sm90.md).
+double merges_us(const tessera_plan& plan) {
+  constexpr double kPart = 8 * 128, kLinear = 1.65, kSquare = 0.35, kLevelUs = 4;
+  const int64_t rows = std::min<int64_t>(kDecodeRows, rows_of_kv_head(plan));
+  const auto part = static_cast<double>(rows * std::max(plan.head_dim, plan.head_dim_v));
+  const double times = std::max(1.0, part / kPart);
+  const double parts =
+      std::min(cores_of(plan) / std::max(1.0, kv_heads(plan)), static_cast<double>(plan.max_seqlen_k / kMinPartKeys));
+  return kLinear * (times - 1) + kSquare * (times * times - 1) +
+         (parts > kManyParts ? kLevelUs * std::min(1.0, part / kPart) : 0);
+}
+
 double estimate_us(const tessera_plan& plan) {
   const int64_t rows = rows_of_kv_head(plan), tiles = divide_up(rows, kDecodeRows), keys = plan.max_seqlen_k;
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const double a_tile = (times.four_tiles - times.two_tiles) / 2;
   const double ns = tiles <= 1 ? times.one_tile : times.two_tiles + a_tile * static_cast<double>(tiles - 2);
-  const double us = forward_us(plan, kv_heads(plan) * ns);
+  double us = forward_us(plan, kv_heads(plan) * ns);
   if (plan.problem.batch_invariant) return us;
+  if (!is_part(plan)) us += merges_us(plan);
   const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
   const bool idle = tiles > 2 && most_have_few(plan);  // most blocks of a group have no rows
   const bool late = plan.steps[0].keys == TESSERA_STEP_OTHER_KEYS &&
@@ -258,6 +279,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.min_tiles = own.min_tiles, p.short_tiles = own.short_tiles, p.most_parts = Divisor(own.most_parts);
+  p.many_parts = kManyParts, p.group_parts = Divisor(kGroupParts);
   const int team_rows = team_rows_of(plan, own.most_queries), team_heads = own.team / team_rows;
   p.team = Divisor(own.team), p.team_heads = Divisor(team_heads), p.team_rows = Divisor(team_rows);
   p.head_groups = static_cast<int>(plan.heads_kv) / team_heads;

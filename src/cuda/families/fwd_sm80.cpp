@@ -12,6 +12,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/estimate.hpp"
+#include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/registry.hpp"
@@ -204,15 +205,6 @@ bool merges(const tessera_plan& plan, int num_splits) {
   return num_splits > 1 || p.accumulate || p.o.dtype != p.q.dtype;
 }
 
-int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
-  return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, kWorkspaceAlignment);
-}
-
-// Bytes of one of the LSE's two floats.
-int64_t partial_lse_bytes(const tessera_plan& plan, int num_splits) {
-  return int64_t{num_splits} * plan.heads_q * rows_total(plan) * 4;
-}
-
 // One block for each work tile, or persistent blocks, which decode their tiles from `order`. The grid is persistent,
 // with as many blocks as the GPU holds, if tiles differ in cost, and always for pairs: with one block on a
 // multiprocessor, nothing else hides the first loads. If the work tiles of spread rows cost the same, the GPU's own
@@ -249,31 +241,6 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
   if (!may_be_aligned) own.config = unaligned(own.config);
   return own;
-}
-
-// Merges the parts of every row into o and lse, with the partial result that a call accumulates to.
-tessera_status merge_splits(const tessera_plan& plan, const tessera_buffers& buffers, const FwdSm80Params& p,
-                            LaunchList& launches) {
-  CombineParams c{};
-  const bool packed = core::packed_q(plan.problem);
-  c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = Divisor(packed ? p.rows_q : p.seqlen_q);
-  c.heads = Divisor(p.heads_q), c.head_dim_v = p.head_dim_v;
-  c.o_parts = p.partial_o;
-  c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows.value} * c.o_part_row;
-  c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
-  c.lse_parts = {p.partial_lse, p.heads_q * p.rows_total, c.rows.value, p.rows_total, 1};
-  c.lse_low_parts = c.lse_parts, c.lse_low_parts.data = p.partial_lse_low;
-  c.o = p.o, c.lse = p.lse, c.lse_low = p.lse_low;
-  c.sink = p.sink, c.sink_head = p.sink_head;
-  const tessera_problem& problem = plan.problem;
-  if (problem.accumulate) {
-    const RowTensor from = core::present(problem.o_accum) ? row_tensor(problem.o_accum, buffers.o_accum) : p.o;
-    c.chunks.own_o = from.data, c.chunks.own_o_batch = from.batch;
-    c.chunks.own_o_row = from.row, c.chunks.own_o_head = from.head;
-  }
-  if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  const auto dtype = static_cast<Dtype>(problem.o.dtype);
-  return launch_combine({dtype, Dtype::kFloat32, false, problem.accumulate != 0}, c, launches);
 }
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
@@ -360,6 +327,7 @@ double find_us(const tessera_plan& plan) {
                     kPackedQueries = 64;  // a tile for few rows; number of queries from which on heads are not packed
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const int64_t rows = rows_of_kv_head(plan);
+  double more_us = few_rows_us(plan);
   const bool any_length = plan.problem.batch_invariant && core::packed_q(plan.problem);
   double ns = 0;
   if (!any_length && rows <= kFewRows) {
@@ -368,9 +336,9 @@ double find_us(const tessera_plan& plan) {
     const double packed = rows <= 32 ? times.rows_32 : times.rows_64 * static_cast<double>(divide_up(rows, 64));
     ns = kv_heads(plan) * packed / cores_of(plan);
   } else {
-    ns = estimate_tiles_ns(plan, times);
+    ns = estimate_tiles_ns(plan, times), more_us = 0;
   }
-  return forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
+  return more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
 }
 
 double estimate_us(const tessera_plan& plan) {
@@ -395,16 +363,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.num_splits = own.num_splits;
   p.split_keys = own.split_keys;
   const bool merged = merges(plan, own.num_splits);
-  if (merged) {
-    p.partial_o = static_cast<float*>(workspace);
-    char* const lse = workspace ? static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits) : nullptr;
-    p.partial_lse = reinterpret_cast<float*>(lse);
-    p.partial_lse_low = lse ? reinterpret_cast<float*>(lse + partial_lse_bytes(plan, own.num_splits)) : nullptr;
-  }
-  if (plan.batch == 0) {  // all rows belong to no sequence and are not split
-    p.num_splits = 0;
-    return merge_splits(plan, buffers, p, launches);
-  }
+  const SplitParts parts = merged ? split_parts_at(plan, own.num_splits, workspace) : SplitParts{};
+  p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
+  if (plan.batch == 0) return merge_split_parts(plan, 0, parts, buffers, launches);  // all rows are of no sequence
   const bool aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
   const FwdSm80Config config = aligned ? own.config : unaligned(own.config);
@@ -421,7 +382,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
                                             box(config.block_n, config.head_dim_v), p.v_map));
   }
   launch_fwd_sm80(config, p, own.grid, launches);
-  return merged ? merge_splits(plan, buffers, p, launches) : ok();
+  return merged ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 
 std::string tiles_json() {
@@ -465,9 +426,7 @@ void add_fwd_sm80(tessera_plan& plan, Splits splits) {
   step.smem_bytes = smem_bytes(choice.config);
   step.num_splits = splits == Splits::kNone ? 1 : splits_of(choice, plan);
   step.num_items = choice.blocks * step.num_splits * choice.slices;
-  if (merges(plan, step.num_splits)) {
-    step.workspace_bytes = partial_o_bytes(plan, step.num_splits) + 2 * partial_lse_bytes(plan, step.num_splits);
-  }
+  if (merges(plan, step.num_splits)) step.workspace_bytes = split_parts_bytes(plan, step.num_splits);
   core::keep_config(step, planned(plan, choice, step.num_splits));
 }
 

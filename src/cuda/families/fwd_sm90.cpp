@@ -16,6 +16,7 @@
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
+#include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/registry.hpp"
@@ -43,21 +44,26 @@ struct FwdSm90Plan {
   bool schedules_dynamically;  // the counter is in the workspace
   BlockLists lists;            // shape of a block mask's lists, which are stored in the workspace
   int short_tile_blocks;       // see FwdSm90Params
+  int num_splits;              // parts of the keys, in the workspace from kListsAt on
 };
 
 struct Choice {
   bool pair = false;
   FwdSm90Config config{};
   FwdSm90D512Config pair_config{};
-  int64_t tiles = 0, work_tiles = 0;  // of a head (packed: of all sequences); of all heads
+  int num_splits = 1;
+  int64_t tiles = 0, work_tiles = 0;  // of a head (packed: of all sequences); of all heads and parts of the keys
   int block_m() const { return pair ? FwdSm90D512Config::kBlockM : config.consumers * kConsumerRows; }
   int block_n() const { return pair ? pair_config.block_n : config.block_n; }
   int cluster() const { return pair ? kFwdD512ClusterBlocks : config.cluster; }
   int64_t smem_bytes() const { return pair ? cuda::smem_bytes(pair_config) : cuda::smem_bytes(config); }
+  bool pack_gqa() const { return !pair && config.pack_gqa; }
+  int64_t heads(const tessera_plan& plan) const { return pack_gqa() ? plan.heads_kv : plan.heads_q; }
+  int64_t rows_a_query(const tessera_plan& plan) const { return pack_gqa() ? group_of(plan) : 1; }
   void count_tiles(const tessera_plan& plan) {
     const bool packed = core::packed_q(plan.problem);
-    tiles = tiles_of(packed, plan.batch, core::sizes(plan.problem).rows_q, 1, block_m());
-    work_tiles = tiles * plan.heads_q * (packed ? 1 : plan.batch);
+    tiles = tiles_of(packed, plan.batch, core::sizes(plan.problem).rows_q, rows_a_query(plan), block_m());
+    work_tiles = tiles * heads(plan) * (packed ? 1 : plan.batch) * num_splits;
   }
 };
 
@@ -71,14 +77,28 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
+// Whether keys may be split, or heads packed. In a mixed batch the host does not know how many work tiles there are;
+// the parts of a call with a shared prefix were not measured.
+bool may_divide(const tessera_plan& plan) {
+  return !plan.problem.batch_invariant && plan.decode_queries == 0 && !is_part(plan);
+}
+
+// Few queries against a cache of many more keys, by this kernel alone: nearly all tiles of keys are seen in full.
+bool has_long_cache(const tessera_plan& plan) { return may_divide(plan) && plan.max_seqlen_k >= 4 * plan.max_seqlen_q; }
+
+// A chunk of a prompt, whose number of queries is known.
+bool is_chunk(const tessera_plan& plan) {
+  return has_long_cache(plan) && (!core::packed_q(plan.problem) || plan.batch == 1);
+}
+
 // The area selects the tile, and so the last bits; with batch_invariant a sequence therefore has the same area in every
 // batch. shared_prefix requests (by num_splits) packed sequences that are chunks of the same keys; these see all but a
 // prefix's last keys in full.
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (score_config(p).any()) return Area::kOptions;
-  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant && plan.steps[0].num_splits <= 1))
-    return Area::kPartial;
+  const bool any_lengths = core::packed_q(p) && !p.batch_invariant && plan.steps[0].num_splits <= 1 && !is_chunk(plan);
+  if (p.window_left >= 0 || any_lengths) return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
@@ -92,6 +112,8 @@ int64_t table_rows(const tessera_plan& plan) {
                  : core::packed_q(p) && plan.decode_queries == 0
                      ? core::sizes(p).rows_q / std::max<int64_t>(plan.batch, 1)
                      : plan.max_seqlen_q;
+  constexpr int64_t kChunkRows = 1024;  // two consumers with 128 rows, of which 512 queries waste none
+  if (is_chunk(plan)) rows = std::max(rows, kChunkRows);
   if (p.window_left >= 0 && (p.causal || p.window_right >= 0)) {
     constexpr int64_t kMany = int64_t{1} << 32;
     rows = std::min(rows, std::min(p.window_left, kMany) + 1 + (p.causal ? 0 : std::min(p.window_right, kMany)));
@@ -104,6 +126,80 @@ int64_t rows_a_multiprocessor(const tessera_plan& plan) {
   return plan.problem.batch_invariant ? INT64_MAX : divide_up(rows_total(plan) * plan.heads_q, plan.device.cores);
 }
 
+// Nanoseconds for each key (an H100, docs/lab/decode_sm90.md): for a query head's tile of up to kTileRows rows, with
+// one tile on each multiprocessor; and for a KV head if memory limits the call, likewise where its heads share a tile.
+struct KeyTimes {
+  int head_dim;
+  double tile, memory, memory_packed;
+};
+constexpr KeyTimes kKeyTimes[] = {
+    {64, 6, 0.093, 0.080}, {128, 10, 0.179, 0.155}, {256, 18, 0.36, 0.31}, {512, 36, 0.72, 0.72}};
+constexpr int64_t kTileRows = 128;
+
+// Whether the query heads of a KV head are rows of one tile, so that its keys are read once for all of them: if the
+// queries of one head do not fill a tile. With fewer keys it was not measured.
+bool packs_heads(const tessera_plan& plan) {
+  constexpr int64_t kLeastKeys = 256;
+  const tessera_problem& p = plan.problem;
+  const int64_t group = group_of(plan);
+  return group > 1 && kConsumerRows % group == 0 && plan.max_seqlen_q < kTileRows && plan.max_seqlen_k >= kLeastKeys &&
+         may_divide(plan) && !score_config(p).any() && !core::present(p.block_mask) && p.dropout_p == 0;
+}
+
+// Work tiles that have rows, for each part of the keys. Packed sequences may also have padded tile indices.
+int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
+  const int64_t of_head = divide_up(plan.max_seqlen_q * choice.rows_a_query(plan), choice.block_m());
+  return std::min(choice.work_tiles / choice.num_splits, plan.batch * choice.heads(plan) * of_head);
+}
+
+// The fewest keys for which a part is worth its merge, and the most parts.
+constexpr int64_t kMinSplitKeys = 128, kMaxSplits = 132;
+
+// Of the merge of parts: the wait for one group of parts after another, and their writing and reading.
+double parts_us(const tessera_plan& plan, int64_t splits) {
+  constexpr double kPartUs = 0.06, kBytesUs = 2e6;
+  const auto count = static_cast<double>(splits);
+  const auto bytes = count * static_cast<double>(rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
+  return kPartUs * count + 2 * bytes / kBytesUs;
+}
+
+// The time of all work tiles and of their merge, in microseconds, by which the number of parts is chosen. A block reads
+// keys from memory no faster than it computes a full tile (an H200: 13 ns a key at D = 128, of both), so few blocks do
+// not reach the rate of memory.
+double split_us(const tessera_plan& plan, const Choice& choice, int64_t splits) {
+  constexpr double kTileUs = 2, kMergeUs = 2.5;  // of a work tile and of the merge, without keys and parts
+  constexpr double kReading = 1.3;
+  const KeyTimes& times = row_of(kKeyTimes, plan);
+  const auto tiles = static_cast<double>(filled_tiles(plan, choice) * splits);
+  const auto keys = static_cast<double>(padded_to(divide_up(plan.max_seqlen_k, splits), choice.block_n()));
+  const double waves = std::ceil(tiles / cores_of(plan));
+  const double memory_us = kv_heads(plan) * static_cast<double>(plan.max_seqlen_k) * times.memory_packed * 1e-3 *
+                           std::sqrt(std::max(1.0, cores_of(plan) / tiles));
+  const double us = std::max(memory_us, waves * keys * times.tile * kReading * 1e-3) + waves * kTileUs;
+  return splits > 1 ? us + kMergeUs + parts_us(plan, splits) : us;
+}
+
+// Whether a tile is mostly empty because query heads that read the same keys cannot share it.
+bool mostly_empty(const tessera_plan& plan, const Choice& choice) {
+  return !choice.pack_gqa() && group_of(plan) > 1 && plan.max_seqlen_q < kConsumerRows;
+}
+
+// The number of parts that the keys are split into: more than one only if work tiles leave multiprocessors idle.
+int splits_of(const tessera_plan& plan, const Choice& choice) {
+  constexpr double kGain = 1.1;
+  const tessera_problem& p = plan.problem;
+  if (choice.pair || !may_divide(plan) || core::present(p.block_mask) || filled_tiles(plan, choice) == 0) return 1;
+  if (const std::string forced = environment_variable(kForcedSplits); !forced.empty()) {
+    return std::clamp(std::atoi(forced.c_str()), 1, static_cast<int>(kMaxSplits));
+  }
+  if (mostly_empty(plan, choice)) return 1;
+  int64_t best = 1;
+  for (int64_t splits = 2; splits <= std::min(kMaxSplits, plan.max_seqlen_k / kMinSplitKeys); ++splits) {
+    if (split_us(plan, choice, splits) < split_us(plan, choice, best)) best = splits;
+  }
+  return kGain * split_us(plan, choice, best) < split_us(plan, choice, 1) ? static_cast<int>(best) : 1;
+}
+
 Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   const tessera_problem& p = plan.problem;
   Choice choice;
@@ -113,10 +209,14 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.varying_tile_cost = is_causal(p);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
+  config.pack_gqa = packs_heads(plan);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   choice.count_tiles(plan);
-  if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
+  choice.num_splits = splits_of(plan, choice);
+  config.split = choice.num_splits > 1;
+  if (config.split) choice.count_tiles(plan);
+  if (config.split || config.pack_gqa || !cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
   config.varlen = varies_in_length(p);
   return choice;
 }
@@ -161,8 +261,9 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 std::optional<Choice> find_choice(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
-  const auto tile =
-      find_sm90_tile({plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)});
+  Sm90Case wanted{plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)};
+  if (packs_heads(plan)) wanted.area = Area::kFull, wanted.rows = 0, wanted.rows_a_sm = rows_of_kv_head(plan);
+  const auto tile = find_sm90_tile(wanted);
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
   return choice_of(plan, *tile);
 }
@@ -172,9 +273,18 @@ const std::optional<Choice>& choose(const tessera_plan& plan) {
   return once(plan, find_choice);
 }
 
+// Packed sequences with long caches whose work tiles are no more than the multiprocessors: the padded tile indices
+// beside them take a block little time. By a counter, which is asked for two tiles ahead, one block would get several
+// of them: 4 x 8192 keys with 8 queries each, 128 work tiles, took 97 us (an H200).
+bool one_tile_a_block(const tessera_plan& plan, const Choice& choice) {
+  return core::packed_q(plan.problem) && has_long_cache(plan) &&
+         filled_tiles(plan, choice) * choice.num_splits <= plan.device.cores;
+}
+
 // One block for each multiprocessor; in a pair's kernel, one pair for each work tile.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   if (choice.pair) return choice.work_tiles * choice.cluster();
+  if (one_tile_a_block(plan, choice)) return choice.work_tiles;
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
   return std::min(choice.work_tiles, resident);
 }
@@ -201,13 +311,13 @@ int64_t typical_keys(const tessera_plan& plan) {
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // the cost of decoding a tile index and storing its rows, in key tiles
-  return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles, choice.block_m(),
-                        kFixedBlocks * choice.block_n(),
+  return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles,
+                        choice.block_m() / choice.rows_a_query(plan), kFixedBlocks * choice.block_n(),
                         schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
 }
 
 // The offset of a block mask's lists in the workspace, after the number of long lists and the counter, which the list
-// kernel clears.
+// kernel clears; and of split keys' parts, after the counter.
 constexpr int64_t kListsAt = 64;
 
 BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
@@ -239,15 +349,6 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Nanoseconds for each key (an H100, docs/lab/decode_sm90.md): for a query head's tile of up to kTileRows rows, with
-// one tile on each multiprocessor; and for a KV head if memory limits the call.
-struct KeyTimes {
-  int head_dim;
-  double tile, memory;
-};
-constexpr KeyTimes kKeyTimes[] = {{64, 6, 0.093}, {128, 10, 0.179}, {256, 18, 0.36}, {512, 36, 0.72}};
-constexpr int64_t kTileRows = 128;
-
 // Whether a chunk of few queries beside sequences of about one token has few heads, so that one multiprocessor for each
 // head reads all of the chunk's keys. Beside four tokens, a chunk of 32 queries and 65536 keys took 901 us, with its
 // keys split 836; with 16 tokens of 32768 keys and 48 queries, 857 and 1235 (an H100 at dbf9cac). If everything except
@@ -262,12 +363,8 @@ bool has_few_long_chunks(const tessera_plan& plan) {
 // enough keys to split.
 bool leaves_most_idle(const tessera_plan& plan, const Choice& choice) {
   const int64_t filled = choice.pair ? 3 * kFwdD512ClusterBlocks * choice.work_tiles : 4 * choice.work_tiles;
-  return !plan.problem.batch_invariant && plan.max_seqlen_k >= kSplitKeys && filled <= plan.device.cores;
-}
-
-// Work tiles that have rows. Packed sequences may also have padded tile indices.
-int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
-  return std::min(choice.work_tiles, plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, choice.block_m()));
+  return !plan.problem.batch_invariant && choice.num_splits == 1 && plan.max_seqlen_k >= kSplitKeys &&
+         filled <= plan.device.cores;
 }
 
 // With batch_invariant the estimate may not depend on the batch, so it is a sequence's part of a busy GPU, and a packed
@@ -277,13 +374,21 @@ double find_us(const tessera_plan& plan) {
   const Choice& choice = choose(plan).value();
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const bool invariant = plan.problem.batch_invariant != 0, any_length = invariant && core::packed_q(plan.problem);
-  const int64_t rows = any_length ? choice.block_m() : std::min<int64_t>(choice.block_m(), mean_queries(plan));
+  const int64_t rows = any_length ? choice.block_m()
+                                  : std::min<int64_t>(choice.block_m(), mean_queries(plan) * choice.rows_a_query(plan));
   const double tile = times.tile * static_cast<double>(std::max(rows, kTileRows)) / kTileRows;
   const bool idle = leaves_most_idle(plan, choice);
-  double waves = static_cast<double>(filled_tiles(plan, choice)) / cores_of(plan);
+  double waves = static_cast<double>(filled_tiles(plan, choice) * choice.num_splits) / cores_of(plan);
   if (idle || (!invariant && plan.decode_queries == 0)) waves = std::ceil(waves);
-  const double ns = std::max(kv_heads(plan) * times.memory, waves * tile);
-  return forward_us(plan, idle || has_few_long_chunks(plan) ? kIdleFactor * ns : ns);
+  const double memory = choice.pack_gqa() ? times.memory_packed : times.memory;
+  const double ns = std::max(kv_heads(plan) * memory, waves * tile / choice.num_splits);
+  const bool few_read = idle || (has_few_long_chunks(plan) && !choice.pack_gqa());
+  const double us = forward_us(plan, few_read ? kIdleFactor * ns : ns);
+  if (mostly_empty(plan, choice)) return us + few_rows_us(plan);
+  // Beyond kCallUs, which has one block's merge of a few parts: two launches, and the second consumer of a tile.
+  constexpr double kLaunchUs = 1.5, kSecondUs = 2;
+  const double second_us = choice.pack_gqa() && rows_of_kv_head(plan) > kConsumerRows ? kSecondUs : 0;
+  return second_us + (choice.num_splits > 1 ? us + kLaunchUs + parts_us(plan, choice.num_splits) : us);
 }
 
 double estimate_us(const tessera_plan& plan) {
@@ -357,11 +462,14 @@ void configure(tessera_plan& plan) {
     step.num_warps = (config.consumers + 1) * kWarpgroupWarps, step.num_stages = config.k_stages;
   }
   step.smem_bytes = choice.smem_bytes();
+  step.num_splits = choice.num_splits;
   step.num_items = choice.work_tiles;
   const bool counted = schedules_dynamically(plan, choice);
   step.workspace_bytes = counted ? sizeof(int) : 0;
   if (config.live_tiles) step.workspace_bytes = live_tiles_bytes(plan.batch);
+  if (choice.num_splits > 1) step.workspace_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
   FwdSm90Plan own{};
+  own.num_splits = choice.num_splits;
   if (config.block_mask) {
     own.lists = lists_of(plan, choice);
     step.workspace_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
@@ -412,6 +520,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     }
     p.short_tile_blocks = own.short_tile_blocks;
   }
+  SplitParts parts{};
+  if (own.config.split) {
+    parts = split_parts_at(plan, own.num_splits, workspace ? static_cast<char*>(workspace) + kListsAt : nullptr);
+    p.num_splits = Divisor(own.num_splits);
+    p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
+  }
   if (own.config.block_mask) {
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
     p.lists = list_blocks(plan, {own.config.consumers * kConsumerRows, own.config.block_n, false}, own.lists, buffers,
@@ -422,8 +536,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     const int keys = own.pair               ? own.pair_config.block_n
                      : core::paged(problem) ? own.config.page_rows
                                             : own.config.block_n;
-    TESSERA_RETURN_IF_ERROR(
-        make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, box(kConsumerRows), p.q_map));
+    Box q = box(kConsumerRows);
+    if (own.config.pack_gqa) q.heads = static_cast<int>(group_of(plan)), q.rows = kConsumerRows / q.heads;
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box(keys), p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box(keys), p.v_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
@@ -433,7 +548,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   } else {
     launch_fwd_sm90(own.config, p, own.grid, launches);
   }
-  return ok();
+  return own.config.split ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cinttypes>
 #include <cstdio>
+#include <utility>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -87,7 +88,7 @@ std::string refuse_tensor_map(const char* name, const tessera_layout& layout) {
 
 tessera_status make_tensor_map(const Driver& driver, const tessera_device& device, const char* name,
                                const tessera_layout& layout, const void* data, const Box& box, TensorMap& map) {
-  const Outer outer = outer_of(layout);
+  Outer outer = outer_of(layout);
   const bool padded = box.layout == BoxLayout::kPadded;  // a box has at most 256 columns, so they are counted in pairs
   const int64_t bytes = padded ? 2 * kElementBytes : kElementBytes;
   Described d{device.arch,
@@ -99,6 +100,10 @@ tessera_status make_tensor_map(const Driver& driver, const tessera_device& devic
               {static_cast<uint64_t>(columns_of(layout) * kElementBytes / bytes)},
               {},
               {static_cast<uint32_t>(box.row_bytes / bytes), static_cast<uint32_t>(box.rows), 1, 1}};
+  if (box.heads > 1) {
+    std::swap(outer.extent[0], outer.extent[1]), std::swap(outer.stride_bytes[0], outer.stride_bytes[1]);
+    d.box[1] = static_cast<uint32_t>(box.heads), d.box[2] = static_cast<uint32_t>(box.rows);
+  }
   for (int n = 0; n < kRank - 1; ++n) {
     d.extents[n + 1] = static_cast<uint64_t>(outer.extent[n]);
     d.strides[n] = static_cast<uint64_t>(outer.stride_bytes[n]);

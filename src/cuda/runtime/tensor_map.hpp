@@ -31,6 +31,7 @@ struct Box {
   BoxLayout layout;
   int rows;
   int64_t row_bytes;
+  int heads = 1;  // more: the map is column, head, row, batch, and a box has as many heads of each row
 };
 tessera_status make_tensor_map(const Driver& driver, const tessera_device& device, const char* name,
                                const tessera_layout& layout, const void* data, const Box& box, TensorMap& map);

@@ -337,7 +337,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 163 << 10; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
-// fwd_sm80 has tiles for few rows, and splits the keys where few tiles would leave most of the GPU idle.
+// fwd_sm80 has tiles for few rows. Where few tiles would leave most of the GPU idle, fwd_sm90 splits the keys.
 TEST(FwdSm90, TakesLongerForOneQueryAndForFewTiles) {
   Problem one_query = large_problem(128, 128), few_tiles = one_query;
   one_query.q = one_query.o = layout(bfloat16, {64, 1, 16, 128});
@@ -345,10 +345,41 @@ TEST(FwdSm90, TakesLongerForOneQueryAndForFewTiles) {
   few_tiles.q = few_tiles.o = layout(bfloat16, {1, 100, 16, 128});
   few_tiles.k = few_tiles.v = layout(bfloat16, {1, 8192, 8, 128});
   few_tiles.mask = layout(boolean, {1, 1, 100, 8192});  // which decode_sm90 does not take
-  for (const Problem& problem : {one_query, few_tiles}) {
+  const Plan plan = tessera::plan(one_query, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM80);
+  EXPECT_GT(estimate_us(plan, "fwd_sm90"), estimate_us(plan, "fwd_sm80"));
+  const Plan split = tessera::plan(few_tiles, gpu());
+  EXPECT_EQ(split.kernel, TESSERA_KERNEL_FWD_SM90);
+  EXPECT_GT(split.steps[0].num_splits, 1);
+  const auto all = launches(split);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_STREQ(all[1].kernel, "combine");
+}
+
+// The parts of the keys fill the GPU, as far as each has enough; heads that share keys are rows of one tile.
+TEST(FwdSm90, SplitsKeysAndPacksHeads) {
+  const struct {
+    std::int64_t queries, heads, heads_kv, keys;
+    int num_splits, num_items;
+  } rows[] = {{8, 64, 8, 131072, 16, 128},
+              {512, 16, 2, 65536, 2, 128},
+              {512, 8, 1, 65536, 4, 128},
+              {64, 8, 1, 65536, 32, 128},
+              {1024, 16, 2, 65536, 1, 128}};
+  for (const auto& row : rows) {
+    Problem problem;
+    problem.q = problem.o = layout(bfloat16, {1, row.queries, row.heads, 128});
+    problem.k = problem.v = layout(bfloat16, {row.keys / 16, 16, row.heads_kv, 128});
+    problem.page_table = layout(int32, {1, row.keys / 16}), problem.seqused_k = layout(int32, {1});
+    problem.causal = 1;
     const Plan plan = tessera::plan(problem, gpu());
-    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM80);
-    EXPECT_GT(estimate_us(plan, "fwd_sm90"), estimate_us(plan, "fwd_sm80"));
+    SCOPED_TRACE(describe(plan));
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90);
+    EXPECT_EQ(plan.steps[0].num_splits, row.num_splits);
+    EXPECT_EQ(plan.steps[0].num_items, row.num_items);
+    EXPECT_EQ(plan.shared_bytes > 0, row.num_splits > 1);
+    problem.batch_invariant = 1;
+    EXPECT_EQ(tessera::plan(problem, gpu()).steps[0].num_splits, 1);
   }
 }
 
@@ -748,7 +779,7 @@ TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQuer
   EXPECT_NO_THROW((void)tessera::plan(problem, device));
 }
 
-// Up to 64 rows of a KV head, whatever masks: 16 queries of 4 heads are.
+// Whatever masks.
 TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
   for (const std::int64_t queries : {4, 8, 16, 17}) {
     for (const bool tree : {false, true}) {
@@ -758,34 +789,29 @@ TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
       } else {
         problem.causal_seqs = layout(boolean, {4});
       }
-      const Plan plan = tessera::plan(problem, gpu());
-      EXPECT_EQ(plan.kernel == TESSERA_KERNEL_DECODE_SM90, queries <= 16) << refusal(plan, "decode_sm90");
+      Device device = gpu();
+      device.kernel = TESSERA_KERNEL_DECODE_SM90;
+      const Plan plan = tessera::plan(problem, device);
+      EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
     }
   }
 }
 
-// Microseconds of a call by each kernel, an H100 at c7a09d5 (bench/results/2026-11-25-h100-serving-4.json; 32 queries
-// and fewer than 8192 keys: 2026-11-26-h100-serving-1.json): packed causal queries, all sequences with as many, keys in
-// pages of 16. 0: not taken.
+// Microseconds of a call by each kernel, an H200 on 2026-11-27 (docs/lab/decode_sm90.md): packed causal queries, all
+// sequences with as many, keys in pages of 16. 0: not taken.
 struct FewQueries {
   std::int64_t heads, heads_kv, sequences, keys, head_dim, queries;
   double decode_sm90, fwd_sm80, fwd_sm90;
 };
 constexpr FewQueries kFewQueries[] = {
-    {32, 8, 1, 8192, 128, 8, 18.9, 39.6, 78.9},      {32, 8, 4, 8192, 128, 8, 56.9, 104.9, 84.0},
-    {32, 8, 4, 8192, 128, 16, 75.9, 178.1, 85.3},    {32, 8, 64, 2048, 128, 8, 218.7, 457.5, 477.6},
-    {32, 8, 64, 2048, 128, 16, 337.7, 602.9, 479.7}, {32, 8, 64, 2048, 128, 48, 0, 764.8, 492.8},
-    {32, 8, 1, 131072, 128, 8, 201.3, 461.5, 1240},  {64, 8, 16, 8192, 128, 4, 201.3, 340.5, 645.4},
-    {64, 8, 16, 8192, 128, 8, 295.7, 329.6, 646.8},  {8, 8, 16, 8192, 128, 24, 200.8, 314.7, 187.4},
-    {32, 8, 16, 8192, 64, 8, 109.7, 193.1, 200.6},   {32, 8, 16, 8192, 64, 16, 206.4, 372.7, 197.6},
-    {32, 8, 8, 8192, 256, 8, 226.0, 317.8, 292.7},   {32, 8, 8, 8192, 256, 16, 267.2, 827.7, 298.9},
-    {32, 8, 1, 8192, 128, 32, 39.2, 60.4, 79.5},     {32, 8, 1, 131072, 128, 32, 506.2, 721.4, 1219},
-    {32, 8, 1, 512, 128, 16, 8.4, 19.6, 9.3},        {32, 8, 1, 512, 128, 32, 9.4, 22.4, 9.3},
-    {32, 8, 1, 1024, 128, 16, 9.5, 20.3, 13.9},      {32, 8, 1, 1024, 128, 32, 11.4, 22.5, 14.0},
-    {32, 8, 1, 2048, 128, 32, 15.4, 26.2, 23.3},     {32, 8, 2, 8192, 128, 32, 67.5, 92.1, 81.2},
-    {32, 8, 64, 8192, 128, 4, 714.2, 849.9, 2028},   {32, 8, 16, 8192, 128, 8, 200.8, 333.4, 335.8},
-    {32, 8, 16, 8192, 128, 16, 297.8, 638.2, 339.5}, {32, 8, 64, 256, 128, 1, 29.6, 33.9, 0},
-    {8, 8, 64, 256, 128, 1, 28.7, 32.1, 0},
+    {32, 8, 1, 8192, 128, 8, 18.3, 41.5, 17.0},       {32, 8, 1, 8192, 128, 32, 40.6, 64.0, 39.1},
+    {32, 8, 1, 512, 128, 16, 9.6, 21.2, 9.7},         {32, 8, 1, 512, 128, 32, 10.4, 27.5, 12.2},
+    {32, 8, 1, 1024, 128, 16, 11.0, 21.7, 11.9},      {32, 8, 1, 1024, 128, 32, 12.6, 26.3, 13.6},
+    {32, 8, 1, 2048, 128, 32, 16.5, 30.1, 16.2},      {32, 8, 2, 8192, 128, 32, 70.6, 100.1, 56.1},
+    {32, 8, 64, 2048, 128, 8, 185.6, 459.2, 135.6},   {32, 8, 64, 2048, 128, 16, 324.2, 582.8, 137.6},
+    {32, 8, 64, 2048, 128, 48, 0, 725.4, 222.0},      {32, 8, 1, 131072, 128, 8, 167.0, 467.5, 137.5},
+    {32, 8, 1, 131072, 128, 32, 524.2, 743.5, 239.1}, {32, 8, 64, 256, 128, 1, 24.8, 28.6, 0},
+    {8, 8, 64, 256, 128, 1, 24.4, 27.3, 0},
 };
 
 // Within 5 % of the fastest. mixed_sm90 is fwd_sm90 here, but for 2 to 4 % of its time.
@@ -827,21 +853,21 @@ TEST(DecodeSm90, LeavesAFewLongerSequencesToMixedBatches) {
   EXPECT_GT(estimate_us(plan, "decode_sm90"), estimate_us(plan, "mixed_sm90"));
 }
 
-// fwd_sm90 takes a tile a query head, whatever its rows: that is sooner than decode_sm90's work tiles where few heads
-// share keys, or where there are enough to fill the GPU.
+// fwd_sm90 has the heads of a KV head in one tile, whose time does not depend on its rows: that is sooner than
+// decode_sm90's work tiles, but for one sequence of ungrouped heads.
 TEST(FwdSm90, TakesFewQueriesOfGroupedHeadsWhereTheyFillTheGpu) {
   struct Row {
     std::int64_t sequences, queries, heads;
     tessera_kernel kernel;
   };
-  for (const Row& row : {Row{16, 9, 32, TESSERA_KERNEL_DECODE_SM90}, Row{16, 16, 32, TESSERA_KERNEL_DECODE_SM90},
+  for (const Row& row : {Row{16, 9, 32, TESSERA_KERNEL_FWD_SM90}, Row{16, 16, 32, TESSERA_KERNEL_FWD_SM90},
                          Row{16, 32, 16, TESSERA_KERNEL_FWD_SM90}, Row{16, 24, 8, TESSERA_KERNEL_FWD_SM90},
                          Row{1, 24, 8, TESSERA_KERNEL_DECODE_SM90}, Row{16, 17, 32, TESSERA_KERNEL_FWD_SM90},
-                         Row{16, 63, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 16, 32, TESSERA_KERNEL_DECODE_SM90},
-                         Row{1, 17, 32, TESSERA_KERNEL_DECODE_SM90}, Row{1, 32, 32, TESSERA_KERNEL_DECODE_SM90},
-                         Row{4, 32, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 33, 32, TESSERA_KERNEL_FWD_SM80},
-                         Row{5, 8, 32, TESSERA_KERNEL_DECODE_SM90}, Row{16, 4, 64, TESSERA_KERNEL_DECODE_SM90},
-                         Row{16, 8, 64, TESSERA_KERNEL_DECODE_SM90}, Row{16, 9, 64, TESSERA_KERNEL_DECODE_SM90}}) {
+                         Row{16, 63, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 16, 32, TESSERA_KERNEL_FWD_SM90},
+                         Row{1, 17, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 32, 32, TESSERA_KERNEL_FWD_SM90},
+                         Row{4, 32, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 33, 32, TESSERA_KERNEL_FWD_SM90},
+                         Row{5, 8, 32, TESSERA_KERNEL_FWD_SM90}, Row{16, 4, 64, TESSERA_KERNEL_FWD_SM90},
+                         Row{16, 8, 64, TESSERA_KERNEL_FWD_SM90}, Row{16, 9, 64, TESSERA_KERNEL_FWD_SM90}}) {
     Problem problem;
     problem.q = problem.o = layout(bfloat16, {row.sequences, row.queries, row.heads, 128});
     problem.k = problem.v = layout(bfloat16, {row.sequences, 8192, 8, 128});
@@ -943,10 +969,14 @@ TEST(MixedSm90, LaunchesAKernelForFewRowsBesideThatForMany) {
   EXPECT_STREQ(launches(plan, false)[0].kernel, "fwd_sm80_persistent") << "all sequences, where rows are not aligned";
 }
 
-// 32 queries of 4 heads are 128 rows, for which fwd_sm80 reads every sequence's keys twice; 8 are one of its tiles.
+// Where most sequences have few of the 100 queries; else fwd_sm90 alone, with heads in one tile.
 TEST(MixedSm90, TakesChunksOfFewQueries) {
   Problem problem = step_problem();
-  for (const std::int64_t queries : {28, 32, 63}) {
+  for (const std::int64_t queries : {28, 32}) {
+    problem.max_seqlen_q = queries;
+    EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_FWD_SM90) << queries;
+  }
+  for (const std::int64_t queries : {40, 63}) {
     problem.max_seqlen_q = queries;
     const Plan plan = tessera::plan(problem, gpu());
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << queries << ": " << refusal(plan, "mixed_sm90");
@@ -955,7 +985,7 @@ TEST(MixedSm90, TakesChunksOfFewQueries) {
     EXPECT_STREQ(all[1].kernel, "fwd_sm90");
   }
   problem.max_seqlen_q = 8;
-  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_DECODE_SM90) << "32 rows";
+  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_FWD_SM90) << "32 rows, in one tile";
   problem.batch_invariant = 1;
   EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_MIXED_SM90) << "as beside longer chunks";
 }
@@ -1046,7 +1076,9 @@ TEST(MixedSm90, KeepsBothKernelsWorkspaces) {
   const Plan mixed = tessera::plan(step_problem(), gpu());
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_FWD_SM90;
-  const Plan many = tessera::plan(step_problem(), device);
+  Problem unsplit = step_problem();  // as in a mixed batch
+  unsplit.batch_invariant = 1;
+  const Plan many = tessera::plan(unsplit, device);
   device.kernel = TESSERA_KERNEL_DECODE_SM90;
   Problem one_each = step_problem();
   one_each.max_seqlen_q = 4;

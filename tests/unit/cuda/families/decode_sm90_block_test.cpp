@@ -217,6 +217,9 @@ INSTANTIATE_TEST_SUITE_P(
         // One sequence; pages of fewer keys than a tile's, with more tiles a warp than entries come at once.
         "dtype=bf16 b=1 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",
         "dtype=bf16 b=2 sq=1 sk=4500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",  // so many by TMA
+        // So many parts that they are merged in two levels.
+        "dtype=bf16 b=2 sq=1 sk=4200 hq=8 hkv=1 d=128 dv=128 k=paged page=16 cores=100",
+        "dtype=bf16 b=1 sq=4 sk=3137 hq=4 hkv=1 d=128 dv=128 cores=49",
         "dtype=f16 b=3 sq=1 sk=1300 hq=4 hkv=2 d=64 dv=64 used=1 tree=1 cores=5",
         "dtype=f16 b=1 sq=3 sk=1500 hq=4 hkv=2 d=64 dv=64 k=paged page=1 causal=1 cores=5",
         "dtype=f16 b=1 sq=1 sk=2000 hq=2 hkv=2 d=64 dv=64 k=paged page=3 cores=2",

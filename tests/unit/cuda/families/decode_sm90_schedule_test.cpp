@@ -60,6 +60,7 @@ struct Drawn {
       p.seqused_k = used.data(), p.seqused_k_stride = 1;
     }
     p.min_tiles = draw(1, 8), p.short_tiles = draw(0, 40), p.most_parts = Divisor(draw(1, kDecodeMostParts));
+    p.many_parts = invariant ? kDecodeMostParts : draw(2, 20), p.group_parts = Divisor(draw(2, p.many_parts));
     p.most_queries = 5;
     blocks = draw(team, 60), p.teams = Divisor(blocks / team);
   }
@@ -86,6 +87,37 @@ void expect_groups(const std::vector<Part>& parts) {
   }
 }
 
+// Many parts are merged in groups of at least two, whose sums have places and counters of their own. `all`: the block's
+// part of the work tile `key`. The containers hold what earlier parts have.
+template <class Key>
+void expect_group(const DecodeSm90Params& p, const TileParts& all, int blocks, const Key& key, std::set<int>& slots,
+                  std::map<int, std::pair<Key, int>>& counters, std::map<std::pair<Key, int>, int>& arrived) {
+  const PartsMerge of_group(p, all, 0, blocks), of_sums(p, all, 1, blocks);
+  if (all.count <= p.many_parts) {
+    ASSERT_EQ(of_group.to_slot, -1);
+    ASSERT_EQ(of_group.parts.count, all.count);
+    return;
+  }
+  const int group = of_sums.parts.index;
+  ASSERT_GE(of_group.parts.count, 2);
+  ASSERT_LE(of_group.parts.count, p.group_parts.value + 1);
+  ASSERT_EQ(of_group.parts.slot(of_group.parts.index), all.slot(all.index)) << "the group misses the block's part";
+  ASSERT_EQ(of_sums.to_slot, -1);
+  ASSERT_EQ(of_sums.parts.slot(group), of_group.to_slot) << "a sum is not where it is read";
+  ASSERT_LT(group, of_sums.parts.count);
+  if (of_group.parts.index == 0) {
+    ASSERT_TRUE(slots.insert(of_group.to_slot).second) << "a sum in the place of another";
+  }
+  const std::pair of{key, group};
+  const int counter = of_group.parts.counter;
+  ASSERT_GE(counter, blocks);
+  ASSERT_LT(counter, 2 * blocks);
+  ASSERT_EQ(counters.try_emplace(counter, of).first->second, of) << "two groups with one counter";
+  if (++arrived[of]; of_group.parts.index == of_group.parts.count - 1) {
+    ASSERT_EQ(arrived[of], of_group.parts.count);
+  }
+}
+
 template <DecodeSm90Config kConfig>
 void deal() {
   const unsigned seed = std::random_device{}();
@@ -109,6 +141,8 @@ void deal() {
     std::map<int, std::set<std::tuple<int, int, int>>> counters;   // who arrives where
     std::map<std::tuple<int, int, int>, std::set<int>> teams;      // who arrives
     std::set<int> slots;                                           // of works that several blocks share
+    std::map<int, std::pair<std::tuple<int, int, int>, int>> group_counters;  // which group of parts arrives where
+    std::map<std::pair<std::tuple<int, int, int>, int>, int> arrived;         // how many of its parts
     for (int block = 0; block < drawn.blocks; ++block) {
       ShareSegments<kConfig>& segments = dealt[static_cast<std::size_t>(block)];
       const int team = block / p.team;
@@ -142,6 +176,7 @@ void deal() {
           ASSERT_TRUE(slots.insert(work.slot(work.index)).second) << "two parts in one place";
           counters[work.counter].insert(key);
           teams[key].insert(team);
+          ASSERT_NO_FATAL_FAILURE(expect_group(p, work, drawn.blocks, key, slots, group_counters, arrived));
         }
         if (segment.last) {
           ASSERT_EQ(static_cast<int>(of.size()), work.count);
