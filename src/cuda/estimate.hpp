@@ -60,8 +60,8 @@ inline double visible_part(const tessera_plan& plan) {
 }
 
 // What kernels for tiles of many rows take longer for few rows than those that were made for these: their blocks read
-// slowly, and a second launch merges split keys (one token of 8 heads over 1024 keys: fwd_sm80 20.5 us, decode_sm90 7.8,
-// an H200). With fewer keys fwd_sm80 is the fastest.
+// slowly, and a second launch merges split keys (one token of 8 heads over 1024 keys: fwd_sm80 20.5 us, decode_sm90
+// 7.8, an H200). With fewer keys fwd_sm80 is the fastest.
 inline double few_rows_us(const tessera_plan& plan) {
   constexpr double kUs = 12;
   constexpr int64_t kLeastKeys = 256;

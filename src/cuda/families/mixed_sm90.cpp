@@ -75,8 +75,8 @@ double estimate_us(const tessera_plan& plan) {
   const bool by_fwd_sm90 = kFwdSm90.refuse(plan).empty();
   const double fwd_sm80_us = kFwdSm80.estimate_us(plan);
   const double most = by_fwd_sm90 ? std::min(fwd_sm80_us, kFwdSm90.estimate_us(plan)) : fwd_sm80_us;
-  // Alone, fwd_sm90 may pack heads and split keys. Of most sequences with a token, two launches come out more evenly: 16
-  // tokens and a chunk of 16 queries over 4096 keys 84 us for 115 (an H200).
+  // Alone, fwd_sm90 may pack heads and split keys. Of most sequences with a token, two launches come out more evenly:
+  // 16 tokens and a chunk of 16 queries over 4096 keys 84 us for 115 (an H200).
   if (by_fwd_sm90 && !most_have_few(plan)) {
     const double beside_us = kFwdSm90.estimate_us(planned_for(plan, decoded_queries(plan)));
     if (beside_us > kFarAhead * kFwdSm90.estimate_us(plan)) return kCallUs + beside_us;

@@ -60,7 +60,8 @@ TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
   EXPECT_PRED2(contains, source_of(spec_of(config)),
                "__launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)\ntessera_fwd_sm90(");
   EXPECT_PRED2(contains, source_of(spec_of(config)),
-               ".cluster = 2, .varlen = false, .block_mask = false, .live_tiles = false, .pack_gqa = false, .split = false, .score = ");
+               ".cluster = 2, .varlen = false, .block_mask = false, .live_tiles = false, .pack_gqa = false, "
+               ".split = false, .score = ");
 }
 
 TEST(CudaCodegen, AssertsWhatHostAndDeviceAgreeOn) {
