@@ -1,4 +1,4 @@
-"""Score programs on one GPU: Tessera with a program, beside the nearest built-in options and FlexAttention with the same
+"""Score programs on one GPU: Tessera with a program, beside the nearest built-in options and FlexAttention with that
 function.
 
     python bench/cuda_programs.py [--csv FILE] [--lengths 4096 16384] [--head-dims 64 128] [--programs NAME ...]

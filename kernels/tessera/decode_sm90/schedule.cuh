@@ -76,7 +76,7 @@ struct TileParts {
 // arrive. Many are merged in two levels, because one multiprocessor would read them all from the L2 cache for longer
 // than it read its keys: the last block to arrive of a group of group_parts neighbouring parts replaces them by their
 // sum, and the last of these blocks merges the sums. No group has a single part: a part left over belongs to the group
-// before it. A sum's slot is the second one of a block whose range lies within the work tile, which is otherwise unused.
+// before it. A sum's slot is the second one of a block whose range lies within the work tile, otherwise unused.
 struct PartsMerge {
   TileParts parts;  // index: of the block's part or group among those that are merged
   int to_slot;      // of their sum; -1: it is the result

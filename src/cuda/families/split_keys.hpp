@@ -17,8 +17,8 @@ struct SplitParts {
 int64_t split_parts_bytes(const tessera_plan& plan, int num_splits);
 SplitParts split_parts_at(const tessera_plan& plan, int num_splits, void* workspace);
 
-// Merges the parts of every row into o and lse, with the sink and the partial result that a call accumulates to. Without
-// parts (num_splits 0) no row sees a key.
+// Merges the parts of every row into o and lse, with the sink and the partial result that a call accumulates to.
+// Without parts (num_splits 0) no row sees a key.
 tessera_status merge_split_parts(const tessera_plan& plan, int num_splits, const SplitParts& parts,
                                  const tessera_buffers& buffers, LaunchList& launches);
 
