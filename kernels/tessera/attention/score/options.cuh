@@ -68,7 +68,8 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
   static constexpr bool kAddsEntries = ((Options::kFacts.adds && Options::kFacts.entries) || ... || false);
 
   struct Row : PositionRow, Options::Row... {
-    TESSERA_DEVICE Row(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
+    TESSERA_DEVICE Row(const ProblemParams& p, const Sequence& s, [[maybe_unused]] int batch, [[maybe_unused]] int head,
+                       int query)
         : PositionRow{query, visible_keys<kCfg>(p, s, query)},
           Options::Row(p, ScorePlace{batch, head, query, s.sq, s.sk})... {}
   };

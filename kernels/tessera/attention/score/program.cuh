@@ -165,7 +165,7 @@ template <ElementType kType, bool kNear, class... Index>
 TESSERA_DEVICE auto load(const ProgramTensor& tensor, bool taken, Index... index) {
   const char* at = static_cast<const char*>(tensor.data);
   [[maybe_unused]] int axis = 0;
-  const auto step = [&at](const ProgramStride& stride, int places) {
+  [[maybe_unused]] const auto step = [&at](const ProgramStride& stride, int places) {
     at += (kNear ? static_cast<int64>(stride.low) : stride.bytes()) * places;
   };
   (step(tensor.stride[axis++], index), ...);

@@ -19,7 +19,8 @@ constexpr BwdSm90Config bwd_sm90_config(bool varlen, bool deterministic, bool bl
           .staged_dq = true,
           .d_bias = false,
           .score = {},
-          .block_mask = block_mask};
+          .block_mask = block_mask,
+          .split_group = false};
 }
 
 }  // namespace tessera
