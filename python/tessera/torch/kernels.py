@@ -159,6 +159,13 @@ def _empty_twin(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
 
 
+def empty_output(q: Tensor, shape: tuple) -> Tensor:
+    """Uninitialised and contiguous, of the output's dtype."""
+    if shape == q.shape and q.dtype not in _CODES:
+        return _empty_twin(q)
+    return q.new_empty(shape, dtype=output_dtype(q))
+
+
 def _twin_by_heads(tensor: Tensor) -> Tensor:
     """The same for [B, H, S, D], with its order in memory if rows are contiguous there."""
     twin = torch.empty_like(tensor)
@@ -211,9 +218,12 @@ def planned(run, direction: str, tensors: tuple, options: dict) -> None:
         raise NotWhatEagerDoes(f"while a CUDA graph is captured: {error}") from error
 
 
+_CODES = frozenset((torch.float8_e4m3fn, torch.float8_e5m2, torch.int8))
+
+
 def output_dtype(q: Tensor) -> torch.dtype:
     """q's, or bfloat16 if q has 8 bits."""
-    return q.dtype if q.dtype.itemsize > 1 else torch.bfloat16
+    return torch.bfloat16 if q.dtype in _CODES else q.dtype
 
 
 def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
@@ -274,12 +284,12 @@ def forward(
             lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
         _core.forward_by_heads(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
         return o, lse
-    o_shape, lse_shape = output_shapes(q, v)
-    if o is None:
-        dtype = output_dtype(q)
-        o = _empty_twin(q) if o_shape == q.shape and dtype is q.dtype else q.new_empty(o_shape, dtype=dtype)
-    if want_lse and lse is None:
-        lse = q.new_empty(lse_shape, dtype=torch.float32)
+    if o is None or (want_lse and lse is None):
+        o_shape, lse_shape = output_shapes(q, v)
+        if o is None:
+            o = empty_output(q, o_shape)
+        if want_lse and lse is None:
+            lse = q.new_empty(lse_shape, dtype=torch.float32)
     tensors, keywords = (rows(q), rows(k), rows(v), o, lse), _keywords(q, options)
     if q.is_cuda:  # nothing is captured on the CPU, where another Python call would show in a small problem's time
         planned(_core.forward, "forward", tensors, keywords)

@@ -336,12 +336,16 @@ class Eager(torch.autograd.Function):
         if sink is not None:
             given["sink"] = sink
         ctx.by_heads = by_heads
-        lse = None
+        o = lse = None
         if kernels.keeps_low(given):
-            shape = q.shape[:3] if by_heads else kernels.output_shapes(q, v)[1]
+            if by_heads:
+                shape = q.shape[:3]
+            else:
+                o_shape, shape = kernels.output_shapes(q, v)
+                o = kernels.empty_output(q, o_shape)
             given["lse_low"] = low = q.new_empty(shape, dtype=torch.float32)
             lse = torch.empty_like(low)
-        o, lse = kernels.forward(q, k, v, given, lse=lse, by_heads=by_heads)
+        o, lse = kernels.forward(q, k, v, given, o=o, lse=lse, by_heads=by_heads)
         ctx.set_materialize_grads(False)
         tensors, settings = {}, {}
         for name, value in given.items():
