@@ -80,7 +80,7 @@ inline void quantize_token(const RotaryParams& rotary, const QuantizeParams& p, 
       scale = *of_head;
     }
     for (int64_t d = 0; d < p.cols; d += kLanes) store(values + d, load(values + d) / scale);
-    with_input_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, values, p.cols); });
+    with_code_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, values, p.cols); });
   }
 }
 

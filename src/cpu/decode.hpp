@@ -4,6 +4,8 @@
 // together. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/decode_rows.hpp"
 #include "cpu/forward.hpp"
 
@@ -243,11 +245,8 @@ TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence
                                        int64_t first, int64_t count) {
   alignas(64) float value[kMaxRowFloats];
   for (int64_t i = 0; i < count; ++i) {
-    if constexpr (Elem::kBytes == 1) {
-      read_scaled_row<Elem>(value, values[i], p.head_dim_v, scales[i]);
-    } else {
-      read_row<Elem>(value, values[i], p.head_dim_v);
-    }
+    read_row<Elem>(value, values[i], p.head_dim_v);
+    for (int64_t d = 0; d < p.head_dim_v; ++d) value[d] *= scales[i];
     const int64_t n = first + i;
     for (int64_t r = 0; r < row_count; ++r) {
       if (key + n < rows[r].low || key + n > rows[r].high) continue;
@@ -296,6 +295,39 @@ struct KeyGroup {
   int64_t head_bytes_, row_bytes_;
 };
 
+// Rows of 8 bits as float32, not scaled.
+struct DecodedRows {
+  alignas(64) float floats[kDecodeValues][kMaxRowFloats];
+  const char* rows[kDecodeValues];
+
+  // Two vectors at a time: by read_codes, decoding takes a tenth longer.
+  TESSERA_OWN_FUNCTION void decode(int32_t dtype, const char* const* from, int64_t count, int64_t cols) {
+    with_code_elem(dtype, [&](auto elem) {
+      using Elem = decltype(elem);
+      for (int64_t i = 0; i < count; ++i) {
+        const char* const row = from[i];
+        float* const out = floats[i];
+        int64_t c = 0;
+        for (; c + 2 * kLanes <= cols; c += 2 * kLanes) {
+          const VecF even = Elem::read(row + c), odd = Elem::read(row + c + kLanes);
+          store(out + c, even), store(out + c + kLanes, odd);
+        }
+        for (; c < cols; c += kLanes) {
+          store(out + c, c + kLanes <= cols ? Elem::read(row + c) : Elem::read(row + c, cols - c));
+        }
+      }
+    });
+  }
+  template <int kKeys>
+  TESSERA_INLINE const char* const* read(const Params& p, const KeyGroup<kKeys>& group, int64_t cols) {
+    for (int64_t i = 0; i < kKeys; ++i) rows[i] = reinterpret_cast<const char*>(floats[min_of(i, group.count - 1)]);
+    decode(p.kv_dtype, group.rows, group.count, cols);
+    return rows;
+  }
+};
+
+struct NoRows {};  // instead: of 16 bits
+
 // scales[h][n] = those of keys or values key ... key + count - 1 of `heads` KV heads.
 TESSERA_INLINE void decode_scales(float* scales, const Params& p, const Scales& of, const Sequence& sequence,
                                   int64_t batch, int64_t head_begin, int64_t heads, int64_t key, int64_t count) {
@@ -319,6 +351,7 @@ TESSERA_INLINE void scale_weights(float* weights, int64_t ld, int64_t rows, cons
 // heads are neighbours, memory is read in order and the hardware's prefetchers keep up. Software prefetches would wait
 // in the L1 cache's few miss buffers; they are used only for the next few rows, whose pages the hardware does not
 // predict.
+// Keys and values of 8 bits are converted a group at a time, and are float32 (Elem) then.
 template <Op kOp, class Elem>
 void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads,
                  int64_t row_count, const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
@@ -327,7 +360,16 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
   static constexpr float kOnes[kDecodeValues] = {1, 1, 1, 1, 1, 1, 1, 1};
   const int64_t scores_ld = p.block_n;
   const bool k_scaled = p.k_scales.data != nullptr, v_scaled = p.v_scales.data != nullptr;  // of 8 bits
-  int64_t all_low = 0, all_high = key_end;                                                  // keys that every row sees
+  constexpr bool kMayDecode = std::is_same_v<Elem, Float32Elem>;
+  const bool decodes = kMayDecode && p.kv_elem_bytes == 1;
+  std::conditional_t<kMayDecode, DecodedRows, NoRows> decoded;
+  const auto elements = [&](const auto& group, int64_t cols) TESSERA_LAMBDA_INLINE -> const char* const* {
+    if constexpr (kMayDecode) {
+      if (decodes) return decoded.read(p, group, cols);
+    }
+    return group.rows;
+  };
+  int64_t all_low = 0, all_high = key_end;  // keys that every row sees
   for (int64_t row = 0; row < heads * row_count; ++row) {
     all_low = max_of(all_low, rows[row].low), all_high = min_of(all_high, rows[row].full_high);
   }
@@ -339,14 +381,15 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     for (int64_t n = 0; n < count; n += kDecodeKeys) {
       KeyGroup<kDecodeKeys> group(p, p.k, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
+        const char* const* keys = elements(group, p.head_dim);
         for_row_groups<kDecodeGroup>(0, row_count, [&]<int R>(int64_t r0) TESSERA_LAMBDA_INLINE {
           const int64_t row = h * row_count + r0;
-          decode_scores<kOp, Elem, R>(s.scores + row * scores_ld + n, scores_ld, s.q + row * q_ld, q_ld, group.rows,
+          decode_scores<kOp, Elem, R>(s.scores + row * scores_ld + n, scores_ld, s.q + row * q_ld, q_ld, keys,
                                       p.head_dim);
         });
       }
     }
-    if constexpr (Elem::kBytes == 1) {
+    if constexpr (kMayDecode) {
       if (k_scaled) {
         decode_scales(s.scales, p, p.k_scales, sequence, batch, head_begin, heads, key, count);
         for (int64_t h = 0; h < heads; ++h) {
@@ -372,16 +415,23 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
         float* const weights = s.scores + h * row_count * scores_ld;
         const float* const scales = v_scaled ? s.scales + h * kDecodeBlockKeys + n : kOnes;
-        if (masked && !rows_are_finite(
-                          p.kv_dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; },
-                          [&](int64_t i) { return scales[i]; })) {
+        const char* const* values = elements(group, p.head_dim_v);
+        bool finite = true;
+        if (masked && decodes) {
+          for (int64_t i = 0; i < group.count; ++i) {
+            finite &= codes_are_finite(reinterpret_cast<const float*>(values[i]), p.head_dim_v, scales[i]);
+          }
+        } else if (masked) {
+          finite = rows_are_finite(p.kv_dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; });
+        }
+        if (!finite) {
           decode_seen<kOp, Elem>(p, sequence, batch, rows + h * row_count, row_count, s.o + h * row_count * out_ld,
-                                 out_ld, weights, scores_ld, group.rows, scales, key, n, group.count);
+                                 out_ld, weights, scores_ld, values, scales, key, n, group.count);
           continue;
         }
-        if (Elem::kBytes == 1 && v_scaled) scale_weights(weights + n, scores_ld, row_count, scales, group.count);
+        if (kMayDecode && v_scaled) scale_weights(weights + n, scores_ld, row_count, scales, group.count);
         decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld, weights + n / kLaneElems<kOp>,
-                                 scores_ld, group.rows, group.count);
+                                 scores_ld, values, group.count);
       }
     }
   }
@@ -520,10 +570,10 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
       __builtin_memset(q_row, 0, static_cast<size_t>(q_ld) * sizeof(float));
       __builtin_memcpy(q_row, q, static_cast<size_t>(p.head_dim) * 2);
     } else {
-      with_input_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
-      if (p.q_scales.data) {
-        const float scale = query_scale(p, part.batch, rows[i].head, rows[i].query);
-        for (int64_t d = 0; d < p.head_dim; ++d) q_row[d] *= scale;
+      if (p.elem_bytes == 1) {
+        read_codes(p.dtype, q_row, q, p.head_dim, query_scale(p, part.batch, rows[i].head, rows[i].query));
+      } else {
+        with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
       }
     }
   }
@@ -536,7 +586,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
   if constexpr (kOp == Op::kDot) {
     attend(Bfloat16Elem{});
   } else {
-    with_input_elem(p.kv_dtype, attend);
+    with_float_elem(p.kv_dtype, attend);  // 8 bits: as float32
   }
   if (has_huge_rows(p, rows, row_total)) sum_all_as_tiled<kOp>(p, part, rows, s.q, q_ld, keys, s.program);
   for (int64_t i = 0; i < row_total; ++i) {

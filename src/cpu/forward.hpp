@@ -251,13 +251,13 @@ TESSERA_COLD_FUNCTION void add_seen_values(const Params& p, const Tile& tile, fl
   alignas(64) float value[kMaxRowFloats];
   for (int64_t n = begin; n < end; ++n) {
     visible_lanes(visible, p, tile, block.key_begin + n);
-    const char* row = key_row(p, p.v, *tile.sequence, tile.batch, block.head_kv, block.key_begin + n);
-    const float scale = key_scale(p, p.v_scales, *tile.sequence, tile.batch, block.head_kv, block.key_begin + n);
-    with_input_elem(p.kv_dtype, [&](auto elem) {
-      using Elem = decltype(elem);
-      if constexpr (Elem::kBytes == 1) return read_scaled_row<Elem>(value, row, p.head_dim_v, scale);
-      read_row<Elem>(value, row, p.head_dim_v);
-    });
+    const int64_t key = block.key_begin + n;
+    if (p.kv_elem_bytes == 1) {
+      read_code_key(value, p, p.v, *tile.sequence, tile.batch, block.head_kv, key, p.head_dim_v);
+    } else {
+      const char* row = key_row(p, p.v, *tile.sequence, tile.batch, block.head_kv, key);
+      with_float_elem(p.kv_dtype, [&](auto elem) { read_row<decltype(elem)>(value, row, p.head_dim_v); });
+    }
     for (int c = 0; c < C; ++c) {
       const float* at = sP + n / kKeysAStep<kOp> * kBlockM + c * kLanes;
       VecF weight = load(at);
@@ -340,17 +340,15 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
   }
 }
 
-// Multiplies a tile's 8-bit queries, [head_dim][kBlockM], by their scales.
-TESSERA_COLD_FUNCTION void scale_queries(const Params& p, const Tile& tile, float* sQ) {
-  alignas(64) float scales[kBlockM] = {};
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    scales[lane] = query_scale(p, tile.batch, tile.head[lane], tile.query[lane]);
-  }
-  for (int64_t d = 0; d < p.head_dim; ++d) {
-    for (int c = 0; c < tile.vecs; ++c) {
-      float* at = sQ + d * kBlockM + c * kLanes;
-      store(at, load(at) * load(scales + c * kLanes));
+// sQ[head_dim][kBlockM] = a tile's queries of 8 bits, at rows[lane], times their scales.
+TESSERA_OWN_FUNCTION inline void pack_code_queries(const Params& p, const Tile& tile, const char* const* rows,
+                                                   float* sQ) {
+  alignas(64) float row[kMaxRowFloats] = {};
+  for (int64_t lane = 0; lane < tile.vecs * kLanes; ++lane) {
+    if (lane < tile.count) {
+      read_codes(p.dtype, row, rows[lane], p.head_dim, query_scale(p, tile.batch, tile.head[lane], tile.query[lane]));
     }
+    for (int64_t d = 0; d < p.head_dim; ++d) sQ[d * kBlockM + lane] = lane < tile.count ? row[d] : 0.0f;
   }
 }
 
@@ -383,9 +381,12 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     if constexpr (kOp == Op::kDot) pack_transposed_pairs(sQ, row_pointers, tile.count, p.head_dim);
 #endif
     if constexpr (kOp == Op::kFma) {
-      with_input_elem(p.dtype,
-                      [&](auto elem) { pack_transposed<decltype(elem)>(sQ, row_pointers, tile.count, p.head_dim); });
-      if (p.q_scales.data) scale_queries(p, tile, sQ);
+      if (p.elem_bytes == 1) {
+        pack_code_queries(p, tile, row_pointers, sQ);
+      } else {
+        with_float_elem(p.dtype,
+                        [&](auto elem) { pack_transposed<decltype(elem)>(sQ, row_pointers, tile.count, p.head_dim); });
+      }
     }
   }
 

@@ -44,15 +44,24 @@ TESSERA_INLINE float key_scale(const Params& p, const Scales& scales, const Sequ
   }
   return *reinterpret_cast<const float*>(at);
 }
-// That of query `query` of head `head`.
+// The same for query `query` of head `head`.
 TESSERA_INLINE float query_scale(const Params& p, int64_t batch, int64_t head, int64_t query) {
   const Scales& s = p.q_scales;
+  if (!s.data) return 1.0f;
   return *reinterpret_cast<const float*>(s.data + s.batch * batch + s.row * (query / s.tokens) +
                                          s.head * (head / (p.heads_q / p.heads_kv)));
 }
 // The scales of k or v, of which tensor is one.
 TESSERA_INLINE const Scales& scales_of(const Params& p, const RowTensor& tensor) {
   return &tensor == &p.k ? p.k_scales : p.v_scales;
+}
+
+// out = key or value j, of 8 bits, times its scale.
+TESSERA_OWN_FUNCTION inline void read_code_key(float* out, const Params& p, const RowTensor& tensor,
+                                               const Sequence& sequence, int64_t batch, int64_t head_kv, int64_t j,
+                                               int64_t cols) {
+  read_codes(p.kv_dtype, out, key_row(p, tensor, sequence, batch, head_kv, j), cols,
+             key_scale(p, scales_of(p, tensor), sequence, batch, head_kv, j));
 }
 
 // Prefetches `row_bytes` of a row that is needed soon.
@@ -96,18 +105,17 @@ TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, con
     }
     return {reinterpret_cast<char*>(copy), padded * 2};
   } else {
-    with_input_elem(p.kv_dtype, [&](auto elem) {
-      const Scales& scales = scales_of(p, tensor);
+    if (p.kv_elem_bytes == 1) {
       for (int64_t n = 0; n < count; ++n) {
-        const char* row = key_row(p, tensor, sequence, batch, head_kv, j + n);
-        if (scales.data) {
-          read_scaled_row<decltype(elem)>(copy + n * padded, row, cols,
-                                          key_scale(p, scales, sequence, batch, head_kv, j + n));
-        } else {
-          read_row<decltype(elem)>(copy + n * padded, row, cols);
-        }
+        read_code_key(copy + n * padded, p, tensor, sequence, batch, head_kv, j + n, cols);
       }
-    });
+    } else {
+      with_float_elem(p.kv_dtype, [&](auto elem) {
+        for (int64_t n = 0; n < count; ++n) {
+          read_row<decltype(elem)>(copy + n * padded, key_row(p, tensor, sequence, batch, head_kv, j + n), cols);
+        }
+      });
+    }
     return {reinterpret_cast<char*>(copy), padded * 4};
   }
 }

@@ -12,24 +12,15 @@ namespace {
 
 constexpr int64_t kMaxRowFloats = 576 + kLanes;  // the largest head size, as read_row writes it
 
-struct Unscaled {
-  TESSERA_INLINE float operator()(int64_t) const { return 1.0f; }
-};
-
-// Whether rows 0 ... count - 1, at row(n), times scale(n) hold neither NaN nor infinity.
-template <class Row, class Scale = Unscaled>
-TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row,
-                                    const Scale& scale = {}) {
+// Whether rows 0 ... count - 1, at row(n), hold neither NaN nor infinity.
+template <class Row>
+TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row) {
   VecF a{}, b{}, c{}, e{};  // sums of 0 x, which are 0 or NaN
-  with_input_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
+  with_float_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
     using Elem = decltype(elem);
     for (int64_t n = 0; n < count; ++n) {
       const char* at = row(n);
-      const float of_row = scale(n);
-      const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE {
-        const VecF x = Elem::read(at + d * Elem::kBytes);
-        return Elem::kBytes == 1 ? x * of_row : x;
-      };
+      const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE { return Elem::read(at + d * Elem::kBytes); };
       int64_t d = 0;
       for (; d + 4 * kLanes <= cols; d += 4 * kLanes) {
         a = fma(read(d), VecF{}, a);
@@ -38,22 +29,33 @@ TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, 
         e = fma(read(d + 3 * kLanes), VecF{}, e);
       }
       for (; d + kLanes <= cols; d += kLanes) a = fma(read(d), VecF{}, a);
-      if (d < cols) {
-        const VecF x = Elem::read(at + d * Elem::kBytes, cols - d);
-        b = fma(Elem::kBytes == 1 ? x * of_row : x, VecF{}, b);
-      }
+      if (d < cols) b = fma(Elem::read(at + d * Elem::kBytes, cols - d), VecF{}, b);
     }
   });
   return !any((a + b) + (c + e) != VecF{});
 }
 
+// Whether a row as read_codes writes it, times `scale`, holds neither.
+TESSERA_OWN_FUNCTION inline bool codes_are_finite(const float* row, int64_t cols, float scale) {
+  VecF sum{};
+  for (int64_t d = 0; d < cols; d += kLanes) sum = fma(load(row + d) * scale, VecF{}, sum);
+  return !any(sum != VecF{});
+}
+
 // The same for keys j ... of K or V.
 TESSERA_OWN_FUNCTION bool keys_are_finite(const Params& p, const RowTensor& tensor, const Sequence& sequence,
                                           int64_t batch, int64_t head_kv, int64_t j, int64_t count, int64_t cols) {
-  const Scales& scales = scales_of(p, tensor);
-  return rows_are_finite(
-      p.kv_dtype, count, cols, [&](int64_t n) { return key_row(p, tensor, sequence, batch, head_kv, j + n); },
-      [&](int64_t n) { return key_scale(p, scales, sequence, batch, head_kv, j + n); });
+  if (p.kv_elem_bytes == 1) {
+    alignas(64) float row[kMaxRowFloats];
+    bool finite = true;
+    for (int64_t n = 0; n < count && finite; ++n) {
+      read_code_key(row, p, tensor, sequence, batch, head_kv, j + n, cols);
+      finite = codes_are_finite(row, cols, 1.0f);
+    }
+    return finite;
+  }
+  return rows_are_finite(p.kv_dtype, count, cols,
+                         [&](int64_t n) { return key_row(p, tensor, sequence, batch, head_kv, j + n); });
 }
 
 // The same for rows of the tile in Q's or dO's tensor.

@@ -220,6 +220,10 @@ extern const KernelTable kernels_avx512;
 extern const KernelTable kernels_avx512_bf16;
 extern const KernelTable kernels_neon;
 extern const KernelTable kernels_neon_bf16;
+// avx512's kernels of FMAs, which avx512_bf16's table has too: the same text would make the same instructions.
+void avx512_forward(const Params&, int64_t item, char* scratch);
+void avx512_decode(const Params&, int64_t item, char* scratch);
+void avx512_backward(const Params&, int64_t item, char* scratch);
 extern const AmxKernelTable kernels_amx_bf16;
 extern const AmxKernelTable kernels_amx_emulated;
 

@@ -182,18 +182,16 @@ TESSERA_INLINE void with_float_elem(int32_t dtype, Body&& body) {
   }
 }
 
-// The same for q, k and v, which may have 8 bits.
+// The same for 8 bits.
 template <class Body>
-TESSERA_INLINE void with_input_elem(int32_t dtype, Body&& body) {
+TESSERA_INLINE void with_code_elem(int32_t dtype, Body&& body) {
   switch (dtype) {
     case TESSERA_FLOAT8_E4M3:
       return body(E4m3Elem{});
     case TESSERA_FLOAT8_E5M2:
       return body(E5m2Elem{});
-    case TESSERA_INT8:
-      return body(Int8Elem{});
     default:
-      return with_float_elem(dtype, body);
+      return body(Int8Elem{});
   }
 }
 
@@ -278,14 +276,17 @@ TESSERA_INLINE void read_row(float* out, const char* row, int64_t n) {
   for (; c + kLanes <= n; c += kLanes) store(out + c, Elem::read(row + c * Elem::kBytes));
   if (c < n) store(out + c, Elem::read(row + c * Elem::kBytes, n - c));
 }
-// The same times `scale`: a row of 8-bit elements.
-template <class Elem>
-TESSERA_INLINE void read_scaled_row(float* out, const char* row, int64_t n, float scale) {
-  int64_t c = 0;
-  for (; c + kLanes <= n; c += kLanes) store(out + c, Elem::read(row + c * Elem::kBytes) * scale);
-  if (c < n)
-    store(out + c, select(iota<VecI>() < static_cast<int32_t>(n - c), Elem::read(row + c * Elem::kBytes, n - c) * scale,
-                          VecF{}));
+// The same times `scale`: a row of 8 bits. Everything reads such rows by this function, once, and then computes with
+// float32: kernels of their own for each of the three types would be a tenth of the library.
+TESSERA_OWN_FUNCTION inline void read_codes(int32_t dtype, float* out, const char* row, int64_t n, float scale) {
+  with_code_elem(dtype, [&](auto elem) {
+    using Elem = decltype(elem);
+    int64_t c = 0;
+    for (; c + kLanes <= n; c += kLanes) store(out + c, Elem::read(row + c) * scale);
+    if (c < n) {
+      store(out + c, select(iota<VecI>() < static_cast<int32_t>(n - c), Elem::read(row + c, n - c) * scale, VecF{}));
+    }
+  });
 }
 template <class Elem>
 TESSERA_INLINE void write_row(char* row, const float* in, int64_t n) {
