@@ -12,7 +12,12 @@ namespace tessera::cli {
 
 class Extents {
  public:
-  Extents() { values_.fill(kUnbound); }
+  Extents() {  // an extent that is always the same is known
+    for (int n = 0; n < core::kSymbols; ++n) {
+      const core::SymbolRule& rule = core::kSymbolRules[n];
+      values_[n] = rule.min == rule.max ? rule.min : kUnbound;
+    }
+  }
   std::int64_t& operator[](core::Symbol symbol) { return values_[symbol]; }
   std::int64_t operator[](core::Symbol symbol) const { return values_[symbol]; }
 

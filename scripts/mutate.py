@@ -67,10 +67,8 @@ AREAS = {
             "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",
         ),
     ),
-    # The emulated GPU has no WGMMA: not Hopper's folders.
     "kernels": Area(
-        ("kernels/tessera/[!bdfp]*/*.cuh", "kernels/tessera/*_sm80/*.cuh", "kernels/tessera/*/*/*.cuh",
-         "kernels/tessera/*/*/*/*.cuh"),
+        ("kernels/tessera/[!p]*/*.cuh", "kernels/tessera/*/*/*.cuh", "kernels/tessera/*/*/*/*.cuh"),
         ("tessera", "op_tests", "emulated_driver", "emulated_nvrtc", "cuda_device_code_tests"),
         (
             "{build}/tests/cuda_device_code_tests --gtest_fail_fast --gtest_brief=1",

@@ -563,8 +563,8 @@ static Inputs make(const Case& c, bool values) {
   in.sk = in.k_rows;
   if (c.used)
     for (int64_t& sk : in.sk) sk = draw.length(sk);
-  place(in);
   if (c.prefix) draw_prefixes(draw, in);
+  place(in);
   if (c.k_form == kPaged) draw_pages(draw, in);
   clear_rows(in);
   if (values) draw_rows(draw, in);

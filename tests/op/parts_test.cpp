@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <random>
 #include <string>
@@ -51,11 +52,13 @@ void execute_on_cpu(const tessera_plan& plan, Call& call, tessera_direction dire
   ASSERT_EQ(status.code, TESSERA_OK) << status.message;
 }
 void execute_on_gpu(const tessera_plan& plan, Call& call, tessera_direction direction) {
-  std::vector<std::vector<double>> before;
-  for (const NamedTensor& output : outputs(call, direction)) before.push_back(output.tensor->load());
+  std::vector<std::vector<std::byte>> before;  // with the other parts' rows, which share the memory
+  for (const NamedTensor& output : outputs(call, direction)) before.push_back(output.tensor->bytes());
   GpuCall on_gpu(call, direction, tessera_workspace_bytes(&plan), 0xFF);
   size_t n = 0;
-  for (const NamedTensor& output : outputs(call, direction)) const_cast<Tensor*>(output.tensor)->store(before[n++]);
+  for (const NamedTensor& output : outputs(call, direction)) {
+    std::ranges::copy(before[n++], output.tensor->storage());
+  }
   Gpu& gpu = Gpu::get();
   on_gpu.upload(gpu.stream());
   const tessera_status status = testing::execute(plan, on_gpu, gpu.stream());

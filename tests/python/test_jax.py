@@ -124,6 +124,7 @@ def test_every_option_is_tried(random):
     elsewhere = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "page_table", "page_indptr", "layout"}
     elsewhere |= {
         "page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state",
+        "q_descale", "k_descale", "v_descale",
     }  # fmt: skip
     fields = {f["name"] for f in tessera._core.option_fields() if f["kind"] != "backward tensor"}
     assert fields - {"openmp", "lse_low"} == tried | elsewhere

@@ -420,7 +420,10 @@ np.testing.assert_array_equal(small(), expected)
         ({"q": 1}, "q: int"),
         ({"k": None}, "k: absent"),
         ({"q": [[1.0]]}, "q: list"),
-        ({"q": np.zeros((2, 37, 4, 24), np.int64)}, "q: dtype int64, accepted float32, float16, bfloat16 or float64"),
+        (
+            {"q": np.zeros((2, 37, 4, 24), np.int64)},
+            "q: dtype int64, accepted float32, float16, bfloat16, float64 or (forward) 8 bits",
+        ),
         ({"k": np.zeros((2, 45, 2, 24), np.float16)}, "k: dtype float16"),
         ({"q": np.zeros((2, 37, 4, 24), ">f4")}, "q: ndarray of dtype >f4"),
         ({"q": np.zeros((2, 37, 4, 24, 1, 1), np.float32)}, "q: rank 6"),

@@ -15,6 +15,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from tessera._ranks.calls import Rectangle, calls  # noqa: E402
 from tessera._ranks.schedule import schedule  # noqa: E402
+from tessera.torch.ranks import rows  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -127,7 +128,9 @@ def test_a_causal_zig_zag_step_is_one_call():
 
 @pytest.mark.parametrize("most", (8, 3, 2))
 def test_parts_merge_exactly(most, monkeypatch):
-    """At once, or on the way where there are more than layers: seven parts of some rows each, and a sink."""
+    """Where calls do not accumulate: at once, or on the way where there are more than layers. Seven parts of some rows
+    each, and a sink."""
+    monkeypatch.setattr(rows, "accumulates", lambda device, dtype: False)
     monkeypatch.setattr(Partial, "MOST", most)
     generator = torch.Generator().manual_seed(2)
     normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731

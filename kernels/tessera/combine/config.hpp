@@ -19,6 +19,11 @@ TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks, accumulate)
 
 inline constexpr int kCombineWidth = 4;  // neighbouring columns of a lane
 
+// Whether a merge may be by_block. The part that a merge accumulates to has the lse of the output, which only one warp
+// may read and write.
+TESSERA_HOST_DEVICE constexpr bool combines_by_block(const CombineConfig& config) {
+  return !config.chunks && !config.accumulate;
+}
 // by_block: the blocks of a row.
 TESSERA_HOST_DEVICE constexpr int combine_row_blocks(int head_dim_v) {
   return (head_dim_v + 32 * kCombineWidth - 1) / (32 * kCombineWidth);

@@ -257,12 +257,13 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   unsigned index = blockIdx.x * kCombineWarps + threadIdx.x / 32;
-  if (p.by_block) index = blockIdx.x / combine_row_blocks(p.head_dim_v);
+  const bool by_block = combines_by_block(kCfg) && p.by_block;
+  if (by_block) index = blockIdx.x / combine_row_blocks(p.head_dim_v);
   if (index >= static_cast<unsigned>(p.batch * p.rows.value * p.heads.value)) return;
   const int of_all = static_cast<int>(index) / p.heads, head = static_cast<int>(index) - of_all * p.heads.value;
   const int batch = of_all / p.rows, row = of_all - batch * p.rows.value;
   const RowParts<kCfg> of(p, batch, row, head);
-  if (!kCfg.chunks && p.by_block) {
+  if (by_block) {
     const int col0 = static_cast<int>(blockIdx.x - index * combine_row_blocks(p.head_dim_v)) * 32 * kCombineWidth;
     if (p.aligned) return merge_row_by_block<kCfg, true, kMany>(p, of, batch, row, head, col0);
     return merge_row_by_block<kCfg, false, kFew>(p, of, batch, row, head, col0);

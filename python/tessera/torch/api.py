@@ -201,6 +201,8 @@ def attention(
         block_mask: bool [B|1, Hq|1, ceil(Sq / mask_block[0]), ceil(Sk / mask_block[1])], True = visible.
         alibi_slopes: float32 [Hq] or [B, Hq].
         sink: [Hq], a logit that joins the denominator and the LSE.
+        q_descale, k_descale, v_descale: float32 scales of 8-bit q, k, v, as in `tessera.attention`; without gradients,
+            on the CPU.
         causal_seqs, tree_mask, prefix_groups, prefix_lens, max_prefix_k, max_suffix_k: as in `tessera.attention`; a
             tree mask and prefixes have no gradient.
         place_q, place_k, places, place_heads, total_heads_kv, first_sequence: where rows, heads and sequences are in a

@@ -56,11 +56,10 @@ tessera_status merge_split_parts(const tessera_plan& plan, int num_splits, const
     c.chunks.own_o = from.data, c.chunks.own_o_batch = from.batch;
     c.chunks.own_o_row = from.row, c.chunks.own_o_head = from.head;
   }
-  // The part that a call accumulates to has the lse of the output: only one warp of a row may read and write it.
-  c.by_block = !problem.accumulate && num_splits > kFewParts && rows_total(plan) * plan.heads_q <= kFewRows;
+  const CombineConfig config{static_cast<Dtype>(problem.o.dtype), Dtype::kFloat32, false, problem.accumulate != 0};
+  c.by_block = combines_by_block(config) && num_splits > kFewParts && rows_total(plan) * plan.heads_q <= kFewRows;
   if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  return launch_combine({static_cast<Dtype>(problem.o.dtype), Dtype::kFloat32, false, problem.accumulate != 0}, c,
-                        launches);
+  return launch_combine(config, c, launches);
 }
 
 }  // namespace tessera::cuda

@@ -201,7 +201,7 @@ void expect_right(uint64_t seed, int& aligned) {
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + std::to_string(drawn.parts) + " parts of " +
                std::to_string(drawn.dim));
   Merge merge(drawn);
-  merge.params.by_block = !kConfig.chunks && random() % 2 == 0;
+  merge.params.by_block = combines_by_block(kConfig) && random() % 2 == 0;
   LaunchList list;
   const tessera_status listed = launch_combine(kConfig, merge.params, list);
   ASSERT_EQ(listed.code, TESSERA_OK) << listed.message;

@@ -50,7 +50,7 @@ constexpr Supports kSome{.direction = TESSERA_FORWARD,
 tessera_plan taken() {
   tessera_plan plan{};
   plan.problem.direction = TESSERA_FORWARD;
-  plan.problem.q.dtype = TESSERA_BFLOAT16;
+  plan.problem.q.dtype = plan.problem.k.dtype = plan.problem.v.dtype = plan.problem.o.dtype = TESSERA_BFLOAT16;
   plan.device.arch = 86;
   plan.head_dim = plan.head_dim_v = 128;
   return plan;

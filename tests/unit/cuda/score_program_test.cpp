@@ -146,14 +146,14 @@ TEST(CudaProgramKeys, HaveNoLengthsAndNoData) {
 }
 
 // What the kernels may spill: fwd_sm80 as without options (its row in families/fwd_sm80.cpp), fwd_sm90 as with most of
-// them (compile_test.cpp), bwd_sm90 three numbers with a mask of documents.
+// them (compile_test.cpp).
 struct SpillLimit {
   tessera_kernel kernel;
   int32_t arch, bytes;
 };
 constexpr SpillLimit kSpillLimits[] = {{TESSERA_KERNEL_FWD_SM80, 80, 180},
                                        {TESSERA_KERNEL_BWD_SM80, 80, 0},
-                                       {TESSERA_KERNEL_BWD_SM90, 90, 16},
+                                       {TESSERA_KERNEL_BWD_SM90, 90, 0},
                                        {TESSERA_KERNEL_FWD_SM90, 90, 160},
                                        {TESSERA_KERNEL_DECODE_SM90, 90, 0}};
 

@@ -221,7 +221,9 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     static_assert(!kCfg.entries() && !kCfg.facts().reshapes, "the program's score is of the product alone");
     const int query0 = at.row0() + at.lane() % 4 * 2, key = at.key() + at.lane() / 4, end = at.sequence().sq;
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+    for (int m = 0; m < kM; ++m) {
+      // The loads of one half stay after the uses of the other, to save registers: the assembler moves no load across.
+      if (m == kM / 2) __syncwarp();
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int query = query0 + m * 8 + e;
@@ -234,6 +236,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
           x = query < end ? r.value : -infinity();
         }
       }
+    }
   }
   // Its gradient does not need the score.
   TESSERA_DEVICE static void program_gradient(const Coordinates& at, int m, int half, float2 weights, float (&ds)[2]) {
