@@ -314,7 +314,7 @@ std::string version_text(int32_t version) {
 // mappings has neither problem.
 std::string library_path() {
   static const std::string& path = *new std::string([]() -> std::string {
-    const auto address = reinterpret_cast<uintptr_t>(&library_path);
+    const auto address = reinterpret_cast<uintptr_t>(&tessera_version);
     Dl_info info;
     void* extra = nullptr;
     if (dladdr1(reinterpret_cast<const void*>(address), &info, &extra, RTLD_DL_LINKMAP) && extra) {
