@@ -1,6 +1,7 @@
 """Every program of the table of definitions (tests/unit/core/score/definitions.cpp, whose meanings in C++ the oracle is
 held to) through NumPy, PyTorch, JAX and the command-line program."""
 
+import functools
 import importlib
 import os
 import re
@@ -107,21 +108,24 @@ def test_numpy_and_pytorch(definition):
         assert np.array_equal(mine.numpy(), other)
 
 
+def every(attention, q, k, v, arrays):
+    """The results of all definitions, whose captured arrays are those of a framework."""
+    results = []
+    for definition in DEFINITIONS:
+        options = options_of(definition)
+        captured = {n: arrays.get(n, x) for n, x in (options["captured"] or {}).items()}
+        results.append(attention(q, k, v, **{**options, "captured": captured or None}))
+    return results
+
+
 def test_one_compiled_program_of_all():
     torch = pytest.importorskip("torch")
     attention = importlib.import_module("tessera.torch").attention
     tensors = [torch.from_numpy(x) for x in (Q, K, V)]
     arrays = {name: torch.from_numpy(x) for name, x in in_double(ARRAYS).items()}
 
-    def every(q, k, v, arrays):
-        results = []
-        for definition in DEFINITIONS:
-            options = options_of(definition)
-            captured = {n: arrays.get(n, x) for n, x in (options["captured"] or {}).items()}
-            results.append(attention(q, k, v, **{**options, "captured": captured or None}))
-        return results
-
-    own = torch.compile(every, fullgraph=True, backend="aot_eager")(*tensors, arrays)
+    compiled = torch.compile(functools.partial(every, attention), fullgraph=True, backend="aot_eager")
+    own = compiled(*tensors, arrays)
     for mine, definition in zip(own, DEFINITIONS):
         assert np.array_equal(mine.numpy(), exact(definition)[0]), definition[0]
 
@@ -132,16 +136,7 @@ def test_jax():
     q, k, v = (jax.numpy.asarray(x, np.float32) for x in (Q, K, V))
     arrays = {name: jax.numpy.asarray(x) for name, x in ARRAYS.items()}
 
-    @jax.jit
-    def every(q, k, v, arrays):
-        results = []
-        for definition in DEFINITIONS:
-            options = options_of(definition)
-            captured = {n: arrays.get(n, x) for n, x in (options["captured"] or {}).items()}
-            results.append(attention(q, k, v, **{**options, "captured": captured or None}))
-        return results
-
-    for mine, definition in zip(every(q, k, v, arrays), DEFINITIONS):
+    for mine, definition in zip(jax.jit(functools.partial(every, attention))(q, k, v, arrays), DEFINITIONS):
         close(mine, exact(definition)[0], 1e-5)
 
 

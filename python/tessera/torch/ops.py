@@ -40,14 +40,20 @@ def _is_kept(low: Optional[Tensor], lse: Tensor) -> bool:
     return low is not None and low.shape == lse.shape
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Tensor]:
-    given = options.unpack(flat)
+def forward_and_low(
+    q: Tensor, k: Tensor, v: Tensor, given: options.Options, o: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """o, lse and lse_low; adds lse_low to `given` if it is kept."""
     lse = q.new_empty(kernels.output_shapes(q, v)[1], dtype=torch.float32)
     low = _new_low(q, given, lse.shape)
     if _is_kept(low, lse):
         given["lse_low"] = low
-    o, lse = kernels.forward(q, k, v, given, lse=lse)
+    o, lse = kernels.forward(q, k, v, given, o=o, lse=lse)
     return o, lse, low
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Tensor]:
+    return forward_and_low(q, k, v, options.unpack(flat))
 
 
 attention_forward = torch.library.custom_op(

@@ -103,12 +103,7 @@ def split(flat: Sequence[Any]) -> Tuple[Options, Given]:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Tensor]:
     given, program = split(flat)
-    lse = q.new_empty(kernels.output_shapes(q, v)[1], dtype=torch.float32)
-    low = ops._new_low(q, given, lse.shape)
-    if ops._is_kept(low, lse):
-        given["lse_low"] = low
-    o, lse = kernels.forward(q, k, v, with_program(given, program), o=kernels.new_output(q, v, program.order), lse=lse)
-    return o, lse, low
+    return ops.forward_and_low(q, k, v, with_program(given, program), kernels.new_output(q, v, program.order))
 
 
 program_forward = torch.library.custom_op(
