@@ -19,6 +19,7 @@ KernelSpec spec_of(const ProgramSumsConfig& config);
 KernelSpec spec_of(const FwdSm90D512Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
+KernelSpec spec_of(const MoveRowsConfig& config);
 KernelSpec spec_of(const PrefixIndicesConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
@@ -58,6 +59,7 @@ void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParam
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
+void launch_move_rows(const MoveRowsConfig& config, const MoveRowsParams& params, LaunchList& launches);
 void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches);
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
