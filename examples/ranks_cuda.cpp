@@ -61,7 +61,7 @@ struct Shared {
   std::atomic<bool> is_set;
 };
 
-// ---- data: functions of (tensor, row of the sequence, head, column), exact in bfloat16 -------------------------------
+// ---- data: functions of (tensor, row of the sequence, head, column), exact in bfloat16 ------------------------------
 
 float value(int tensor, std::int64_t row, std::int64_t head, std::int64_t column) {
   std::uint64_t x = static_cast<std::uint64_t>((((row * 64 + head) * 1024 + column) << 3) + tensor);

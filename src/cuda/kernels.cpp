@@ -186,6 +186,7 @@ KernelSpec spec_of(const MoveRowsConfig& config) {
           .params = "MoveRowsParams",
           .config = config_text(config),
           .threads = kMoveRowsThreads,
+          .limits = {.registers = 40},
           .claim = "sizeof(tessera::MoveRowsParams) == " + std::to_string(sizeof(MoveRowsParams))};
 }
 

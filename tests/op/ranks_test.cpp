@@ -30,9 +30,11 @@ struct Setting {
   std::string strategy = "ring", layout = "zig_zag";
   int32_t ranks = 2, head_ranks = 0;
   std::vector<int64_t> lengths = {};  // of packed sequences; empty: the case's Sq
+  std::string forward_by = {};        // the only kernel family; there is then no backward pass
 
   std::string text() const {
-    return strategy + " " + layout + " ranks " + std::to_string(ranks) + " head_ranks " + std::to_string(head_ranks);
+    return strategy + " " + layout + " ranks " + std::to_string(ranks) + " head_ranks " + std::to_string(head_ranks) +
+           (forward_by.empty() ? "" : " by " + forward_by);
   }
 };
 
@@ -51,7 +53,7 @@ tessera_ranks_problem problem_of(const Case& c, const Setting& setting, const in
   p.ranks = setting.ranks, p.head_ranks = setting.head_ranks;
   p.strategy = value_of(setting.strategy, tessera_strategy_name);
   p.layout = value_of(setting.layout, tessera_rank_layout_name);
-  p.direction = TESSERA_BACKWARD;
+  p.direction = setting.forward_by.empty() ? TESSERA_BACKWARD : TESSERA_FORWARD;
   p.dtype = static_cast<int32_t>(c.dtype);
   p.causal = static_cast<int32_t>(c.causal), p.window_left = c.wl, p.window_right = c.wr;
   p.lengths = &whole, p.num_sequences = 1, p.batch = c.b;
@@ -156,7 +158,9 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
   on_threads(setting.ranks, [&](int32_t rank) {
     try {
       const Site& site = sites[static_cast<size_t>(rank)];
-      const RanksAttention attention(problem, rank, options_of(whole), &site.device);
+      tessera_device device = site.device;
+      std::snprintf(device.family, sizeof device.family, "%s", setting.forward_by.c_str());
+      const RanksAttention attention(problem, rank, options_of(whole), &device);
       const RankSchedule schedule(attention.plan(), rank);
       Shard shard{{schedule.chunks().begin(), schedule.chunks().end()}, {0}, rank, setting.ranks};
       for (const int64_t length : setting.lengths) shard.starts.push_back(shard.starts.back() + length);
@@ -193,7 +197,9 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       for (int times = 0; times < 2; ++times) {
         for (size_t n = 0; n < std::size(outputs); ++n) outputs[n].poison(), results[n].upload();
         attention.forward(*site.communicator, buffers, span_of(forward_there, forward), &executor);
-        attention.backward(*site.communicator, buffers, span_of(backward_there, backward), &executor);
+        if (problem.direction == TESSERA_BACKWARD) {
+          attention.backward(*site.communicator, buffers, span_of(backward_there, backward), &executor);
+        }
         if (site.gpu) site.gpu->synchronize(executor.stream);
         std::vector<std::byte> all;
         for (size_t n = 0; n < std::size(outputs); ++n) {
@@ -264,6 +270,7 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
     Call many = make_call(in);
     run_many(many, c, setting);
     for (const auto& [name, value] : results(many)) {
+      if (!setting.forward_by.empty() && name[0] == 'd') continue;
       for (const double x : value) ASSERT_FALSE(std::isnan(x)) << name;
       const double allowed = factor * rms_error(of_one.at(name), exact.at(name));
       EXPECT_LE(rms_error(value, exact.at(name)), allowed) << name;
@@ -529,6 +536,19 @@ TEST_P(NcclGpuRanks, AreTheWhole) {
 INSTANTIATE_TEST_SUITE_P(Cuda, NcclGpuRanks,
                          ::testing::Values("b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
                                            "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2"));
+
+// By a kernel that does not accumulate: calls' results are merged at the end or, if they are many, on the way.
+TEST(NcclGpuRanksMerged, AreTheWhole) {
+  std::string missing;
+  if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
+  const char* const family = "fwd_fa1";
+  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 seed=1", TESSERA_BFLOAT16,
+                   {{"ring", "zig_zag", 2, 0, {}, family}, {"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus,
+                   kGpu, 1.4);
+  if (!NcclRanks::of(8, missing)) return;
+  expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 seed=2", TESSERA_BFLOAT16,
+                   {{"ring", "zig_zag", 8, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
+}
 
 std::string nccl_refusal() {
   int none = 0;  // no communicator: NCCL is opened first
