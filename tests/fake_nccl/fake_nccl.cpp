@@ -1,13 +1,17 @@
 // A libnccl.so.2 whose ranks are threads of one process, for TESSERA_NCCL: messages are copies between memories that
-// the host can access, as those of the emulated GPUs are, whose work is done when it is submitted. FAKE_NCCL_VERSION
-// sets its version.
+// the host can access, as those of the emulated GPUs are, in the stream that they are given. FAKE_NCCL_VERSION sets its
+// version.
+#include <dlfcn.h>
+
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #define FAKE_NCCL extern "C" __attribute__((visibility("default"))) int
@@ -51,10 +55,8 @@ struct Listed {
 thread_local int depth = 0;
 thread_local std::vector<Listed> listed;
 
-int exchange() {
-  std::vector<Listed> all;
-  all.swap(listed);
-  if (all.empty()) return kSuccess;
+// A group's messages, in its stream.
+void exchange(const std::vector<Listed>& all) {
   ncclComm& comm = *all.front().comm;
   Meeting& meeting = *comm.meeting;
   std::unique_lock lock(meeting.mutex);
@@ -66,23 +68,37 @@ int exchange() {
     ++sends;
   }
   meeting.changed.notify_all();
-  int result = kSuccess;
   for (const Listed& one : all) {
     if (!one.receive) continue;
     std::deque<Message>& queue = comm.queue(one.peer, comm.rank);
     meeting.changed.wait(lock, [&] { return !queue.empty(); });
     const Message message = queue.front();
     queue.pop_front();
-    if (message.bytes == one.bytes) {
-      std::memcpy(one.data, message.data, one.bytes);
-    } else {
-      result = kInvalidUsage;
+    if (message.bytes != one.bytes) {  // NCCL's ranks would wait for ever
+      std::fprintf(stderr, "fake NCCL: rank %d receives %zu bytes where rank %d sends %zu\n", comm.rank, one.bytes,
+                   one.peer, message.bytes);
+      std::abort();
     }
+    std::memcpy(one.data, message.data, one.bytes);
     ++meeting.taken[static_cast<size_t>(one.peer)];
     meeting.changed.notify_all();
   }
   meeting.changed.wait(lock, [&] { return meeting.taken[static_cast<size_t>(comm.rank)] == sends; });
-  return result;
+}
+
+// The end of a group.
+int submit() {
+  if (listed.empty()) return kSuccess;
+  using LaunchHostFunc = int (*)(void* stream, void (*function)(void*), void* argument);
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  static const auto launch = driver ? reinterpret_cast<LaunchHostFunc>(dlsym(driver, "cuLaunchHostFunc")) : nullptr;
+  if (!launch) return kInvalidUsage;
+  const auto run = [](void* argument) {
+    const std::unique_ptr<std::vector<Listed>> all(static_cast<std::vector<Listed>*>(argument));
+    exchange(*all);
+  };
+  void* const stream = listed.front().comm->stream;
+  return launch(stream, run, new std::vector<Listed>(std::exchange(listed, {}))) == 0 ? kSuccess : kInvalidUsage;
 }
 
 int list(const Listed& message, size_t element_bytes, void* stream) {
@@ -92,7 +108,7 @@ int list(const Listed& message, size_t element_bytes, void* stream) {
   comm.stream = stream;
   listed.push_back(message);
   listed.back().bytes *= element_bytes;
-  return depth > 0 ? static_cast<int>(kSuccess) : exchange();
+  return depth > 0 ? static_cast<int>(kSuccess) : submit();
 }
 
 size_t bytes_of(int type) { return type == 0 ? 1 : type == 5 ? 8 : 0; }  // ncclInt8, ncclUint64
@@ -122,7 +138,7 @@ FAKE_NCCL ncclCommCuDevice(const ncclComm* comm, int* device) { return *device =
 FAKE_NCCL ncclGroupStart() { return ++depth, kSuccess; }
 FAKE_NCCL ncclGroupEnd() {
   if (depth == 0) return kInvalidUsage;
-  return --depth > 0 ? static_cast<int>(kSuccess) : exchange();
+  return --depth > 0 ? static_cast<int>(kSuccess) : submit();
 }
 FAKE_NCCL ncclSend(const void* data, size_t count, int type, int peer, ncclComm* comm, void* stream) {
   return list({comm, false, peer, const_cast<void*>(data), count}, bytes_of(type), stream);
@@ -135,10 +151,6 @@ FAKE_NCCL ncclAllGather(const void* from, void* to, size_t count, int type, nccl
   ncclGroupStart();
   for (int peer = 0; peer < comm->ranks; ++peer) {
     auto* const place = static_cast<char*>(to) + static_cast<size_t>(peer) * bytes;
-    if (peer == comm->rank) {
-      std::memcpy(place, from, bytes);
-      continue;
-    }
     ncclSend(from, count, type, peer, comm, stream);
     ncclRecv(place, count, type, peer, comm, stream);
   }
