@@ -29,9 +29,10 @@ ScoreConfig score_config(const tessera_problem& problem);
 ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
 
 // In a family's `supports`: tensors with an entry for each score, or for each block of scores.
-#define TESSERA_SCORE_TENSOR(name) #name,
-inline constexpr uint64_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
-#undef TESSERA_SCORE_TENSOR
+#define TESSERA_TENSOR(Class, flag, tensor, ...) (k##Class##Facts.entries ? tensors({#tensor}) : 0) |
+inline constexpr uint64_t kScoreTensors =
+    TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_NO_OPTION) uint64_t{0};
+#undef TESSERA_TENSOR
 
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
 
@@ -42,7 +43,7 @@ CombineConfig combine_config(const tessera_combine_call& t);
 CombineParams combine_params(const tessera_combine_call& t);
 
 // The number of tiles of `block` rows: per sequence or, packed, padded tile indices of the batch
-// (attention/packed_slots.cuh). `rows_a_query` heads are packed into the rows of a query.
+// (attention/sequence.cuh). `rows_a_query` heads are packed into the rows of a query.
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block);
 
 }  // namespace tessera::cuda
