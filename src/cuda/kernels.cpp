@@ -106,7 +106,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
 
 KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
   return {.name = turns ? "bwd_sm90_turns" : "block_lists",
-          .header = turns ? "tessera/bwd_sm90/turns.cuh" : "tessera/block_lists/kernel.cuh",
+          .header = turns ? "tessera/bwd_sm90/dq_order.cuh" : "tessera/block_lists/kernel.cuh",
           .params = "BlockListsParams",
           .config = config_text(config),
           .threads = kBlockListsWarps * kWarpThreads,
