@@ -272,7 +272,7 @@ template <bool kGiven>
 struct ProgramTypes;
 
 template <ScoreConfig kCfg>
-struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramFacts> {
+struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFacts> {
   static constexpr bool kGiven = kCfg.program;
   using Types = ProgramTypes<kCfg.program>;
 
