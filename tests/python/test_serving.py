@@ -381,7 +381,8 @@ def test_sglang_extends_and_decodes(device, page_size):
 def test_sglang_caches_of_8_bits(code_dtype, scales):
     """A layer's scales are numbers or tensors; without them they are 1."""
     engine = SglangEngine(page_size=16)
-    engine.pool.k, engine.pool.v = (torch.full(x.shape, math.nan).to(code_dtype) for x in (engine.pool.k, engine.pool.v))
+    pool = engine.pool
+    pool.k, pool.v = (torch.full(x.shape, math.nan).to(code_dtype) for x in (pool.k, pool.v))
     layer = layer_of(k_scale=scales[0], v_scale=None if scales[1] is None else torch.tensor(scales[1]))
     k_scale, v_scale = (scale or 1.0 for scale in scales)
     keys, values = {}, {}
