@@ -13,6 +13,11 @@ struct ProgramPlace {
   int b, h, h_kv, i, j, q_pos, len_q, len_k;
 };
 
+// Specialised by a kernel that is compiled with a program: `Program`, the struct of the program's text, and `Params`,
+// ProgrammedParams of the kernel's params.
+template <bool kGiven>
+struct ProgramTypes;
+
 // Each function of floats is within 4 ulp of the exact value for every operand, including infinities and subnormal
 // numbers.
 namespace program {

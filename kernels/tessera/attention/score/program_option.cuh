@@ -9,11 +9,6 @@
 
 namespace tessera {
 
-// Specialised by a kernel that is compiled with a program: `Program`, the struct of the program's text, and `Params`,
-// ProgrammedParams of the kernel's params.
-template <bool kGiven>
-struct ProgramTypes;
-
 template <ScoreConfig kCfg>
 struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramFacts> {
   static constexpr bool kGiven = kCfg.program;
