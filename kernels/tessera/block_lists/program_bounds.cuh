@@ -34,10 +34,7 @@ TESSERA_DEVICE void bound_columns(const ProgramListsParams& p, const ScoreProgra
   if (lane == 0) sBounds[warp] = of_warp;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (group == 0 && mask == 0) {
-    p.lists.words[0] = 0;
-    if (p.long_lists) *p.long_lists = 0;
-  }
+  if (group == 0 && mask == 0) p.lists.words[0] = 0;
   for (int n = 1; n < kWarps; ++n) of_warp.join(sBounds[n]);
   *columns.group(mask, group) = of_warp;
 }

@@ -85,7 +85,6 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   if (begin == kListNotMade) {
     if (threadIdx.x != 0) return;
     list_words[0] = kListNotMade, list_words[1] = 0;
-    if (p.long_lists) atomicAdd(p.long_lists, 1);
     return;
   }
 

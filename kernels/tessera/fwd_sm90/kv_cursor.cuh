@@ -64,7 +64,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
       const int entry = this->entry();
       if (!list_hides(entry, consumer) || bounds.unseen_v == kMostUnseenV || (first && listed == 1)) {
         --listed;
-        bounds.block = list_block(entry);
+        bounds.block = list_block<kProgramLists<kCfg>>(entry);
         return true;
       }
       release_k();
@@ -79,6 +79,9 @@ struct KvCursor : ConsumerGroup<kCfg> {
     if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
     return false;
   }
+
+  // With lists of a program: whether its mask shows these rows all of the block, whose K is not released yet.
+  TESSERA_DEVICE bool shows_block() const { return list_is_full(entry(), consumer); }
 
   TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
   // The query of one of a lane's two rows: row lane / 4 of the warp's 16 rows, or lane / 4 + 8.

@@ -73,7 +73,13 @@ struct ScoreStage {
   }
 
   TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
-    if constexpr (Step::kByKeys) {
+    if constexpr (Step::kByKeys && kProgramLists<kCfg>) {
+      if (at.shows_block()) {
+        Step::template apply_by_keys<true>(rS, Coordinates(at));
+      } else {
+        Step::apply_by_keys(rS, Coordinates(at));
+      }
+    } else if constexpr (Step::kByKeys) {
       Step::apply_by_keys(rS, Coordinates(at));
     } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);

@@ -21,7 +21,8 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramFacts> {
   // The coordinates common to a query's pairs.
   struct Row {
     const ScoreProgramParams& program;
-    ProgramPlace place;  // without j
+    ProgramPlace place;      // without j
+    bool shows_all = false;  // the mask is known to be true: a constant where it is set
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& of)
         : program(params(p)), place{of.batch, of.head, of.head / p.group, of.query, 0, of.query + of.len_k - of.len_q,
@@ -42,7 +43,7 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramFacts> {
     const float s = kScaled ? r.value : __fmul_rn(r.value, unit);
     const auto of_row = Program::row(program, at);
     const auto of_column = Program::column(program, at);
-    const bool visible = !Program::kHasMask || Program::visible(program, of_row, of_column, at, s);
+    const bool visible = !Program::kHasMask || row.shows_all || Program::visible(program, of_row, of_column, at, s);
     r.before_program = s;
     r.value = visible ? Program::score(program, of_row, of_column, at, s) : -infinity();
   }

@@ -84,12 +84,13 @@ struct ScoreStep {
   }
 
   // Turns products into scores key by key: what a program reads or computes for a key serves a lane's two rows, and
-  // needs no registers for all keys of the tile.
-  template <int kM>
+  // needs no registers for all keys of the tile. kShowsAll: the program's mask shows all of the scores.
+  template <bool kShowsAll = false, int kM>
   TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
+      Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
+      if constexpr (kShowsAll) upper.shows_all = lower.shows_all = true;
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
