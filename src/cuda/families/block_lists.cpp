@@ -43,8 +43,9 @@ bool find_lists_program(const tessera_plan& plan) {
   constexpr int64_t kLeastQueries = 128, kLeastKeys = 256;
   const tessera_problem& p = plan.problem;
   if (!core::score::has_program(plan)) return false;
-  const bool masks = core::present(p.block_mask) || core::score::bind(plan).program().mask >= 0;
-  if (!masks || plan.max_seqlen_q < kLeastQueries || plan.max_seqlen_k < kLeastKeys) return false;
+  if (core::present(p.block_mask)) return true;
+  if (plan.max_seqlen_q < kLeastQueries || plan.max_seqlen_k < kLeastKeys) return false;
+  if (core::score::bind(plan).program().mask < 0) return false;
   const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p) && !core::present(p.seqused_k);
   return dense && !core::present(p.causal_seqs) && !core::present(p.tree_mask);
 }
