@@ -1,5 +1,5 @@
 // Bounds of what a score program's mask reads of columns (keys, or transposed queries), for each block of them and for
-// each group of kBoundsGroup blocks: program_lists decides most blocks by these alone. The kernel also empties the pool.
+// each group of kBoundsGroup blocks: program_lists decides most blocks by these alone. Also empties the lists' pool.
 //
 // Grid: x: groups of blocks, y: masks. Block: kProgramListsThreads threads.
 #pragma once

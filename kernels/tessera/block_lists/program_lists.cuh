@@ -1,4 +1,4 @@
-// Lists of the blocks of columns that each tile of rows sees by a score program's mask, by position and by a block mask.
+// Lists of the blocks of columns that each tile of rows sees by a score program's mask, position and a block mask.
 // Most blocks are decided by interval arithmetic over what the mask reads of rows and columns, groups of kBoundsGroup
 // blocks first; the others are evaluated entry by entry. A mask of documents, or a window, of 2^20 tokens costs each
 // tile of rows some 256 groups and a few evaluated blocks.

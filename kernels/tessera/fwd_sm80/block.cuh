@@ -114,7 +114,7 @@ struct FwdBlock {
 // tiles of the work tile's list; otherwise all that are visible by position.
 template <FwdSm80Config kCfg>
 struct KeyTiles {
-  int first, last;
+  const int &first, &last;
   TESSERA_DEVICE KeyTiles(const FwdSm80Params&, const FwdBlock<kCfg>& b) : first(b.first), last(b.last) {}
   TESSERA_DEVICE int tile(int n) const { return n; }
   TESSERA_DEVICE static constexpr bool is_full(int) { return false; }

@@ -28,8 +28,8 @@
 // the mask, or the score of a pair that the mask shows, evaluates a load that is outside its tensor; loads that depend
 // on s do not count (indices.hpp). In all other functions such a load gives 0 and reads nothing.
 //
-// `mask_bounds` holds for all pairs of the tile; what no bounds are known of, such as an element that differs from pair to
-// pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).
+// `mask_bounds` holds for all pairs of the tile; a value without known bounds, as an element that differs from pair
+// to pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).
 //
 // A load is not read if each of its uses is on a side of where, && or || that is not evaluated, as far as the
 // conditions are known before it.
