@@ -3,7 +3,6 @@
 
 #include "tessera/append/config.hpp"
 #include "tessera/block_lists/config.hpp"
-#include "tessera/block_lists/program_config.hpp"
 #include "tessera/bwd_sm80/config.hpp"
 #include "tessera/bwd_sm90/config.hpp"
 #include "tessera/bwd_sm90_d256/config.hpp"

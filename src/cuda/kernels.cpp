@@ -106,7 +106,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
 
 KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
   return {.name = turns ? "bwd_sm90_turns" : "block_lists",
-          .header = turns ? "tessera/bwd_sm90/turns.cuh" : "tessera/block_lists/kernel.cuh",
+          .header = turns ? "tessera/bwd_sm90/dq_order.cuh" : "tessera/block_lists/kernel.cuh",
           .params = "BlockListsParams",
           .config = config_text(config),
           .threads = kBlockListsWarps * kWarpThreads,
@@ -338,8 +338,8 @@ KernelSpec spec_of_program_lists(const void* config) {
 void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches) {
   const auto bounds = [](const void* of) { return spec_of(*static_cast<const ProgramListsConfig*>(of), true); };
   const int64_t masks = int64_t{params.batches} * params.heads;
-  const Grid columns{static_cast<uint32_t>(divide_up(params.lists.most, kBoundsGroup)), static_cast<uint32_t>(masks)};
-  launches.add("program_bounds", config, bounds, columns, params);
+  const int64_t groups = masks * divide_up(params.lists.most, kBoundsGroup);
+  launches.add("program_bounds", config, bounds, Grid{static_cast<uint32_t>(groups)}, params);
   launches.add("program_lists", config, spec_of_program_lists, Grid{static_cast<uint32_t>(masks * params.lists.tiles)},
                params);
 }

@@ -1,7 +1,7 @@
 // Bounds of what a score program's mask reads of columns (keys, or transposed queries), for each block of them and for
 // each group of kBoundsGroup blocks: program_lists decides most blocks by these alone. Also empties the lists' pool.
 //
-// Grid: x: groups of blocks, y: masks. Block: kProgramListsThreads threads.
+// Grid: one block for each of batches x heads x groups. Block: kProgramListsThreads threads.
 #pragma once
 
 #include "tessera/block_lists/program_side.cuh"
@@ -16,7 +16,8 @@ TESSERA_DEVICE void bound_columns(const ProgramListsParams& p, const ScoreProgra
   constexpr int kWarps = kProgramListsThreads / 32;
   __shared__ Bounds sBounds[kWarps];
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int group = static_cast<int>(blockIdx.x), mask = static_cast<int>(blockIdx.y);
+  const int groups = ColumnBounds<Side>::groups(p);
+  const int group = static_cast<int>(blockIdx.x) % groups, mask = static_cast<int>(blockIdx.x) / groups;
   const int batch = mask / p.heads, head = mask % p.heads;
   const Sequence s = load_sequence<false>(p, batch);
   const int end = kCfg.transposed ? s.sq : s.sk;

@@ -4,7 +4,7 @@
 
 #include "tessera/attention/score/program_bounds.cuh"
 #include "tessera/attention/sequence.cuh"
-#include "tessera/block_lists/program_config.hpp"
+#include "tessera/block_lists/config.hpp"
 
 namespace tessera {
 

@@ -24,6 +24,9 @@ int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& list
 // are enough blocks of keys to skip some; and the sequences are as refuse_block_lists accepts them.
 bool lists_program(const tessera_plan& plan);
 
+// The part of the blocks that a program's lists leave, for estimates: only the data tell.
+inline double listed_part(bool listed) { return listed ? 0.5 : 1.0; }
+
 // The shape of the lists, and their memory: what the columns' bounds take, then the lists' heads and their pool.
 struct ProgramListsShape {
   BlockLists lists;    // without memory

@@ -184,8 +184,8 @@ constexpr PrebuiltRow kPrebuilt[] = {
 
 // The slope of the softcap is computed from P in float16, whose rounding moves the tanh by 2^-11 / softcap. From the
 // least softcap on, this costs dS no more than dS's own rounding (2^-11 in float16, 2^-8 in bfloat16). The slope also
-// depends on the LSE in one float, which the softcap bounds: above kLargestSoftcap, far rows (attention/far_rows.cuh)
-// would need the second float as well.
+// depends on the LSE in one float, which the softcap bounds: above kLargestSoftcap, far rows
+// (attention/backward/rows.cuh) would need the second float as well.
 constexpr double kLargestSoftcap = 4096;
 std::string refuse_softcap(const tessera_problem& p) {
   const bool float16 = p.q.dtype == TESSERA_FLOAT16;
@@ -261,7 +261,9 @@ std::string refuse(const tessera_plan& plan) {
 
 // An H100, 8192 tokens, full (bwd_sm90_tiles.inc, docs/status.md).
 constexpr Rate kRates[] = {{64, 478}, {96, 503}, {128, 547}, {256, 520}, {512, 450}};
-double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, kRates); }
+double estimate_us(const tessera_plan& plan) {
+  return listed_part(lists_are_programs(configs_of(plan))) * us_at_rate(plan, kRates);
+}
 
 // The number of blocks that the query heads of a KV head are split over if the blocks do not fill the GPU: the fewest
 // that are within a tenth of the best time. With a full mask, a head takes one round for each GPU's worth of blocks.

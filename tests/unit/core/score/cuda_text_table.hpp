@@ -51,7 +51,7 @@ void run_lists(const ProgramListsParams& p, const ScoreProgramParams& program) {
   constexpr ProgramListsConfig kConfig{kListRows, kListCols, kTransposed, kScore};
   const unsigned masks = static_cast<unsigned>(p.batches * p.heads), tiles = static_cast<unsigned>(p.lists.tiles);
   const unsigned groups = static_cast<unsigned>((p.lists.most + kBoundsGroup - 1) / kBoundsGroup);
-  emulated::run_blocks({groups, masks, 1}, kProgramListsThreads, 0,
+  emulated::run_blocks({groups * masks, 1, 1}, kProgramListsThreads, 0,
                        [&] { bound_columns<kConfig, Program>(p, program); });
   emulated::run_blocks({masks * tiles, 1, 1}, kProgramListsThreads, 0,
                        [&] { make_list<kConfig, Program>(p, program); });
