@@ -101,7 +101,7 @@ void clear(bool as_json) {
   if (as_json) {
     print_json({{"folder", cuda::default_cache().folder()}, {"files", cleared.files}, {"bytes", cleared.bytes}});
   } else {
-    fmt::print("{} kernel{} taken away, {}\n", cleared.files, cleared.files == 1 ? "" : "s",
+    fmt::print("{} kernel{} removed, {}\n", cleared.files, cleared.files == 1 ? "" : "s",
                bytes_text(static_cast<double>(cleared.bytes)));
   }
 }

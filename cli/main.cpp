@@ -27,7 +27,7 @@ constexpr const char* kFooter = R"(Examples:
   tessera plan --sq 4096 -H 32 --kv-heads 8 -D 128     which kernel, why, and what it moves
   tessera trace --length 512 --causal                  how tiled attention gets there, tile by tile
   tessera info                                         what was found on this machine
-  tessera support                                      which options each back end takes, in which dtypes
+  tessera support                                      which options each back end supports, in which dtypes
   tessera cache list                                   the compiled CUDA kernels kept on disk
 
 TESSERA_ISA and TESSERA_NUM_THREADS in the environment force an instruction set and a number of threads.
@@ -48,6 +48,32 @@ void check_command(const CLI::App& program, int argc, char** argv) {
   if (argv[1][0] != '-' && commands.empty()) {
     throw tessera::cli::WrongUse(fmt::format("COMMAND: '{}', {}", argv[1], kAccepted));
   }
+}
+
+// The error of a value that belongs to no flag, by the flag that it follows; "" if no flag precedes it, or if it is an
+// unknown flag.
+std::string stray_value(const CLI::App& program, int argc, char** argv) {
+  const std::vector<std::string> left = program.remaining(true);
+  const std::vector<CLI::App*> commands = program.get_subcommands();
+  if (left.empty() || left.front().starts_with('-') || commands.empty()) return "";
+  const CLI::Option* flag = nullptr;
+  int values = 0;
+  for (int n = 2; n < argc; ++n) {
+    const CLI::Option* option = argv[n][0] == '-' ? commands.front()->get_option_no_throw(argv[n]) : nullptr;
+    if (option) {
+      flag = option, values = 0;
+      continue;
+    }
+    const int accepted = flag ? flag->get_items_expected_max() : 0;
+    if (flag && ++values > accepted && argv[n] == left.front()) {
+      return fmt::format("{}: followed by '{}', accepted {} (tessera {} --help)", flag->get_name(), argv[n],
+                         accepted == 0   ? "no value"
+                         : accepted == 1 ? "one value"
+                                         : fmt::format("{} values", accepted),
+                         commands.front()->get_name());
+    }
+  }
+  return "";
 }
 
 }  // namespace
@@ -73,6 +99,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& wanted) {  // --help, --version
     return program.exit(wanted);
   } catch (const CLI::ParseError& error) {
+    if (const std::string stray = stray_value(program, argc, argv); !stray.empty()) {
+      return complain(stray.c_str(), kWrongUse);
+    }
     return complain((std::string(error.what()) + " (tessera --help, tessera COMMAND --help)").c_str(), kWrongUse);
   } catch (const tessera::cli::WrongUse& error) {
     return complain(error.what(), kWrongUse);

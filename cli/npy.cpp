@@ -71,15 +71,15 @@ class Header {
     while (!rest_.empty() && std::isspace(static_cast<unsigned char>(rest_.front())) != 0) rest_.remove_prefix(1);
   }
 
-  bool accept(char wanted) {
+  bool accept(char needed) {
     skip_space();
-    if (rest_.empty() || rest_.front() != wanted) return false;
+    if (rest_.empty() || rest_.front() != needed) return false;
     rest_.remove_prefix(1);
     return true;
   }
 
-  void expect(char wanted) {
-    if (!accept(wanted)) refuse();
+  void expect(char needed) {
+    if (!accept(needed)) refuse();
   }
 
   std::string quoted() {

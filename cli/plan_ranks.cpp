@@ -36,7 +36,7 @@ std::int32_t fitting(const char* flag, std::int64_t value) {
 void refuse_others(const ProblemSizes& sizes) {
   const auto refuse = [](const char* flag) {
     throw WrongUse(fmt::format(
-        "{}: given with --ranks, which takes equal lengths of queries and keys, causal and a window", flag));
+        "{}: given with --ranks, which supports equal lengths of queries and keys, causal and a window", flag));
   };
   if (sizes.seqlen_k && *sizes.seqlen_k != sizes.seqlen_q) refuse("--sk");
   if (sizes.page_size) refuse("--page-size");

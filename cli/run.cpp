@@ -214,11 +214,11 @@ class Run {
 
   // The tensors that are written to files.
   std::vector<const core::TensorField*> results() const {
-    std::vector<const core::TensorField*> wanted;
+    std::vector<const core::TensorField*> needed;
     for (const core::TensorField& field : core::kTensorFields) {
-      if (field.written != core::Written::kNever && !options_.file(field).empty()) wanted.push_back(&field);
+      if (field.written != core::Written::kNever && !options_.file(field).empty()) needed.push_back(&field);
     }
-    return wanted;
+    return needed;
   }
 
   // In the order of memory and of the file.

@@ -175,7 +175,7 @@ Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype 
     return answer;
   }
   std::string reason = status.message;
-  constexpr std::string_view kOpening = "no kernel takes this problem: ";
+  constexpr std::string_view kOpening = "no kernel supports this problem: ";
   if (reason.starts_with(kOpening)) reason.erase(0, kOpening.size());
   return {"", reason, {}};
 }
@@ -321,7 +321,7 @@ Rows request_rows(const Matrix& matrix) {
   for (const Answers& answers : matrix.answers) {
     for (const Answer& answer : answers) chosen.insert(answer.kernel);
   }
-  std::map<std::pair<std::string, std::string>, std::string> takes;  // cases, by place and dtypes
+  std::map<std::pair<std::string, std::string>, std::string> supported;  // cases, by place and dtypes
   for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
     for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) {
       for (const tessera_direction direction : kDirections) {
@@ -333,14 +333,14 @@ Rows request_rows(const Matrix& matrix) {
           }
         }
         for (const auto& [kernel, taken] : dtypes) {
-          std::string& names = takes[{kernel + ", " + matrix.back_ends[i].name, taken.substr(1)}];
+          std::string& names = supported[{kernel + ", " + matrix.back_ends[i].name, taken.substr(1)}];
           names += (names.empty() ? "" : ", ") + matrix.cases[asked].name;
         }
       }
     }
   }
-  Rows rows{{"kernel", "dtypes", "takes"}};
-  for (const auto& [where, names] : takes) rows.push_back({where.first, where.second, names});
+  Rows rows{{"kernel", "dtypes", "supports"}};
+  for (const auto& [where, names] : supported) rows.push_back({where.first, where.second, names});
   return rows;
 }
 
@@ -404,7 +404,7 @@ std::string markdown(const Matrix& matrix) {
       "# What is supported\n\n"
       "Made by `make docs`: `tessera support --markdown` plans a small problem with each option, for each back end, "
       "direction\n"
-      "and dtype, and prints which kernel takes it. Options go together unless a refusal below says otherwise; "
+      "and dtype, and prints which kernel serves it. Options go together unless a refusal below says otherwise; "
       "`tessera plan`\n"
       "answers for any one problem, and for a GPU that is not there with `--arch`.\n\n";
   text += "## In short\n\n" + std::string(kSummary) + "\n\n" + markdown_table(merged(summary_rows(matrix))) + "\n" +

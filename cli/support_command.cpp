@@ -13,7 +13,7 @@ void add_support(CLI::App& program, Outcome& outcome) {
   struct Options {
     bool json = false, markdown = false;
   };
-  CLI::App* command = program.add_subcommand("support", "Which options each back end takes, in which dtypes");
+  CLI::App* command = program.add_subcommand("support", "Which options each back end supports, in which dtypes");
   auto options = std::make_shared<Options>();
   CLI::Option* as_json =
       command->add_flag("--json", options->json, "Every answer as JSON, refusals with their reasons");

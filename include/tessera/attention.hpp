@@ -1,8 +1,6 @@
 // Execution: reads the caller's pointers and workspace, writes the caller's outputs, and allocates nothing.
 #pragma once
 
-#include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,55 +13,8 @@
 namespace tessera {
 
 // One pointer for each tensor that the problem describes, aligned to its element: {.q = q, .k = k, .v = v, .o = o}. The
-// others are ignored.
-struct Buffers {
-  std::size_t struct_size = sizeof(tessera_buffers);
-  const void* q = nullptr;
-  const void* k = nullptr;
-  const void* v = nullptr;
-  void* o = nullptr;  // forward: written; backward: read
-  float* lse = nullptr;
-  const std::int32_t* cu_seqlens_q = nullptr;
-  const std::int32_t* cu_seqlens_k = nullptr;
-  const std::int32_t* seqused_k = nullptr;
-  const std::int32_t* page_table = nullptr;
-  const void* bias = nullptr;
-  const std::uint8_t* mask = nullptr;
-  const std::uint8_t* block_mask = nullptr;
-  const float* alibi_slopes = nullptr;
-  const float* sink = nullptr;
-  const void* d_o = nullptr;
-  void* d_q = nullptr;
-  void* d_k = nullptr;
-  void* d_v = nullptr;
-  const float* d_lse = nullptr;
-  float* d_bias = nullptr;
-  float* d_sink = nullptr;
-  const std::uint8_t* causal_seqs = nullptr;
-  const std::int32_t* page_indptr = nullptr;
-  const std::int32_t* page_indices = nullptr;
-  const std::int32_t* tree_mask = nullptr;
-  const std::int32_t* prefix_groups = nullptr;
-  const std::int32_t* prefix_lens = nullptr;
-  float* lse_low = nullptr;
-  const std::int64_t* dropout_state = nullptr;
-  // Of the problem's program: its tensors, their gradients, its scalars.
-  std::array<const void*, TESSERA_MAX_CAPTURED_TENSORS> captured{};
-  std::array<void*, TESSERA_MAX_CAPTURED_TENSORS> d_captured{};
-  std::array<double, TESSERA_MAX_CAPTURED_SCALARS> scalars{};
-  const float* q_descale = nullptr;
-  const float* k_descale = nullptr;
-  const float* v_descale = nullptr;
-  const std::int32_t* places = nullptr;
-  const void* o_accum = nullptr;
-
-  operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
-};
-static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
-                  offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
-                  offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, o_accum) == offsetof(tessera_buffers, o_accum),
-              "the members of tessera_buffers, in order, each absent by default");
+// others are ignored; each is NULL by default. See tessera_buffers.
+using Buffers = tessera_buffers;
 
 // Runs a call on your own threads, or stops it; see tessera_executor. NULL means the library's threads.
 using Executor = tessera_executor;
@@ -99,8 +50,7 @@ Executor cancelled_by(Cancelled& cancelled, Executor executor = {}) {
 // seqused_k or a page table hold values that the layouts do not allow; outputs are then unchanged.
 inline Status try_forward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                           const Executor* executor = nullptr) {
-  const tessera_buffers pointers = buffers;
-  return tessera_forward(&plan, &pointers, workspace.data(), workspace.size(), executor);
+  return tessera_forward(&plan, &buffers, workspace.data(), workspace.size(), executor);
 }
 
 // The same, throwing Error.
@@ -112,8 +62,7 @@ inline void forward(const tessera_plan& plan, const Buffers& buffers, std::span<
 // Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors are those of try_forward.
 inline Status try_backward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                            const Executor* executor = nullptr) {
-  const tessera_buffers pointers = buffers;
-  return tessera_backward(&plan, &pointers, workspace.data(), workspace.size(), executor);
+  return tessera_backward(&plan, &buffers, workspace.data(), workspace.size(), executor);
 }
 
 // The same, throwing Error.

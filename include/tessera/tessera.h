@@ -560,28 +560,45 @@ TESSERA_API tessera_status tessera_prepare(const tessera_plan* plan);
  * workspace. */
 typedef struct tessera_buffers {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_buffers));
-  const void *q, *k, *v;
-  void* o; /* forward: written; backward: read */
-  float* lse;
-  const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k, *page_table;
-  const void* bias;
-  const uint8_t *mask, *block_mask;
-  const float *alibi_slopes, *sink;
-  const void* d_o;
-  void *d_q, *d_k, *d_v;
-  const float* d_lse;
-  float *d_bias, *d_sink;
-  const uint8_t* causal_seqs;
-  const int32_t *page_indptr, *page_indices, *tree_mask;
-  const int32_t *prefix_groups, *prefix_lens;
-  float* lse_low; /* forward: written; backward: read */
-  const int64_t* dropout_state;
-  const void* captured[TESSERA_MAX_CAPTURED_TENSORS];
-  void* d_captured[TESSERA_MAX_CAPTURED_TENSORS];
-  double scalars[TESSERA_MAX_CAPTURED_SCALARS]; /* of the program, on the host: an int or bool (0 or 1) exactly */
-  const float *q_descale, *k_descale, *v_descale;
-  const int32_t* places;
-  const void* o_accum;
+  const void* q TESSERA_CXX_DEFAULT(NULL);
+  const void* k TESSERA_CXX_DEFAULT(NULL);
+  const void* v TESSERA_CXX_DEFAULT(NULL);
+  void* o TESSERA_CXX_DEFAULT(NULL); /* forward: written; backward: read */
+  float* lse TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* cu_seqlens_q TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* cu_seqlens_k TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* seqused_k TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* page_table TESSERA_CXX_DEFAULT(NULL);
+  const void* bias TESSERA_CXX_DEFAULT(NULL);
+  const uint8_t* mask TESSERA_CXX_DEFAULT(NULL);
+  const uint8_t* block_mask TESSERA_CXX_DEFAULT(NULL);
+  const float* alibi_slopes TESSERA_CXX_DEFAULT(NULL);
+  const float* sink TESSERA_CXX_DEFAULT(NULL);
+  const void* d_o TESSERA_CXX_DEFAULT(NULL);
+  void* d_q TESSERA_CXX_DEFAULT(NULL);
+  void* d_k TESSERA_CXX_DEFAULT(NULL);
+  void* d_v TESSERA_CXX_DEFAULT(NULL);
+  const float* d_lse TESSERA_CXX_DEFAULT(NULL);
+  float* d_bias TESSERA_CXX_DEFAULT(NULL);
+  float* d_sink TESSERA_CXX_DEFAULT(NULL);
+  const uint8_t* causal_seqs TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* page_indptr TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* page_indices TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* tree_mask TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* prefix_groups TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* prefix_lens TESSERA_CXX_DEFAULT(NULL);
+  float* lse_low TESSERA_CXX_DEFAULT(NULL); /* forward: written; backward: read */
+  const int64_t* dropout_state TESSERA_CXX_DEFAULT(NULL);
+  /* Of the problem's program: its tensors, their gradients, its scalars, which are on the host: an int or bool (0 or 1)
+   * exactly. */
+  const void* captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
+  void* d_captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
+  double scalars[TESSERA_MAX_CAPTURED_SCALARS] TESSERA_CXX_DEFAULT({});
+  const float* q_descale TESSERA_CXX_DEFAULT(NULL);
+  const float* k_descale TESSERA_CXX_DEFAULT(NULL);
+  const float* v_descale TESSERA_CXX_DEFAULT(NULL);
+  const int32_t* places TESSERA_CXX_DEFAULT(NULL);
+  const void* o_accum TESSERA_CXX_DEFAULT(NULL);
 } tessera_buffers;
 
 /* Where a call runs. NULL means the library's threads, or on CUDA the default stream; every member may be NULL. In C:

@@ -9,12 +9,13 @@
 
 // A kernel's config and its fields, side by side: on the host visit_fields calls visit("a, b", config.a, config.b), by
 // which a config is written as the source's template argument and looked up. A field that only one of the two has does
-// not compile. An enum among the fields is written by its name.
+// not compile. An enum among the fields is written by its name. Fields may come from macros.
 #if defined(__CUDACC__)
 #define TESSERA_CONFIG_FIELDS(Config, ...)
 #define TESSERA_ENUM_NAME(Enum)
 #else
-#define TESSERA_CONFIG_FIELDS(Config, ...)                 \
+#define TESSERA_CONFIG_FIELDS(Config, ...) TESSERA_EXPANDED_FIELDS(Config, __VA_ARGS__)
+#define TESSERA_EXPANDED_FIELDS(Config, ...)               \
   template <class Visit>                                   \
   void visit_fields(const Config& config, Visit&& visit) { \
     const auto& [__VA_ARGS__] = config;                    \

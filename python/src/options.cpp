@@ -311,13 +311,24 @@ nb::list option_fields() {
     field["kind"] = kind;
     field["default"] = fallback;
     fields.append(field);
+    return field;
+  };
+  const auto add_tensor = [&add](const core::TensorField& tensor, const char* kind) {
+    nb::dict field = add(tensor.name, "Any", kind);
+    nb::list shapes;
+    for (const core::Shape* shape : {&tensor.dense, &tensor.packed}) {
+      if (shape->rank > 0) shapes.append(core::symbols_of(*shape).text);
+    }
+    field["shapes"] = shapes;
+    field["dtypes"] = core::dtypes_text(tensor.dtypes);
+    field["what"] = tensor.what;
   };
   for (const core::TensorField& field : core::kTensorFields) {
     if (core::of_several_calls(field)) continue;
     if (field.need == core::Need::kIfGiven) {
-      add(field.name, "Any", field.written == core::Written::kNever ? "tensor" : "result");
+      add_tensor(field, field.written == core::Written::kNever ? "tensor" : "result");
     }
-    if (field.need == core::Need::kIfGivenBackward) add(field.name, "Any", "backward tensor");
+    if (field.need == core::Need::kIfGivenBackward) add_tensor(field, "backward tensor");
   }
   const Call fresh(TESSERA_FORWARD);
   for (const core::OptionField& field : core::kOptionFields) {

@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     command("info", "The CPU, what was chosen for it, threads and GPUs", _info).add_argument(
         "--json", action="store_true", help="as JSON"
     )
-    supported = command("support", "Which options each back end takes, in which dtypes", _support)
+    supported = command("support", "Which options each back end supports, in which dtypes", _support)
     forms = supported.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="every answer as JSON, refusals with their reasons")
     forms.add_argument("--markdown", action="store_true", help="as a page: the kernels by dtype, and what is refused")

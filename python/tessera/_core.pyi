@@ -105,7 +105,7 @@ def kernel_names() -> list[str]:
 
 def option_fields() -> list[dict[str, Any]]:
     """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or
-    "execution"."""
+    "execution". A tensor also has its shapes, such as ["[Hq]", "[B, Hq]"], its dtypes and what it is, as text."""
 
 def device(name: str = "cpu") -> dict[str, Any]:
     """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and TESSERA_NUM_THREADS

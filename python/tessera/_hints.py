@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -87,4 +88,20 @@ def with_options(function: Callable, without: tuple[str, ...] = ()) -> Callable:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field["default"], annotation=annotation)
         )
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    if function.__doc__ and _OPTIONS in function.__doc__:
+        function.__doc__ = _with_other_tensors(function.__doc__)
     return function
+
+
+_OPTIONS = "Options, by keyword only:"  # the first line of a list that ends with an empty line
+
+
+def _with_other_tensors(help_text: str) -> str:
+    """`help_text` with a line for each tensor among the options that it does not explain in words of its own."""
+    lines = "".join(
+        f"\n        {field['name']}: {field['dtypes']} {' or '.join(field['shapes'])}. {field['what']}."
+        for field in _core.option_fields()
+        if field["kind"] == "tensor" and not re.search(rf"\b{field['name']}\b", help_text)
+    )
+    end = help_text.index("\n\n", help_text.index(_OPTIONS))
+    return help_text[:end] + lines + help_text[end:]

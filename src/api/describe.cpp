@@ -179,7 +179,7 @@ ProgramTexts program_texts(const tessera_plan& plan) {
       shape += (axis > 0 ? ", " : "") + std::to_string(tensor.shape[static_cast<size_t>(axis)]);
     }
     texts.names.push_back(program.tensors[n].text + " " + tessera_dtype_name(tensor.dtype) + " [" + shape + "]" +
-                          (bound.gradients[n].wanted ? ", with its gradient" : ""));
+                          (bound.gradients[n].needed ? ", with its gradient" : ""));
   }
   for (const score::Name& scalar : program.scalars) {
     texts.names.push_back(scalar.text + ", a scalar: " + score::kTypeNames[static_cast<int>(scalar.type)]);

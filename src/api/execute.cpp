@@ -211,7 +211,7 @@ tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buff
   TESSERA_RETURN_IF_ERROR(check_indices(plan, buffers));
   if (bound) TESSERA_RETURN_IF_ERROR(score::check_indices(plan, buffers, *bound));
   Cancel cancel(executor);
-  TESSERA_RETURN_IF_ERROR(cpu::run(plan, buffers, workspace, executor, cancel));
+  TESSERA_RETURN_IF_ERROR(cpu::run(plan, buffers, bound, workspace, executor, cancel));
   return cancel.asked() ? cancelled() : ok();
 }
 

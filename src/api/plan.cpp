@@ -99,7 +99,7 @@ double bytes_in_use(const tessera_layout& layout, const Sizes& size) {
 }
 
 // Of the keys of all sequences, those that are read where prefixes are read once: 1 where the bounds do not tell.
-double share_read(const tessera_problem& problem, const Sizes& size) {
+double fraction_read(const tessera_problem& problem, const Sizes& size) {
   const double all = static_cast<double>(size.batch) * static_cast<double>(size.max_seqlen_k);
   if (!shares_prefixes(problem) || problem.max_suffix_k == 0 || all == 0) return 1;
   const int64_t prefix = problem.max_prefix_k > 0 ? problem.max_prefix_k : size.max_seqlen_k;
@@ -125,7 +125,7 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
     if (!takes_part(field, backward)) continue;
     const bool in_pages = field.form == Form::kKeys && paged(p);
     const double bytes = in_pages ? bytes_in_use(p.*field.layout, size) : tensor_bytes(p.*field.layout);
-    plan.bytes_moved += bytes * (field.form == Form::kKeys ? share_read(p, size) : 1);
+    plan.bytes_moved += bytes * (field.form == Form::kKeys ? fraction_read(p, size) : 1);
   }
   for (int n = 0; n < plan.program.num_tensors; ++n)
     plan.bytes_moved += tensor_bytes(p.captured[plan.program.tensors[n]]);
@@ -189,7 +189,7 @@ tessera_plan undecided(const tessera_plan& plan) {
 }
 
 const char* why_accepted(const Candidate& candidate, const tessera_plan& plan) {
-  if (std::strcmp(candidate.name, plan.family) != 0) return "takes it too";
+  if (std::strcmp(candidate.name, plan.family) != 0) return "supports it too";
   return is_asked(plan.device, candidate) ? "chosen: the device asks for it" : "chosen: the least time";
 }
 
@@ -202,7 +202,7 @@ tessera_status refused_by_all(const tessera_plan& plan) {
     if (candidates[n]->for_comparison && !is_asked(plan.device, *candidates[n])) continue;
     all += std::string(all.empty() ? "" : "; ") + said[n].kernel + ": " + said[n].reason;
   }
-  return unsupported("no kernel takes this problem: %s", all.c_str());
+  return unsupported("no kernel supports this problem: %s", all.c_str());
 }
 
 // Every family once, whatever back ends it is on.

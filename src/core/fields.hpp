@@ -4,6 +4,7 @@
 // back end's score step.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -141,6 +142,7 @@ enum class Written { kNever, kForward, kBackward };
 
 struct TensorField {
   const char* name;
+  size_t layout_at, pointer_at;  // of tessera_problem and tessera_buffers, in bytes
   tessera_layout tessera_problem::*layout;
   const void* (*pointer)(const tessera_buffers& buffers);
   void (*set_pointer)(tessera_buffers& buffers, const void* pointer);
@@ -168,7 +170,7 @@ void set_pointer_of(tessera_buffers& buffers, const void* pointer) {
 }  // namespace detail
 
 // clang-format off
-#define TESSERA_TENSOR(name) #name, &tessera_problem::name, detail::pointer_of<&tessera_buffers::name>, detail::set_pointer_of<&tessera_buffers::name>
+#define TESSERA_TENSOR(name) #name, offsetof(tessera_problem, name), offsetof(tessera_buffers, name), &tessera_problem::name, detail::pointer_of<&tessera_buffers::name>, detail::set_pointer_of<&tessera_buffers::name>
 inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(q),            Need::kAlways,          Dtypes::kFloating,     LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   nullptr,          nullptr,       "Queries"},
     {TESSERA_TENSOR(cu_seqlens_q), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-q", nullptr,       "Packed queries: where each sequence starts"},
@@ -221,6 +223,19 @@ constexpr int tensor_index(std::string_view name) {
   return -1;
 }
 
+// Where the last layout of tessera_problem and the last pointer of tessera_buffers end, in bytes.
+struct FieldsEnd {
+  size_t problem = 0, buffers = 0;
+};
+constexpr FieldsEnd fields_end() {
+  FieldsEnd end;
+  for (const TensorField& field : kTensorFields) {
+    end.problem = std::max(end.problem, field.layout_at + sizeof(tessera_layout));
+    end.buffers = std::max(end.buffers, field.pointer_at + sizeof(void*));
+  }
+  return end;
+}
+
 // A tensor's name in the source, checked at compile time: tensors["q"].
 struct TensorName {
   consteval TensorName(const char* name) : index(tensor_index(name)) {  // written as the tensor itself
@@ -254,6 +269,31 @@ constexpr const TensorField* primal_of(const TensorField& field) {
   constexpr std::string_view kPrefix = "d_";
   if (field.written != Written::kBackward) return nullptr;
   return &kTensorFields[tensor_index(std::string_view(field.name).substr(kPrefix.size()))];
+}
+
+// True if it changes or hides scores: an input that is given for heads, queries or keys. (The sink is no score.)
+constexpr bool changes_scores(const TensorField& field) {
+  if (field.need != Need::kIfGiven || field.written != Written::kNever || field.layout == &tessera_problem::sink) {
+    return false;
+  }
+  bool varies = false;
+  for (int axis = 0; axis < field.dense.rank; ++axis) {
+    switch (field.dense.axes[axis].symbol) {
+      case kHq:
+      case kSq:
+      case kSk:
+      case kBlocksQ:
+      case kBlocksK:
+        varies = true;
+        break;
+      case kB:
+      case kTreeWords:
+        break;
+      default:
+        return false;
+    }
+  }
+  return varies;
 }
 
 // q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not one: [B, H, S], nor is tree_mask.)

@@ -1,11 +1,12 @@
-// A checked problem with its buffers, as both back ends read it: the address of each tensor, and the numbers that are
-// derived from the options once. Each back end converts it to its kernels' parameters: strides in bytes
-// (cpu/params.hpp), or 32-bit sizes and divisors (tessera/attention/problem.hpp of the device code).
+// A checked problem with its buffers, as both back ends read it: each tensor's address, and numbers derived from the
+// options once; score_view: the tensor of a score option. Each back end makes its kernels' parameters of it: strides in
+// bytes (cpu/params.hpp), or 32-bit sizes and divisors (tessera/attention/problem.hpp of the device code).
 #pragma once
 
 #include <cstdint>
 #include <numbers>
 
+#include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/philox.hpp"
 #include "tessera/tessera.h"
@@ -32,8 +33,46 @@ inline TensorView<RowStrides> row_view(const tessera_layout& layout, const void*
 inline TensorView<LseStrides> lse_view(const tessera_layout& layout, const void* data) {
   return tensor_view(layout, data, lse_strides);
 }
-inline TensorView<ScoreStrides> score_view(const tessera_layout& layout, const void* data) {
-  return tensor_view(layout, data, score_strides);
+
+// The tensor of a score option, by the roles of its axes in the fields' table. Strides are in elements; an axis that it
+// lacks or broadcasts has stride 0.
+struct ScoreView {
+  void* data = nullptr;
+  ScoreStrides stride{};
+  int64_t cols = 0;  // the extent of its last axis
+  int64_t elem_bytes = 0;
+  int32_t dtype = 0;
+};
+
+inline ScoreStrides strides_by_role(const Shape& shape, const tessera_layout& layout) {
+  ScoreStrides strides{};
+  for (int axis = 0; axis < layout.rank; ++axis) {
+    const int64_t stride = layout.shape[axis] == 1 ? 0 : layout.strides[axis];
+    switch (shape.axes[axis].symbol) {
+      case kB:
+        strides.batch = stride;
+        break;
+      case kHq:
+        strides.head = stride;
+        break;
+      case kSq:
+      case kTq:
+      case kBlocksQ:
+        strides.row = stride;
+        break;
+      default:  // Sk, ceil(Sk / mask_block_k), words
+        strides.col = stride;
+    }
+  }
+  return strides;
+}
+
+inline ScoreView score_view(TensorName name, const tessera_problem& problem, const tessera_buffers& buffers) {
+  const TensorField& field = kTensorFields[name.index];
+  const tessera_layout& layout = problem.*field.layout;
+  if (!present(layout)) return {};
+  return {const_cast<void*>(field.pointer(buffers)), strides_by_role(shape_of(field, problem), layout),
+          layout.shape[layout.rank - 1], static_cast<int64_t>(tessera_dtype_bytes(layout.dtype)), layout.dtype};
 }
 
 inline TensorView<ScaleStrides> scale_view(const tessera_layout& layout, const void* data, bool in_pages) {
@@ -61,10 +100,7 @@ inline Dropout dropout_on_host(const tessera_problem& problem, const tessera_buf
 struct ProblemView {
   TensorView<RowStrides> q, k, v;
   TensorView<ScaleStrides> q_scales, k_scales, v_scales;
-  TensorView<ScoreStrides> bias, mask, block_mask;
   int64_t mask_block_q, mask_block_k;
-  const float* alibi_slopes = nullptr;
-  SlopeStrides alibi_stride{};
   const float* sink = nullptr;  // [heads_q]
   int64_t sink_stride = 0;
   const int32_t* page_table = nullptr;  // [batch, max_pages], or CSR's page_indices
@@ -91,13 +127,7 @@ inline ProblemView problem_view(const tessera_problem& problem, const tessera_bu
   view.q_scales = scale_view(problem.q_descale, buffers.q_descale, false);
   view.k_scales = scale_view(problem.k_descale, buffers.k_descale, paged(problem));
   view.v_scales = scale_view(problem.v_descale, buffers.v_descale, paged(problem));
-  view.bias = score_view(problem.bias, buffers.bias);
-  view.mask = score_view(problem.mask, buffers.mask);
-  view.block_mask = score_view(problem.block_mask, buffers.block_mask);
   view.mask_block_q = problem.mask_block_q, view.mask_block_k = problem.mask_block_k;
-  if (present(problem.alibi_slopes)) {
-    view.alibi_slopes = buffers.alibi_slopes, view.alibi_stride = slope_strides(problem.alibi_slopes);
-  }
   if (present(problem.sink)) view.sink = buffers.sink, view.sink_stride = problem.sink.strides[0];
   if (csr_pages(problem)) {
     view.page_table = buffers.page_indices, view.page_table_col = problem.page_indices.strides[0];

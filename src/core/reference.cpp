@@ -76,7 +76,7 @@ struct Workspace {
     if (!score::has_program(plan)) return;
     const score::Bound bound = score::bind(plan);
     for (size_t n = 0; n < score::kMaxTensors; ++n) {
-      if (bound.gradients[n].wanted) d_captured[n] = arena.take(bound.tensors[n].elements());
+      if (bound.gradients[n].needed) d_captured[n] = arena.take(bound.tensors[n].elements());
     }
   }
 };
@@ -175,8 +175,8 @@ void copy_packed(const tessera_layout& from, const void* data, const tessera_lay
 // The score program of a call, evaluated for one pair after another.
 class ProgramStep {
  public:
-  ProgramStep(const tessera_plan& plan, const tessera_buffers& buffers)
-      : bound_(score::bind(plan, &buffers)),
+  explicit ProgramStep(const score::Bound& bound)
+      : bound_(bound),
         bindings_(score::bindings_of(bound_)),
         program_(bound_.program(), bindings_),
         gradient_(bound_.gradient().program, bindings_) {}
@@ -197,7 +197,7 @@ class ProgramStep {
     gradient_.begin(pair);
     for (const score::LoadGradient& load : gradient.loads) {
       const size_t tensor = static_cast<size_t>(load.tensor);
-      if (!d_captured || !bound_.gradients[tensor].wanted) continue;
+      if (!d_captured || !bound_.gradients[tensor].needed) continue;
       int64_t index[score::kMaxRank] = {}, at = 0;
       for (size_t axis = 0; axis < load.indices.size(); ++axis) {
         index[axis] = static_cast<int64_t>(gradient_.value(load.indices[axis]));
@@ -215,7 +215,7 @@ class ProgramStep {
   void store_gradients(const Workspace& w) const {
     for (size_t n = 0; n < score::kMaxTensors; ++n) {
       const score::BoundGradient& to = bound_.gradients[n];
-      if (!to.wanted) continue;
+      if (!to.needed) continue;
       score::for_each_element(bound_.tensors[n], [&](const int64_t* index, int64_t at) {
         int64_t offset_bytes = 0;
         for (int axis = 0; axis < bound_.tensors[n].rank; ++axis) offset_bytes += to.stride_bytes[axis] * index[axis];
@@ -225,7 +225,7 @@ class ProgramStep {
   }
 
  private:
-  const score::Bound bound_;
+  const score::Bound& bound_;
   const score::Bindings bindings_;
   score::Evaluator program_, gradient_;
 };
@@ -312,7 +312,7 @@ class HeadAttention {
   struct RowSums {
     Twofold largest;
     double sum;
-    double partial;  // the share of the partial result
+    double partial;  // the weight of the partial result
 
     bool sees_nothing() const { return largest.high == kMinusInfinity; }
     Twofold lse() const {
@@ -383,7 +383,7 @@ class HeadAttention {
   // s = -inf: not visible, or hidden by the bias. Such an entry is never multiplied with anything.
   bool hidden(int64_t j) const { return w_.s[j] == kMinusInfinity; }
 
-  // O_i = sum_j keep_j P_j V_j, plus its share of the partial result, after softmax_row. The V of a dropped entry is
+  // O_i = sum_j keep_j P_j V_j, plus the weighted partial result, after softmax_row. The V of a dropped entry is
   // not used; but a softmax that is NaN, as after a score of infinity, is NaN for every key, kept or dropped.
   void output_row(int64_t i, const RowSums& sums) const {
     std::ranges::fill(w_.o, 0.0);
@@ -610,13 +610,14 @@ int64_t reference_workspace_bytes(const tessera_plan& plan) {
   return counter.used_bytes();
 }
 
-void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {
+void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, const score::Bound* bound,
+                       void* workspace, Cancel& cancel) {
   Arena arena(workspace);
   const Workspace w(plan, arena);
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
   std::optional<ProgramStep> program;
-  if (score::has_program(plan)) program.emplace(plan, buffers);
+  if (bound) program.emplace(*bound);
   if (!problem.accumulate) clear_packed(problem.o, buffers.o);
   if (present(problem.o_accum)) copy_packed(problem.o_accum, buffers.o_accum, problem.o, buffers.o);
   if (packed_q(problem) && present(problem.lse) && !problem.accumulate) {
@@ -647,11 +648,12 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   }
 }
 
-void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {
+void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, const score::Bound* bound,
+                        void* workspace, Cancel& cancel) {
   Arena arena(workspace);
   const Workspace w(plan, arena);
   std::optional<ProgramStep> program;
-  if (score::has_program(plan)) program.emplace(plan, buffers);
+  if (bound) program.emplace(*bound);
   ProgramStep* const step = program ? &*program : nullptr;
   gradients_of_inputs(plan, buffers, w, step, cancel);
   if (elements(plan.problem.d_bias) > 0) gradient_of_bias(plan, buffers, w, step, cancel);

@@ -230,7 +230,7 @@ tessera_status check_options(const tessera_problem& p) {
     if (option.kind == OptionKind::kOptionalNumber && !p.has_scale) {
       const double value = p.*option.members[0].number;
       if (value == 0) continue;
-      return invalid("%s: %g without has_scale, which is 0; accepted has_scale = 1 beside it", option.name, value);
+      return invalid("%s: %g without has_scale, which is 0; accepted has_scale = 1 with it", option.name, value);
     }
     for (const OptionMember& member : option.members) {
       if (member.name) TESSERA_RETURN_IF_ERROR(check_member(member, p));
@@ -250,6 +250,11 @@ tessera_status check_prefix_options(const tessera_problem& p) {
                    groups ? "prefix_groups" : "prefix_lens");
   }
   if (!present(p.prefix_groups)) return ok();
+  const char* scores = nullptr;
+  for (const TensorField& field : kTensorFields) {
+    const bool for_suffixes = field.layout == &tessera_problem::tree_mask;  // of keys after every prefix
+    if (changes_scores(field) && !for_suffixes && present(p.*field.layout) && !scores) scores = field.name;
+  }
   const struct {
     bool given;
     const char* what;
@@ -257,10 +262,7 @@ tessera_status check_prefix_options(const tessera_problem& p) {
       {p.direction == TESSERA_BACKWARD, "direction backward"},
       {p.window_left >= 0 || p.window_right >= 0, "a window"},
       {p.alignment == TESSERA_TOP_LEFT, "top-left alignment"},
-      {present(p.alibi_slopes), "alibi_slopes"},
-      {present(p.bias), "bias"},
-      {present(p.mask), "mask"},
-      {present(p.block_mask), "block_mask"},
+      {scores != nullptr, scores},
       {p.dropout_p > 0, "dropout_p"},
       {p.batch_invariant != 0, "batch_invariant"},
   };
@@ -623,7 +625,7 @@ tessera_status validate(const tessera_device& device) {
   }
   if (device.kernel != TESSERA_KERNEL_AUTO && device.family[0] != '\0' &&
       std::strcmp(device.family, tessera_kernel_name(device.kernel)) != 0) {
-    return invalid("device.family: %s beside device.kernel %s, accepted one of the two, or both alike", device.family,
+    return invalid("device.family: %s with device.kernel %s, accepted one of the two, or both alike", device.family,
                    tessera_kernel_name(device.kernel));
   }
   constexpr int64_t kMaxThreads = 4096;

@@ -108,7 +108,7 @@ TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& s
     StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
     sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
     with_scores(options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
-      if constexpr (kScores == Scores::kOptions) options.draw_kept(f.p, tile, key);
+      if constexpr (kScores == Scores::kOptions) options.generate_kept(f.p, tile, key);
       attend_stage<kScores, kPairs && kScores != Scores::kOptions>(f, tile, sums, s, sP, key, work, &options);
     });
   } else if (seen_by_all(tile, key)) {
@@ -323,7 +323,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
   constexpr int64_t kRing = kStageKeys * kBlockM;
   const int64_t probabilities = stages_of_a_job(f.p) * kTileSide * kBlockM;
   float* ring = f.scratch.ring;                              // [2] S of a stage
-  int64_t turn = 0;                                          // the index of the buffer that holds the present stage
+  int64_t buffer = 0;                                        // the index of the buffer that holds the present stage
   bool has_bias = job_count > 0 && f.take_bias(jobs[0], 0);  // S of the present stage includes it
   if (job_count > 0)
     f.scores(
@@ -340,20 +340,20 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     bool done = false;
     if (first) {
       const int64_t begin = job.first * kStageKeys;
-      take_stale_max(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin),
+      take_stale_max(f, tile, ring + buffer * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin),
                      f.has_options && !has_bias);
     }
     if (tile.has_stale_max) {
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
       for (int64_t stage = 0; stage < job.stages; ++stage) {
-        const float* s = ring + turn * kRing;
-        turn ^= 1;
+        const float* s = ring + buffer * kRing;
+        buffer ^= 1;
         f.ahead.step();
         Beside work;
         work.next = stage + 1 < job.stages ? &job : after;
         work.next_stage = stage + 1 < job.stages ? stage + 1 : 0;
-        work.next_s = ring + turn * kRing;
+        work.next_s = ring + buffer * kRing;
         work.next_bias = work.next && f.take_bias(*work.next, work.next_stage);
         work.before = before, work.before_p = before_p;
         work.group_begin = groups * stage / job.stages, work.group_end = groups * (stage + 1) / job.stages;
@@ -371,11 +371,11 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
       if (!done) f.accumulators.flush();
     } else {
       if (before) f.whole_output(*before, before_p);
-      turn ^= 1;
+      buffer ^= 1;
       has_bias = after && f.take_bias(*after, 0);
       if (after)
         f.scores(
-            *after, 0, ring + turn * kRing, [] {}, has_bias);
+            *after, 0, ring + buffer * kRing, [] {}, has_bias);
       f.accumulators.flush();
     }
     if (!done) {

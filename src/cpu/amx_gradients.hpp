@@ -32,7 +32,7 @@ struct AmxBackward {
   uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
   RowsAhead ahead;
 
-  TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
+  TESSERA_INLINE float* ring(int64_t buffer) const { return s.ring + buffer * 2 * kStage_floats; }
   // Buffers of a pair of a job's stage and a tile.
   TESSERA_INLINE char* p_of(int64_t stage, int64_t tile) const {
     return s.sP + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
@@ -170,7 +170,7 @@ class FusedGradients {
 
 // S and dP of a pair are in `ring`, with dP perhaps still pending; the products of the next pair write next_ring. NULL:
 // there is no next pair.
-struct PairTurn {
+struct PairStep {
   const StagePair *at, *next;
   float *ring, *next_ring;
 };
@@ -179,16 +179,16 @@ struct PairTurn {
 // the gradients begin after them. kSteps: q_steps and v_steps of a pair that has a next one; every step is then known
 // at compile time.
 template <Scores kScores, int kSteps = 0>
-TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, int64_t key,
+TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairStep& step, int64_t key,
                                           const StageOptions* options, float* d_bias) {
-  FusedGradients<kScores> gradients(f, *turn.at, turn.ring, key, options, d_bias);
-  if (!turn.next) {
+  FusedGradients<kScores> gradients(f, *step.at, step.ring, key, options, d_bias);
+  if (!step.next) {
     f.accumulators.flush();
     return gradients.finish();
   }
   if constexpr (kSteps > 0) {
     static_assert(2 * (8 * kSteps - 4) <= 2 * kUnits, "two halves of units beside each product but the first four");
-    score_products<Pieces::kFour, kSteps>(f, *turn.next, turn.next_ring, [&]() TESSERA_LAMBDA_INLINE {
+    score_products<Pieces::kFour, kSteps>(f, *step.next, step.next_ring, [&]() TESSERA_LAMBDA_INLINE {
       gradients.run_half();
       gradients.run_half();
     });
@@ -198,7 +198,7 @@ TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, 
   const int64_t pieces = 2 * (f.q_steps + f.v_steps) - kStoring;
   const int64_t units_a_piece = (kUnits << 16) / pieces + 1;  // 16 fractional bits
   int64_t units = -kStoring * units_a_piece;
-  score_products(f, *turn.next, turn.next_ring, [&]() TESSERA_LAMBDA_INLINE {
+  score_products(f, *step.next, step.next_ring, [&]() TESSERA_LAMBDA_INLINE {
     units += units_a_piece;
     gradients.run_to(static_cast<int>(units >> 16));
   });
@@ -279,40 +279,40 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
   }
 }
 
-TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
-  const int64_t key = f.key_begin + turn.at->stage * kStageKeys;
-  const Tile& tile = f.tiles[turn.at->tile];
+TESSERA_INLINE void gradients(AmxBackward& f, const PairStep& step) {
+  const int64_t key = f.key_begin + step.at->stage * kStageKeys;
+  const Tile& tile = f.tiles[step.at->tile];
   if (tile.huge) {
     f.accumulators.flush();
-    plain_gradients(f, *turn.at, turn.ring, key);
-    if (turn.next) score_products(f, *turn.next, turn.next_ring, [] {});
+    plain_gradients(f, *step.at, step.ring, key);
+    if (step.next) score_products(f, *step.next, step.next_ring, [] {});
     return;
   }
   const auto fused = [&]<Scores kScores>(const StageOptions* options, float* d_bias)
-                         TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, turn, key, options, d_bias); };
+                         TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, step, key, options, d_bias); };
   const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
   bool done = false;
   if (!f.options || (!collects_gradients(f.p) && !stage_has_options(f.p, tile, key, keys))) {
     // Head sizes of 33 to 64 have a function of their own. At 128 such a function was 1.04 of the generic one at 512
     // keys and 0.94 from 2048 on.
     const auto of = [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
-      const bool known = turn.next && f.q_steps == 2 && f.v_steps == 2;
-      return known ? fused_gradients<kScores, 2>(f, turn, key, nullptr, nullptr)
-                   : fused_gradients<kScores>(f, turn, key, nullptr, nullptr);
+      const bool known = step.next && f.q_steps == 2 && f.v_steps == 2;
+      return known ? fused_gradients<kScores, 2>(f, step, key, nullptr, nullptr)
+                   : fused_gradients<kScores>(f, step, key, nullptr, nullptr);
     };
     done =
         seen_by_all(tile, key) ? of.template operator()<Scores::kAllSeen>() : of.template operator()<Scores::kMasked>();
   } else {
     float *bias = f.s.options, *d_bias = collects_gradients(f.p) ? bias + kStage_floats : nullptr,
           *rest = bias + 2 * kStage_floats;
-    StageOptions options(f.p, tile, key, keys, turn.ring, bias);
-    options.draw_kept(f.p, tile, key);
+    StageOptions options(f.p, tile, key, keys, step.ring, bias);
+    options.generate_kept(f.p, tile, key);
     done = with_scores(d_bias ? Scores::kOptions : options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       return fused.template operator()<kScores>(&options, kScores == Scores::kOptions ? d_bias : nullptr);
     });
     if (done) ScoreStep<QueryLanes>::collect(f.p, {tile, key}, d_bias, {}, rest, keys);
   }
-  if (!done) plain_gradients(f, *turn.at, turn.ring, key);
+  if (!done) plain_gradients(f, *step.at, step.ring, key);
 }
 
 }  // namespace

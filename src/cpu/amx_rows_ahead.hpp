@@ -16,13 +16,13 @@ class RowsAhead {
   }
   // Spreads all rows over this number of calls of ask().
   TESSERA_INLINE void spread_over(int64_t calls) {
-    for (int64_t i = 0; i < count_; ++i) streams_[i].share = (streams_[i].left + calls - 1) / calls;
+    for (int64_t i = 0; i < count_; ++i) streams_[i].per_call = (streams_[i].left + calls - 1) / calls;
   }
   TESSERA_INLINE void ask() {
     constexpr int64_t kOne = 1 << 16;
     for (int64_t i = 0; i < count_; ++i) {
       Stream& s = streams_[i];
-      for (s.due += min_of(s.share, s.left - s.due); s.due >= kOne;
+      for (s.due += min_of(s.per_call, s.left - s.due); s.due >= kOne;
            s.due -= kOne, s.left -= kOne, s.row += s.step_bytes) {
         if (s.write) {
           for (int64_t at = 0; at < s.row_bytes; at += kCacheLine_bytes) prefetch_write(s.row + at);
@@ -34,10 +34,10 @@ class RowsAhead {
   }
 
  private:
-  // left, share, due: with 16 fractional bits.
+  // left, per_call, due: with 16 fractional bits.
   struct Stream {
     const char* row;
-    int64_t step_bytes, row_bytes, left, share, due;
+    int64_t step_bytes, row_bytes, left, per_call, due;
     bool write;
   };
   Stream streams_[7];

@@ -21,7 +21,7 @@ struct AllPairs {
   TESSERA_INLINE VecU operator()(int64_t, int, VecU pair) const { return pair; }
   TESSERA_INLINE void next(int64_t) const {}
 };
-template <bool kDrawn>
+template <bool kDropout>
 struct PairsOf {
   typedef AllPairs Type;
 };

@@ -8,6 +8,7 @@
 #include "core/buffers.hpp"
 #include "core/cancel.hpp"
 #include "core/candidate.hpp"
+#include "core/score/bound.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
@@ -33,9 +34,10 @@ void configure_decode(tessera_plan& plan);
 void configure_tiled(tessera_plan& plan);
 void configure_shared_prefix(tessera_plan& plan);
 
-// Run a plan whose buffers have been checked, until `cancel` stops it. Throw core::ExecutorError.
-using Run = void(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                 const tessera_executor& executor, core::Cancel& cancel);
+// Run a plan whose buffers have been checked, until `cancel` stops it. Throw core::ExecutorError. `bound`: the plan's
+// score program with the buffers; NULL if it has none.
+using Run = void(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                 void* workspace, const tessera_executor& executor, core::Cancel& cancel);
 
 // A kernel that can execute a plan on the CPU.
 struct Kernel : core::Candidate {
@@ -47,8 +49,8 @@ std::span<const Kernel> kernels();
 const Kernel* find_kernel(std::string_view name);
 
 // Runs the kernel that the plan names.
-tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                   const tessera_executor& executor, core::Cancel& cancel);
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                   void* workspace, const tessera_executor& executor, core::Cancel& cancel);
 
 Run forward, forward_shared_prefix, backward;
 

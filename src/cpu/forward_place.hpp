@@ -112,7 +112,7 @@ struct RowNumbers {
     return reinterpret_cast<float*>(data + batch * tile.batch + head * tile.head[lane] +
                                     row * (tile.sequence->q_begin + tile.query[lane]));
   }
-  TESSERA_INLINE bool wanted() const { return partial || data; }
+  TESSERA_INLINE bool needed() const { return partial || data; }
   // Whether the numbers of the tile's rows are adjacent.
   TESSERA_INLINE bool in_a_row(const Tile& tile) const { return tile.consecutive && (partial || row == sizeof(float)); }
 };
@@ -125,7 +125,7 @@ TESSERA_INLINE RowNumbers lse_low_of(const Params& p) {
 
 TESSERA_INLINE void write_numbers(const Params& p, const Tile& tile, int64_t split, const RowNumbers& numbers,
                                   const float* lse) {
-  if (!numbers.wanted()) return;
+  if (!numbers.needed()) return;
   if (!numbers.in_a_row(tile)) {
     for (int64_t lane = 0; lane < tile.count; ++lane) *numbers.at(p, tile, split, lane) = lse[lane];
     return;
@@ -175,7 +175,7 @@ inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float
   const auto locate = [&](int64_t t) TESSERA_LAMBDA_INLINE {
     output_rows(rows[t % 3], p, tiles[t], split);
     for (const RowNumbers& numbers : {lse_of(p), lse_low_of(p)}) {
-      if (!numbers.wanted() || !numbers.in_a_row(tiles[t])) continue;
+      if (!numbers.needed() || !numbers.in_a_row(tiles[t])) continue;
       const char* at = reinterpret_cast<const char*>(numbers.at(p, tiles[t], split, 0));
       for (int64_t byte = 0; byte < tiles[t].count * 4; byte += kCacheLine_bytes) prefetch_write(at + byte);
     }

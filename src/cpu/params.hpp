@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/score/code.hpp"
+#include "tessera/attention/score/list.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
@@ -15,10 +16,13 @@ struct RowTensor {
   int64_t batch, row, head;
 };
 
-// A tensor over scores, [batch, head, query, key]; broadcast dimensions have stride 0; strides in bytes. NULL: absent.
+// A tensor over scores or some of their axes, [batch, head, query, key]; axes that are broadcast or absent have stride
+// 0; strides in bytes. NULL: absent.
 struct ScoreTensor {
   char* data;
   int64_t batch, head, row, col;
+  int64_t cols;  // the extent of the last axis
+  int32_t dtype;
 };
 
 // Scales of 8-bit q, k or v; strides in bytes. NULL: 1. The scale of token j of sequence b and KV head h is at
@@ -82,13 +86,10 @@ struct Params {
   float softcap;      // 0: none
   int32_t causal;     // 1: at least one sequence may be; Sequence::causal has which
   int64_t window_left, window_right;  // -1: unbounded
-  ScoreTensor bias, mask, block_mask;
-  int32_t bias_dtype;
+#define TESSERA_TENSOR(Class, flag, tensor, ...) ScoreTensor tensor;
+  TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_TENSOR)
+#undef TESSERA_TENSOR
   int64_t mask_block_q, mask_block_k;
-  const char* tree_mask;  // int32 words, strides in bytes. NULL: none
-  int64_t tree_mask_batch, tree_mask_row, tree_mask_word, tree_words;
-  const float* alibi_slopes;  // NULL: none
-  int64_t alibi_batch, alibi_head;
   const float* sink;  // NULL: none
   int64_t sink_head;
   const ScoreCode* program;           // NULL: none

@@ -9,9 +9,9 @@
 namespace tessera::cpu {
 namespace {
 
-void run_tiled(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-               const tessera_executor& executor, core::Cancel& cancel) {
-  (plan.problem.direction == TESSERA_BACKWARD ? backward : forward)(plan, buffers, workspace, executor, cancel);
+void run_tiled(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+               void* workspace, const tessera_executor& executor, core::Cancel& cancel) {
+  (plan.problem.direction == TESSERA_BACKWARD ? backward : forward)(plan, buffers, bound, workspace, executor, cancel);
 }
 
 std::string refuse_reference(const tessera_plan& plan) {
@@ -62,10 +62,10 @@ void configure_reference(tessera_plan& plan) {
 }
 
 // On the calling thread.
-void run_reference(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                   const tessera_executor& /*executor*/, core::Cancel& cancel) {
+void run_reference(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                   void* workspace, const tessera_executor& /*executor*/, core::Cancel& cancel) {
   const bool backward = plan.problem.direction == TESSERA_BACKWARD;
-  (backward ? core::reference_backward : core::reference_forward)(plan, buffers, workspace, cancel);
+  (backward ? core::reference_backward : core::reference_forward)(plan, buffers, bound, workspace, cancel);
 }
 
 constexpr Kernel kKernels[] = {
@@ -87,11 +87,11 @@ const Kernel* find_kernel(std::string_view name) {
   return found == std::end(kKernels) ? nullptr : found;
 }
 
-tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                   const tessera_executor& executor, core::Cancel& cancel) {
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                   void* workspace, const tessera_executor& executor, core::Cancel& cancel) {
   const Kernel* const found = find_kernel(plan.family);
   if (!found) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
-  found->run(plan, buffers, workspace, executor, cancel);
+  found->run(plan, buffers, bound, workspace, executor, cancel);
   return ok();
 }
 

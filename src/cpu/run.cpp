@@ -27,10 +27,10 @@ namespace {
 // With less work a second thread costs more than it gains.
 constexpr double kMinParallelFlops = 4e5;
 
-// `share`: the part of the plan's work that this call has.
+// `fraction`: the part of the plan's work that this call has.
 Runner runner_of(const tessera_plan& plan, void* workspace, const tessera_executor& executor, core::Cancel& cancel,
-                 double share) {
-  const bool small = std::max(plan.flops, plan.bytes_moved) * share < kMinParallelFlops;
+                 double fraction) {
+  const bool small = std::max(plan.flops, plan.bytes_moved) * fraction < kMinParallelFlops;
   char* const scratch = static_cast<char*>(workspace) + plan.shared_bytes;
   return Runner(plan.device.threads, scratch, plan.scratch_bytes, executor, cancel, small);
 }
@@ -41,10 +41,16 @@ RowTensor row_tensor(const core::TensorView<core::RowStrides>& view) {
   return {static_cast<char*>(view.data), s.batch * view.elem_bytes, s.row * view.elem_bytes, s.head * view.elem_bytes};
 }
 
-ScoreTensor score_tensor(const core::TensorView<core::ScoreStrides>& view) {
+ScoreTensor score_tensor(const core::ScoreView& view) {
   const core::ScoreStrides& s = view.stride;
   const int64_t bytes = view.elem_bytes;
-  return {static_cast<char*>(view.data), s.batch * bytes, s.head * bytes, s.row * bytes, s.col * bytes};
+  return {static_cast<char*>(view.data),
+          s.batch * bytes,
+          s.head * bytes,
+          s.row * bytes,
+          s.col * bytes,
+          view.cols,
+          view.dtype};
 }
 
 Scales scales_of(const core::TensorView<core::ScaleStrides>& view, bool paged) {
@@ -74,18 +80,11 @@ void fill_tensors(Params& p, const core::ProblemView& view, const tessera_proble
   p.page_table = view.page_table;
   p.page_table_col = view.page_table_col * 4;
   if (core::paged(problem)) p.page_size = problem.k.shape[1];
-  p.bias = score_tensor(view.bias), p.mask = score_tensor(view.mask), p.block_mask = score_tensor(view.block_mask);
-  p.bias_dtype = problem.bias.dtype;
+#define TESSERA_TENSOR(Class, flag, tensor, ...) p.tensor = score_tensor(core::score_view(#tensor, problem, buffers));
+  TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_TENSOR)
+#undef TESSERA_TENSOR
   p.mask_block_q = view.mask_block_q, p.mask_block_k = view.mask_block_k;
-  p.alibi_slopes = view.alibi_slopes;
-  p.alibi_batch = view.alibi_stride.batch * 4, p.alibi_head = view.alibi_stride.head * 4;
   p.sink = view.sink, p.sink_head = view.sink_stride * 4;
-  if (core::present(problem.tree_mask)) {
-    const core::TreeStrides s = core::tree_strides(problem.tree_mask);
-    p.tree_mask = reinterpret_cast<const char*>(buffers.tree_mask);
-    p.tree_mask_batch = s.batch * 4, p.tree_mask_row = s.row * 4, p.tree_mask_word = s.word * 4;
-    p.tree_words = core::tree_words(problem.tree_mask);
-  }
 }
 
 void fill_options(Params& p, const core::ProblemView& view, const tessera_problem& problem,
@@ -115,7 +114,7 @@ float huge_score(bool rounded_p) { return rounded_p ? 1024.0f : 64.0f; }
 struct KeysInUse {
   int64_t longest = 0;  // the most of a sequence that is not decoded
   int64_t decoded = 0;  // of all sequences that are decoded
-  double share = 1;     // the part of the keys that the plan counted
+  double fraction = 1;  // the part of the keys that the plan counted
 };
 
 // The keys that the sequences of a plan have in use.
@@ -133,7 +132,7 @@ KeysInUse keys_in_use(const tessera_plan& plan, const tessera_buffers& buffers) 
     }
   }
   const int64_t counted = core::packed_k(plan.problem) ? size.rows_k : plan.batch * size.max_seqlen_k;
-  if (keys < counted) in_use.share = static_cast<double>(keys) / static_cast<double>(counted);
+  if (keys < counted) in_use.fraction = static_cast<double>(keys) / static_cast<double>(counted);
   return in_use;
 }
 
@@ -221,9 +220,9 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   return p;
 }
 
-std::optional<ProgramCall> program_of(const tessera_plan& plan, const tessera_buffers& buffers) {
-  if (!core::score::has_program(plan)) return {};
-  return ProgramCall(plan, &buffers);
+std::optional<ProgramCall> program_of(const tessera_plan& plan, const core::score::Bound* bound) {
+  if (!bound) return {};
+  return ProgramCall(plan, *bound);
 }
 
 // The sequences of one path, and the kernels that serve them.
@@ -348,11 +347,11 @@ void clear_bias_gradient(const tessera_layout& layout, float* d_bias) {
 
 }  // namespace
 
-void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+void forward(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound, void* workspace,
              const tessera_executor& executor, core::Cancel& cancel) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  const std::optional<ProgramCall> program = program_of(plan, buffers);
+  const std::optional<ProgramCall> program = program_of(plan, bound);
   const Params p = make_params(plan, buffers, shared, program, cancel);
   const KeysInUse keys = keys_in_use(plan, buffers);
   for (const Way way : {kDecode, kPackedTile, kTile}) fill_sequences(shared.sequences[way], plan, buffers, way, keys);
@@ -361,7 +360,7 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   constexpr Way kOrder[] = {kTile, kPackedTile, kDecode};
   const Served ways[] = {serve_tiled(plan, table, shared, p, false, splits),
                          serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, shared, p)};
-  const Runner runner = runner_of(plan, workspace, executor, cancel, keys.share);
+  const Runner runner = runner_of(plan, workspace, executor, cancel, keys.fraction);
   const tessera_problem& problem = plan.problem;
   const bool in_place = !core::present(problem.o_accum);
   const auto accumulated =
@@ -392,12 +391,12 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   });
 }
 
-void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-              const tessera_executor& executor, core::Cancel& cancel) {
+void backward(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+              void* workspace, const tessera_executor& executor, core::Cancel& cancel) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const tessera_problem& problem = plan.problem;
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  const std::optional<ProgramCall> program = program_of(plan, buffers);
+  const std::optional<ProgramCall> program = program_of(plan, bound);
   Params p = make_params(plan, buffers, shared, program, cancel);
   p.num_splits = step_of(plan).num_splits;
   p.d_o = row_tensor(core::row_view(problem.d_o, buffers.d_o));
@@ -422,7 +421,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   p.groups_batch = static_cast<int32_t>(owners.batch), p.groups_head = static_cast<int32_t>(owners.heads);
   const KeysInUse keys = keys_in_use(plan, buffers);
   fill_sequences(shared.sequences[kTile], plan, buffers, kTile, keys);
-  const Runner runner = runner_of(plan, workspace, executor, cancel, keys.share);
+  const Runner runner = runner_of(plan, workspace, executor, cancel, keys.fraction);
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);

@@ -101,11 +101,11 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   const auto items = [&] {
     return heads * tiles_total(plan, int64_t{step.block_m} * own.tiles_per_item, pack ? group : 1);
   };
-  const int64_t cores = plan.device.cores, wanted = cores == 1 ? 1 : kItemsPerCore * cores;
-  while (own.tiles_per_item > 1 && items() < wanted) own.tiles_per_item = (own.tiles_per_item + 1) / 2;
+  const int64_t cores = plan.device.cores, needed = cores == 1 ? 1 : kItemsPerCore * cores;
+  while (own.tiles_per_item > 1 && items() < needed) own.tiles_per_item = (own.tiles_per_item + 1) / 2;
   step.num_splits = 1;
   if (items() < 2 * cores && !p.batch_invariant) {
-    step.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
+    step.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(needed, std::max<int64_t>(1, items())), 1,
                                                                most_forward_splits(plan.max_seqlen_k)));
   }
   step.num_items = items() * step.num_splits;
@@ -155,6 +155,22 @@ bool has_vectors(const tessera_plan& plan) {
   return plan.device.isa != TESSERA_ISA_AMX_BF16 || plan.device.vector_isa != 0;
 }
 
+// The first score option of the problem that AMX's stages lack; "": they have all of them.
+template <class... Option>
+std::string lacks_for_amx(OptionList<Option...>, const tessera_problem& problem) {
+  const char* lacks = "";
+  const auto look = [&]<class One>() {
+    if (!InAmxStages<One> && One::asked(problem)) lacks = One::kName;
+  };
+  (look.template operator()<Option>(), ...);
+  return lacks;
+}
+// Why AMX's tiles without vectors beside them cannot serve the plan; "": they can, or there are vectors.
+std::string refuse_without_vectors(const tessera_plan& plan) {
+  const std::string lacks = has_vectors(plan) ? "" : lacks_for_amx(ScoreOptions{}, plan.problem);
+  return lacks.empty() ? "" : lacks + ": not by AMX's tiles";
+}
+
 // Uses the vectors if the plan's device has them beside AMX tiles and the tiles do not serve the plan.
 void settle_isa(tessera_plan& plan) {
   if (plan.device.isa == TESSERA_ISA_AMX_BF16 && plan.device.vector_isa != 0 && !refuse_tiles(plan).empty()) {
@@ -168,8 +184,8 @@ int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<in
 
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (!is_bfloat16(p)) return "they take bfloat16";
-  if (core::score::has_program(plan)) return "score programs: not supported";
+  if (!is_bfloat16(p)) return "they support bfloat16";
+  if (const std::string lacks = lacks_for_amx(ScoreOptions{}, p); !lacks.empty()) return lacks + ": not supported";
   const auto at_least = [](const char* what, int64_t given, int64_t least) {
     return given >= least ? std::string()
                           : std::string(what) + std::to_string(given) + ", from " + std::to_string(least) + " on";
@@ -258,8 +274,8 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 }
 
 std::string refuse_tiled(const tessera_plan& plan) {
-  if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
-  if (core::score::has_program(plan) && !has_vectors(plan)) return "score programs: not by AMX's tiles";
+  if (core::shares_prefixes(plan.problem)) return "prefix_groups: not supported";
+  if (std::string refused = refuse_without_vectors(plan); !refused.empty()) return refused;
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -307,8 +323,8 @@ std::string lacks_for_decoding(OptionList<Option...>, const tessera_problem& pro
 std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
-  if (core::shares_prefixes(p)) return "prefix_groups: not taken";
-  if (core::score::has_program(plan) && !has_vectors(plan)) return "score programs: not by AMX's tiles";
+  if (core::shares_prefixes(p)) return "prefix_groups: not supported";
+  if (std::string refused = refuse_without_vectors(plan); !refused.empty()) return refused;
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   return lacks_for_decoding(ScoreOptions{}, p);
 }
@@ -317,7 +333,7 @@ std::string refuse_decoding(const tessera_plan& plan) {
 int64_t most_decode_queries(const tessera_plan& plan) { return decode_table(plan).decode_rows / group_size(plan); }
 
 // The number of parts of the keys of one KV head's pass that keeps the cores busy.
-int64_t wanted_decode_parts(const tessera_plan& plan) {
+int64_t needed_decode_parts(const tessera_plan& plan) {
   const int64_t passes = std::max<int64_t>(1, plan.heads_kv / own_of(decode_step_of(plan)).tiles_per_item);
   return divide_up(2 * kItemsPerCore * plan.device.cores, passes);
 }
@@ -341,9 +357,9 @@ tessera_plan_step& configure_decoding(tessera_plan& plan, int64_t queries) {
   const int64_t most_parts = most_decode_parts(plan.max_seqlen_k);
   int64_t most = plan.batch * most_parts;
   if (core::packed_k(p)) most = std::min(most, plan.batch + core::sizes(p).rows_k / kDecodePartKeys);
-  const int64_t wanted = wanted_decode_parts(plan);
-  own.parts = p.batch_invariant ? most : std::min(most, plan.batch + wanted);
-  step.num_splits = static_cast<int32_t>(p.batch_invariant ? most_parts : std::min(most_parts, wanted));
+  const int64_t needed = needed_decode_parts(plan);
+  own.parts = p.batch_invariant ? most : std::min(most, plan.batch + needed);
+  step.num_splits = static_cast<int32_t>(p.batch_invariant ? most_parts : std::min(most_parts, needed));
   step.num_items = plan.heads_kv / own.tiles_per_item * own.parts;
   plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, own.tiles_per_item));
   return step;
@@ -357,14 +373,14 @@ int32_t decode_keys(const tessera_plan& plan) {
 }
 
 int64_t decode_parts(const tessera_plan& plan, int64_t sk, int64_t keys) {
-  const int64_t part_keys = plan.problem.batch_invariant ? 0 : divide_up(keys, wanted_decode_parts(plan));
+  const int64_t part_keys = plan.problem.batch_invariant ? 0 : divide_up(keys, needed_decode_parts(plan));
   return std::max<int64_t>(1, divide_up(sk, std::max(kDecodePartKeys, part_keys)));
 }
 
 std::string refuse_decode(const tessera_plan& plan) {
   if (std::string refused = refuse_decoding(plan); !refused.empty()) return refused;
   if (plan.max_seqlen_q <= most_decode_queries(plan)) return "";
-  return "query rows a KV head: " + std::to_string(plan.max_seqlen_q * group_size(plan)) + ", takes at most " +
+  return "query rows a KV head: " + std::to_string(plan.max_seqlen_q * group_size(plan)) + ", supports at most " +
          std::to_string(decode_table(plan).decode_rows);
 }
 

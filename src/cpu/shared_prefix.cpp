@@ -41,8 +41,9 @@ void configure_shared_prefix(tessera_plan& plan) {
   for (int32_t n = 0; n < plan.num_steps; ++n) plan.steps[n].workspace_at = at;
 }
 
-void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                           const tessera_executor& executor, core::Cancel& cancel) {
+void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers,
+                           const core::score::Bound* /*bound*/, void* workspace, const tessera_executor& executor,
+                           core::Cancel& cancel) {
   char* const base = static_cast<char*>(workspace);
   const core::PrefixMemory memory = core::carve_prefix(base, plan);
   core::fill_prefix_indices(plan, buffers, memory);
@@ -50,7 +51,7 @@ void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buff
     tessera_plan part = core::plan_of(plan, n);
     core::set_family(part, *find_kernel(part.steps[0].family));
     part.shared_bytes = plan.shared_bytes - memory.bytes;  // the threads' scratch follows the larger of the two
-    forward(part, core::buffers_of(plan, n, buffers, memory), base + memory.bytes, executor, cancel);
+    forward(part, core::buffers_of(plan, n, buffers, memory), nullptr, base + memory.bytes, executor, cancel);
     if (cancel.asked()) return;
   }
   CombineParams c = combine_params(core::merge_of(plan, buffers, memory));

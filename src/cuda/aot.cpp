@@ -45,12 +45,12 @@ int build(const std::string& folder, const std::vector<Target>& targets) {
   }
   // Kernels of older sources serve no call.
   const auto outdated = cache.list();
-  std::set<std::string> wanted;
+  std::set<std::string> needed;
   int64_t bytes = 0, compiled = 0;
   const tessera_status status = warm(cache, targets, [&](const Warmed& warmed) {
     bytes += static_cast<int64_t>(warmed.binary.cubin.size());
     compiled += warmed.origin == Origin::kCompiled;
-    wanted.insert(warmed.key.file_name());
+    needed.insert(warmed.key.file_name());
     std::printf("[%lld/%lld] %s %s: %d registers, %.2f s\n", static_cast<long long>(warmed.done),
                 static_cast<long long>(warmed.total), warmed.kernel.spec.name, target_name(warmed.target).c_str(),
                 warmed.binary.registers, warmed.seconds);
@@ -61,9 +61,9 @@ int build(const std::string& folder, const std::vector<Target>& targets) {
     return 1;
   }
   for (const Cache::Entry& entry : outdated) {
-    if (!wanted.contains(entry.file)) std::remove((folder + "/" + entry.file).c_str());
+    if (!needed.contains(entry.file)) std::remove((folder + "/" + entry.file).c_str());
   }
-  std::printf("%zu kernels, %lld compiled now, %.1f MB in %s\n", wanted.size(), static_cast<long long>(compiled),
+  std::printf("%zu kernels, %lld compiled now, %.1f MB in %s\n", needed.size(), static_cast<long long>(compiled),
               static_cast<double>(bytes) / 1e6, folder.c_str());
   return 0;
 }

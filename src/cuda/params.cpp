@@ -16,8 +16,13 @@ namespace {
 RowTensor row_tensor(const core::TensorView<core::RowStrides>& view) {
   return {view.data, view.stride.batch, view.stride.row, view.stride.head};
 }
-ScoreTensor score_tensor(const core::TensorView<core::ScoreStrides>& view) {
+ScoreTensor score_tensor(const core::ScoreView& view) {
   return {view.data, view.stride.batch, view.stride.head, view.stride.row, view.stride.col};
+}
+
+// Whether the tensor has an entry for each score, [B|1, H|1, Sq|1, Sk].
+constexpr bool has_entries(core::TensorName name) {
+  return core::kTensorFields[name.index].form == core::Form::kLastAxes;
 }
 
 }  // namespace
@@ -32,7 +37,9 @@ StatTensor stat_tensor(const tessera_layout& layout, const void* data) {
 }
 
 ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
-  return score_tensor(core::score_view(layout, data));
+  if (!present(layout)) return {};
+  const core::ScoreStrides stride = core::score_strides(layout);
+  return {const_cast<void*>(data), stride.batch, stride.head, stride.row, stride.col};
 }
 
 // The number of keys whose entries can be read in one word of at most 16 bytes; the first key must be a multiple of it.
@@ -55,9 +62,10 @@ bool head_by_head(const tessera_problem& problem, const ProblemParams& p) {
     own_heads |= tensor.head != 0 && tensor.batch == 0;
     own_sequences |= tensor.head == 0 && tensor.batch != 0;
   };
-#define TESSERA_SCORE_TENSOR(name) add(p.name);
-  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
-#undef TESSERA_SCORE_TENSOR
+#define TESSERA_TENSOR(Class, flag, tensor, ...) \
+  if constexpr (has_entries(#tensor)) add(p.tensor);
+  TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_NO_OPTION)
+#undef TESSERA_TENSOR
   return own_heads && !own_sequences && !core::packed_q(problem) && !core::packed_k(problem);
 }
 
@@ -75,19 +83,16 @@ int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.prob
 
 ScoreConfig score_config(const tessera_problem& problem) {
   ScoreConfig score{};
-#define TESSERA_SCORE_TENSOR(name) score.name = present(problem.name);
-  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
-#undef TESSERA_SCORE_TENSOR
-  score.block_mask = present(problem.block_mask);
+#define TESSERA_TENSOR(Class, flag, tensor, ...) score.flag = present(problem.tensor);
+  TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_TENSOR)
+#undef TESSERA_TENSOR
   score.softcap = problem.softcap > 0;
   score.bias_dtype = static_cast<Dtype>(score.bias ? problem.bias.dtype : 0);
-  score.alibi = present(problem.alibi_slopes);
   score.program = problem.program != nullptr;  // of a plan: what is left of it is more than options
   score.dropout = problem.dropout_p > 0;
   score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);
   score.causal_seqs = present(problem.causal_seqs);
-  score.tree_mask = present(problem.tree_mask);
   score.places = score.dropout ? core::is_part(problem) : score.alibi && core::has_place(problem);
   return score;
 }
@@ -188,16 +193,18 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.whole_heads = static_cast<int>(whole.heads);
   p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);
   p.bias_mask_keys = kMostEntryKeys;
-#define TESSERA_SCORE_TENSOR(name)                         \
-  p.name = cuda::score_tensor(problem.name, buffers.name); \
-  p.bias_mask_keys = std::min(p.bias_mask_keys, entry_keys(p.name, problem.name));
-  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
-#undef TESSERA_SCORE_TENSOR
-  p.block_mask = score_tensor(view.block_mask);
+#define TESSERA_TENSOR(Class, flag, tensor, ...)                                         \
+  p.tensor = score_tensor(core::score_view(#tensor, problem, buffers));                  \
+  if constexpr (has_entries(#tensor)) {                                                  \
+    p.bias_mask_keys = std::min(p.bias_mask_keys, entry_keys(p.tensor, problem.tensor)); \
+  }
+  TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_NO_OPTION)
+#undef TESSERA_TENSOR
   p.head_by_head = head_by_head(problem, p);
   p.mask_block_q = static_cast<int>(view.mask_block_q), p.mask_block_k = static_cast<int>(view.mask_block_k);
-  p.alibi_slopes = view.alibi_slopes;
-  p.alibi_batch = view.alibi_stride.batch, p.alibi_head = view.alibi_stride.head;
+  const core::ScoreView slopes = core::score_view("alibi_slopes", problem, buffers);
+  p.alibi_slopes = static_cast<const float*>(slopes.data);
+  p.alibi_batch = slopes.stride.batch, p.alibi_head = slopes.stride.head;
   p.sink = view.sink, p.sink_head = view.sink_stride;
   p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
   static_assert(kPhiloxRounds == core::kPhiloxRounds &&

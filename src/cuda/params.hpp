@@ -29,9 +29,10 @@ ScoreConfig score_config(const tessera_problem& problem);
 ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
 
 // In a family's `supports`: tensors with an entry for each score, or for each block of scores.
-#define TESSERA_SCORE_TENSOR(name) #name,
-inline constexpr uint64_t kScoreTensors = tensors({TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR) "block_mask"});
-#undef TESSERA_SCORE_TENSOR
+#define TESSERA_TENSOR(Class, flag, tensor, ...) (k##Class##Facts.entries ? tensors({#tensor}) : 0) |
+inline constexpr uint64_t kScoreTensors =
+    TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_NO_OPTION) uint64_t{0};
+#undef TESSERA_TENSOR
 
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
 

@@ -78,7 +78,7 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   }
   if (core::score::has_program(plan)) {
     if (!supports.programs) return "score programs: not supported";
-    if (core::is_part(p)) return "a score program of a part of a problem: not taken";
+    if (core::is_part(p)) return "a score program of a part of a problem: not supported";
     if (std::string reason = refuse_program(plan); !reason.empty()) return reason;
   }
   if (p.k.dtype != p.q.dtype && !(supports.cache_dtypes >> p.k.dtype & 1)) {
@@ -87,17 +87,18 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
            accepted;
   }
   // Only shared_prefix reads them; it asks the other families for its parts.
-  if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
+  if (core::present(p.prefix_groups)) return "prefix_groups: not supported";
   const bool backward = p.direction == TESSERA_BACKWARD;
-  if (!supports.partials && p.accumulate) return "accumulate: not taken";
+  if (!supports.partials && p.accumulate) return "accumulate: not supported";
   const tessera_layout& result = backward ? p.d_q : p.o;
   if (!supports.partials && result.dtype != p.q.dtype && tessera_dtype_bytes(p.q.dtype) > 1) {
     return std::string(backward ? "d_q" : "o") + ": " + tessera_dtype_name(result.dtype) + ", must be that of q";
   }
-  if (core::present(p.places)) return "places: not taken; the same place for all sequences is";
+  if (core::present(p.places)) return "places: not supported; the same place for all sequences is";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];
-    if (!(supports.tensors >> t & 1) && core::present(p.*field.layout)) return std::string(field.name) + ": not taken";
+    if (!(supports.tensors >> t & 1) && core::present(p.*field.layout))
+      return std::string(field.name) + ": not supported";
   }
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   if (head_dim > supports.head_dim) {

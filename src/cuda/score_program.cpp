@@ -15,7 +15,7 @@ constexpr uint32_t kElementTypes = bits({TESSERA_FLOAT32, TESSERA_FLOAT16, TESSE
 
 // Whether the gradient of a tensor is a sum: its elements are in the workspace. A tensor that is not read has none.
 bool is_summed(const score::Bound& bound, size_t tensor) {
-  if (!bound.gradients[tensor].wanted) return false;
+  if (!bound.gradients[tensor].needed) return false;
   for (const score::LoadGradient& load : bound.gradient().loads) {
     if (static_cast<size_t>(load.tensor) == tensor) return true;
   }
@@ -107,7 +107,7 @@ ProgramSums::ProgramSums(const tessera_plan& plan, const score::Bound& bound, vo
   for_each_sums(plan, bound, [&](size_t n, int64_t offset) { sums_[n] = sums ? sums + offset : nullptr; });
   for (size_t n = 0; n < static_cast<size_t>(bound.num_tensors); ++n) {
     const score::BoundGradient& gradient = bound.gradients[n];
-    if (!gradient.wanted || bound.tensors[n].elements() == 0) continue;
+    if (!gradient.needed || bound.tensors[n].elements() == 0) continue;
     ProgramGradientParams& to = params_.gradients[params_.count++];
     to.sums = sums_[n], to.data = gradient.data, to.type = static_cast<ElementType>(gradient.dtype);
     to.elements = bound.tensors[n].elements(), to.rank = bound.tensors[n].rank;

@@ -299,7 +299,7 @@ def test_cache_is_listed_and_cleared(folder, monkeypatch):
     entries = json.loads(folder.succeeds("cache", "list", "--json").out)["entries"]
     assert [(entry["file"], entry["intact"], entry["bytes"]) for entry in entries] == [(damaged.name, False, 8)]
     assert "damaged" in folder.succeeds("cache", "list").out
-    assert "1 kernel taken away, 8 B" in folder.succeeds("cache", "clear").out
+    assert "1 kernel removed, 8 B" in folder.succeeds("cache", "clear").out
     assert [path.name for path in kernels.iterdir()] == ["notes.txt"]
 
 

@@ -364,6 +364,18 @@ def test_plan(folder, flags, named):
 
 
 @pytest.mark.parametrize(
+    "flags, said",
+    (
+        (("--sq", 64, 32), "--sq: followed by '32', accepted one value"),
+        (("--sq", 64, "--causal", 5), "--causal: followed by '5', accepted no value"),
+        (("--sq", 64, "--window", 1, 64, 64), "--window: followed by '64', accepted 2 values"),
+    ),
+)
+def test_value_that_belongs_to_no_flag(folder, flags, said):
+    refused(folder, ("plan", *flags), said)
+
+
+@pytest.mark.parametrize(
     "flags, named",
     (
         (("--lengths", "0"), "--lengths"),

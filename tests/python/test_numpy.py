@@ -443,7 +443,7 @@ np.testing.assert_array_equal(small(), expected)
         ({"dropout_p": 1.0}, "dropout_p: 1"),
         ({"dropout_seed": -1}, "dropout_seed: -1"),
         ({"kernel": "fast"}, 'kernel: "fast", accepted "auto"'),
-        ({"kernel": "fwd_sm80"}, "no kernel takes this problem: "),
+        ({"kernel": "fwd_sm80"}, "no kernel supports this problem: "),
         ({"threads": -1}, "threads: -1"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,

@@ -45,3 +45,20 @@ def test_flat_and_back():
         of_call.given("f", {"casual": True})
     with pytest.raises(tessera.Error, match="window: 3, accepted a pair of integers"):
         of_call.given("f", {"window": 3})
+
+
+def test_help_has_a_line_for_every_tensor():
+    text = tessera._hints._with_other_tensors("Options, by keyword only:\n        bias: of my own.\n\n    Raises:")
+    assert "\n        alibi_slopes: float32 [Hq] or [B, Hq]. ALiBi slopes.\n" in text
+    assert text.count("bias: ") == 1 and text.endswith(".\n\n    Raises:")
+
+
+def test_how_tensors_are_folded_under_vmap():
+    from tessera._shapes import way_to_fold
+
+    ways = ("scores", "heads", "dense")
+    found = {way: {name for name in names("tensor") if way_to_fold(name) == way} for way in ways}
+    assert found["scores"] == {"bias", "mask", "block_mask"}
+    assert found["heads"] == {"alibi_slopes"}
+    descales = {"q_descale", "k_descale", "v_descale"}
+    assert found["dense"] == {"seqused_k", "causal_seqs", "tree_mask", "page_table", "places"} | descales

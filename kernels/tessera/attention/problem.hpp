@@ -37,11 +37,10 @@ struct ProblemParams {
   // i + Sk - Sq.
   int causal, fixed_diagonal;
   int window_left, window_right;  // -1: unbounded
-#define TESSERA_SCORE_TENSOR(name) ScoreTensor name;
-  TESSERA_SCORE_TENSORS(TESSERA_SCORE_TENSOR)
-#undef TESSERA_SCORE_TENSOR
-  ScoreTensor block_mask;
-  int bias_mask_keys;  // 8 or 2: aligned groups of that many keys can be read at once from bias and mask; otherwise 1
+#define TESSERA_TENSOR(Class, flag, tensor, ...) ScoreTensor tensor;
+  TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_NO_OPTION)
+#undef TESSERA_TENSOR
+  int bias_mask_keys;  // 8, 2 or 1: aligned groups of that many keys can be read at once from tensors with entries
   int mask_block_q, mask_block_k;
   // 1: all sequences of one head before the next head, instead of all heads of one sequence: attention/sequence.cuh.
   int head_by_head;

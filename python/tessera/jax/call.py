@@ -12,6 +12,7 @@ import numpy as np
 from tessera import _core, _score
 from tessera._core import Error
 from tessera._frameworks import output_dtype
+from tessera._shapes import is_tensor, way_to_fold
 
 from . import sharding
 
@@ -178,22 +179,23 @@ def _map_in_turn(function: Any, tensors: Tensors, batched: dict[str, bool]) -> A
 def _can_fold(settings: Settings, tensors: Tensors, batched: dict[str, bool], inner_q: tuple[int, ...]) -> bool:
     if any(name in tensors for name in (*_NUMBERING, *sharding._SCALES)) or len(inner_q) != 4:
         return False
+    # All sequences have one such tensor in common, such as the sink.
+    if any(batched[name] and is_tensor(name) and way_to_fold(name) is None for name in tensors):
+        return False
     # Dropout depends on (seed, batch, head, row, column), and each entry must get the bits that it would get alone; a
     # program may use its sequence's number.
     if settings.get("dropout_p") or settings.program is not None:
         return False
-    return "sink" not in tensors or (not batched["sink"] and "d_o" not in tensors)
-
-
-_BY_SCORES = ("bias", "mask", "block_mask")  # [B|1, H|1, ...] or the last axes
+    return "sink" not in tensors or "d_o" not in tensors
 
 
 def _fold(n: int, name: str, x: Any, is_batched: bool, batch: int, split: bool) -> Any:
     """[n, B, ...] as [n B, ...]. An unmapped tensor is repeated if its shape distinguishes the entries. `split`: every
     entry needs its own rows, for a gradient."""
-    if name == "sink":
+    way = way_to_fold(name) if is_tensor(name) else "dense"
+    if way is None:
         return x
-    if name in _BY_SCORES:
+    if way == "scores":  # [B|1, H|1, ...] or the last axes
         rank = 4
         inner = x.shape[1:] if is_batched else x.shape
         inner = (1,) * (rank - len(inner)) + tuple(inner)
@@ -201,7 +203,7 @@ def _fold(n: int, name: str, x: Any, is_batched: bool, batch: int, split: bool) 
             return x.reshape(inner)
         x = x.reshape(n, *inner) if is_batched else jnp.broadcast_to(x.reshape(inner), (n, *inner))
         return jnp.broadcast_to(x, (n, batch, *inner[1:])).reshape(n * batch, *inner[1:])
-    if name == "alibi_slopes":
+    if way == "heads":  # [Hq] or [B, Hq]
         inner = x.shape[1:] if is_batched else x.shape
         if not is_batched and len(inner) == 1:
             return x

@@ -14,13 +14,13 @@ import jax
 from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tessera._shapes import axes_of, is_tensor
+
 Role = Optional[Literal["batch", "heads_q", "heads_kv"]]
 Roles = tuple[Role, ...]
 
 # What numbers sequences across the batch: none of them is divided.
 _ACROSS = ("page_indptr", "page_indices", "prefix_groups", "prefix_lens")
-_BY_SEQUENCE = ("seqused_k", "causal_seqs", "tree_mask", "page_table", "places")
-_BY_SCORES = ("bias", "mask", "block_mask")
 _SCALES = ("q_descale", "k_descale", "v_descale")
 
 
@@ -86,21 +86,17 @@ def of_attention(shapes: dict[str, tuple[int, ...]], heads_first: bool, by_numbe
             found[-2] = "heads_q"
             if not packed:
                 found[0] = "batch"
-        elif name in _BY_SEQUENCE:
-            found[0] = "batch"
-        elif name in _BY_SCORES:
-            if len(shape) == 4 and shape[0] == batch:
-                found[0] = "batch"
-            if len(shape) >= 3 and shape[-3] == heads_q:
-                found[-3] = "heads_q"
-        elif name in ("alibi_slopes", "sink"):
-            found[-1] = "heads_q"
-            if len(shape) == 2:
-                found[0] = "batch"
         elif name in _SCALES:
             found[-1] = "heads_kv"
             if len(shape) == 2 or (len(shape) == 3 and not (paged and name != "q_descale")):
                 found[0] = "batch"
+        elif is_tensor(name):  # or its last axes
+            extents: dict[str, tuple[Role, int]] = {"B": ("batch", batch), "Hq": ("heads_q", heads_q)}
+            symbols = axes_of(name, len(shape))
+            for axis, symbol in enumerate(symbols[len(symbols) - len(shape) :]):
+                role, extent = extents.get(symbol.removesuffix("|1"), (None, 0))
+                if symbol in extents or shape[axis] == extent:
+                    found[axis] = role
         return found
 
     return Division(batch, heads_q, heads_kv, roles_of)

@@ -12,6 +12,8 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from tessera._shapes import is_tensor, way_to_fold
+
 from . import kernels, options
 
 # Operators have flat options: those with a gradient first.
@@ -27,16 +29,16 @@ class _Recorded(threading.local):
     active = False
 
 
-_recorded = _Recorded()
+recorded = _Recorded()
 
 
 
-def _new_low(q: Tensor, given: options.Options, lse_shape: tuple) -> Tensor:
+def new_low(q: Tensor, given: options.Options, lse_shape: tuple) -> Tensor:
     """A tensor for lse_low, the rounding error of the LSE; empty if it is not kept."""
     return q.new_empty(lse_shape if kernels.keeps_low(given) else (0,), dtype=torch.float32)
 
 
-def _is_kept(low: Optional[Tensor], lse: Tensor) -> bool:
+def is_kept(low: Optional[Tensor], lse: Tensor) -> bool:
     return low is not None and low.shape == lse.shape
 
 
@@ -45,8 +47,8 @@ def forward_and_low(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """o, lse and lse_low; adds lse_low to `given` if it is kept."""
     lse = q.new_empty(kernels.output_shapes(q, v)[1], dtype=torch.float32)
-    low = _new_low(q, given, lse.shape)
-    if _is_kept(low, lse):
+    low = new_low(q, given, lse.shape)
+    if is_kept(low, lse):
         given["lse_low"] = low
     o, lse = kernels.forward(q, k, v, given, o=o, lse=lse)
     return o, lse, low
@@ -68,10 +70,10 @@ def _backward(
     d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, *flat
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """kernels.backward as an operator, which returns tensors only: outputs that are not requested are empty."""
-    if not _recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, flat[_BIAS], flat[_SINK]):
+    if not recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, flat[_BIAS], flat[_SINK]):
         raise NotImplementedError(SECOND_DERIVATIVE)
     given = options.unpack(flat)
-    if _is_kept(lse_low, lse):
+    if is_kept(lse_low, lse):
         given["lse_low"] = lse_low
     return tuple(
         q.new_empty((0,), dtype=torch.float32) if gradient is None else gradient
@@ -94,7 +96,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tenso
     given = options.unpack(flat)
     kernels.check("forward", q, k, v, given)
     o = q.new_empty(o_shape, dtype=kernels.output_dtype(q))
-    return o, q.new_empty(lse_shape, dtype=torch.float32), _new_low(q, given, lse_shape)
+    return o, q.new_empty(lse_shape, dtype=torch.float32), new_low(q, given, lse_shape)
 
 
 @attention_backward.register_fake
@@ -104,7 +106,7 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sin
     d_sink = q.new_empty(flat[_SINK].shape if want_d_sink else (0,), dtype=torch.float32)
     if d_lse is not None:
         given["d_lse"] = d_lse
-    if _is_kept(lse_low, lse):
+    if is_kept(lse_low, lse):
         given["lse_low"] = lse_low
     if want_d_bias:
         given["d_bias"] = d_bias
@@ -149,11 +151,11 @@ def _autograd(run, ctx, d_o: Optional[Tensor], d_lse: Optional[Tensor], _: Optio
 attention_forward.register_autograd(functools.partial(_autograd, attention_backward), setup_context=_setup_context)
 
 
-def _refuse_second_derivative(ctx, *cotangents):
+def refuse_second_derivative(ctx, *cotangents):
     raise NotImplementedError(SECOND_DERIVATIVE)
 
 
-attention_backward.register_autograd(_refuse_second_derivative)
+attention_backward.register_autograd(refuse_second_derivative)
 
 
 class FirstDerivative(torch.autograd.Function):
@@ -162,17 +164,17 @@ class FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        _recorded.active = True
+        recorded.active = True
         try:
             return attention_backward(*arguments)
         finally:
-            _recorded.active = False
+            recorded.active = False
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
 
-    backward = staticmethod(_refuse_second_derivative)
+    backward = staticmethod(refuse_second_derivative)
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
@@ -226,7 +228,7 @@ class _Fold:
         tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
         return tensor.expand(self.size, self.batch, *tensor.shape[2:]).flatten(0, 1)
 
-    def slopes(self, tensor: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
+    def heads(self, tensor: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
         """[Hq] or [B, Hq]."""
         if tensor is None or (dim is None and tensor.dim() == 1):
             return tensor
@@ -247,7 +249,10 @@ _PLACE_MATTERS = (
 
 def _fold_of(size: int, q: Tensor, dim: Optional[int], dims: dict, named: dict) -> Optional[_Fold]:
     """None: the elements are computed one after another."""
-    if q.dim() - (dim is not None) != 4 or dims["sink"] is not None:
+    if q.dim() - (dim is not None) != 4:
+        return None
+    # All sequences have one such tensor in common, such as the sink.
+    if any(dims[name] is not None and is_tensor(name) and way_to_fold(name) is None for name in named):
         return None
     if any(named[name] is not None for name in _PLACE_MATTERS):
         return None
@@ -255,12 +260,11 @@ def _fold_of(size: int, q: Tensor, dim: Optional[int], dims: dict, named: dict) 
 
 
 def _fold_options(fold: _Fold, dims: dict, named: dict) -> list:
+    ways = {"scores": fold.scores, "heads": fold.heads, "dense": fold.dense}
     named = dict(named)
-    for name in ("bias", "mask", "block_mask"):
-        named[name] = fold.scores(named[name], dims[name])
-    named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dims["alibi_slopes"])
-    for name in ("seqused_k", "causal_seqs", "tree_mask", "places"):
-        named[name] = fold.dense(named[name], dims[name])
+    for name in filter(is_tensor, named):
+        if way := way_to_fold(name):
+            named[name] = ways[way](named[name], dims[name])
     return list(named.values())
 
 
@@ -278,7 +282,7 @@ def _forward_vmap(run, info, in_dims, q, k, v, *flat):
         return _one_by_one(run, info, in_dims, (q, k, v, *flat)), (0, 0, 0)
     q, k, v = (fold.dense(t, dim) for t, dim in zip((q, k, v), in_dims))
     o, lse, low = run(q, k, v, *_fold_options(fold, dims, named))
-    kept = _is_kept(low, lse)
+    kept = is_kept(low, lse)
     return (fold.undo(o), fold.undo(lse), fold.undo(low) if kept else low), (0, 0, 0 if kept else None)
 
 

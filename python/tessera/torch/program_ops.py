@@ -116,7 +116,7 @@ program_forward = torch.library.custom_op(
 
 def outputs_without_data(q: Tensor, v: Tensor, given: Options, order: Sequence[int]) -> Tuple[Tensor, Tensor, Tensor]:
     _, lse_shape = kernels.output_shapes(q, v)
-    lse, low = q.new_empty(lse_shape, dtype=torch.float32), ops._new_low(q, given, lse_shape)
+    lse, low = q.new_empty(lse_shape, dtype=torch.float32), ops.new_low(q, given, lse_shape)
     return kernels.new_output(q, v, order), lse, low
 
 
@@ -133,12 +133,12 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tenso
 def _backward(
     d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, want_d_captured, *flat
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, List[Tensor]]:
-    if not ops._recorded.active and kernels.in_detached_double_backward(
+    if not ops.recorded.active and kernels.in_detached_double_backward(
         d_o, d_lse, q, k, v, flat[_BIAS], flat[_SINK], *flat[_NUM_OPTIONS]
     ):
         raise NotImplementedError(ops.SECOND_DERIVATIVE)
     given, program = split(flat)
-    if ops._is_kept(lse_low, lse):
+    if ops.is_kept(lse_low, lse):
         given["lse_low"] = lse_low
     d_captured = gradients_of(program.captured, want_d_captured)
     given = with_gradients(with_program(given, program), d_captured)
@@ -164,7 +164,7 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sin
     d_sink = q.new_empty(flat[_SINK].shape if want_d_sink else (0,), dtype=torch.float32)
     d_captured = gradients_of(program.captured, want_d_captured)
     given = with_gradients(with_program(given, program), d_captured)
-    named = {"d_lse": d_lse, "lse_low": lse_low if ops._is_kept(lse_low, lse) else None}
+    named = {"d_lse": d_lse, "lse_low": lse_low if ops.is_kept(lse_low, lse) else None}
     named |= {"d_bias": d_bias if want_d_bias else None, "d_sink": d_sink if want_d_sink else None}
     given.update((name, x) for name, x in named.items() if x is not None)
     kernels.check("backward", q, k, v, given, o=o, lse=lse, d_o=d_o)
@@ -212,7 +212,7 @@ def _autograd(ctx, d_o, d_lse, _=None):
 
 
 program_forward.register_autograd(_autograd, setup_context=_setup_context)
-program_backward.register_autograd(ops._refuse_second_derivative)
+program_backward.register_autograd(ops.refuse_second_derivative)
 
 
 # ---- vmap: one element after another --------------------------------------------------------------------------------
@@ -252,18 +252,18 @@ class FirstDerivative(torch.autograd.Function):
     @staticmethod
     def forward(count, *arguments):
         rest, captured = arguments[: len(arguments) - count], arguments[len(arguments) - count :]
-        ops._recorded.active = True
+        ops.recorded.active = True
         try:
             *found, d_captured = program_backward(*rest[:-_REST], list(captured), *rest[-_REST:])
         finally:
-            ops._recorded.active = False
+            ops.recorded.active = False
         return (*found, *d_captured)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
 
-    backward = staticmethod(ops._refuse_second_derivative)
+    backward = staticmethod(ops.refuse_second_derivative)
 
     @staticmethod
     def vmap(info, in_dims, count, *arguments):

@@ -42,7 +42,7 @@ struct BoundTensor {
 
 // The tensor that receives the gradient of a program's tensor, of the same shape.
 struct BoundGradient {
-  bool wanted = false;
+  bool needed = false;
   void* data = nullptr;  // of a call; NULL for a plan
   int32_t dtype = 0;     // float32 or the tensor's
   std::array<int64_t, kMaxRank> stride_bytes{};
@@ -61,7 +61,7 @@ struct Bound {
   const Gradient& gradient() const { return checked->gradient; }
   bool wants_gradients() const {
     for (const BoundGradient& gradient : gradients) {
-      if (gradient.wanted) return true;
+      if (gradient.needed) return true;
     }
     return false;
   }

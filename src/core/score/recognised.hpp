@@ -30,7 +30,7 @@ struct Surroundings {
   // Options that the problem has itself. They come before the program, so that only what follows in the order softcap,
   // bias, ALiBi may still be taken over from the program.
   bool softcap = false, bias = false, alibi = false;
-  // Bit n: tensors[n] of the program cannot be ALiBi's slopes, since its gradient is wanted or by its type or shape.
+  // Bit n: tensors[n] of the program cannot be ALiBi's slopes, since its gradient is needed or by its type or shape.
   uint32_t no_slopes = 0;
   // Whether the problem's options can say a range beside what they say already; empty: any.
   std::function<bool(const PositionRange&)> can_say;

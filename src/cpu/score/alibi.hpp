@@ -10,12 +10,12 @@ namespace {
 
 struct Alibi {
   static constexpr const char* kName = "alibi_slopes";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.alibi_slopes.rank != 0; }
-  TESSERA_INLINE static bool asked(const Params& p) { return p.alibi_slopes != nullptr; }
+  TESSERA_INLINE static bool asked(const Params& p) { return p.alibi_slopes.data != nullptr; }
 
   TESSERA_INLINE static float slope(const Params& p, int64_t batch, int64_t head) {
-    return *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * batch +
-                                           p.alibi_head * head);
+    return *reinterpret_cast<const float*>(score_row(p.alibi_slopes, batch, head, 0));
   }
   // The slopes of vector c's lanes.
   template <class At>

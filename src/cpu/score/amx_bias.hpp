@@ -31,7 +31,7 @@ struct BiasRows {
       _mm512_storeu_si512(rows + lane, _mm512_add_epi64(first, offset));
     }
     ahead_bytes = 2 * kStageKeys * bias.col;
-    second_line = p.bias_dtype == TESSERA_FLOAT32;
+    second_line = p.bias.dtype == TESSERA_FLOAT32;
   }
   // The same rows' next 32 keys.
   TESSERA_INLINE void next_stage() {
@@ -56,10 +56,10 @@ static_assert(kBlockM == 2 * kUnits);
 // -inf, or may be.
 TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& p, const Tile& tile, int64_t key,
                                 int64_t keys) {
-  const bool bf16 = p.bias_dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
-  const bool f32 = p.bias_dtype == TESSERA_FLOAT32 && p.bias.col == 4;
+  const bool bf16 = p.bias.dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
+  const bool f32 = p.bias.dtype == TESSERA_FLOAT32 && p.bias.col == 4;
   if (!bf16 && !f32) {
-    gather_scores(out, p.bias, p.bias_dtype, QueryLanes{tile, key}, key, keys);
+    gather_scores(out, p.bias, p.bias.dtype, QueryLanes{tile, key}, key, keys);
     return false;
   }
   // Transposes 32-bit words: pairs of bfloat16, which are split by a shift and a mask, or float32. As unsigned numbers,
@@ -105,7 +105,7 @@ class BiasStep {
  public:
   // 1 / scale as a sum of this many bfloat16 terms; 0: there is no such sum, or the bias is added to the scores.
   TESSERA_INLINE static int64_t terms_of(const Params& p, uint16_t (&terms)[kAmxBiasTerms]) {
-    if (!Bias::asked(p) || !asks_for_nothing_but<Bias>(p) || p.bias_dtype != TESSERA_BFLOAT16 || p.bias.col != 2 ||
+    if (!Bias::asked(p) || !asks_for_nothing_but<Bias>(p) || p.bias.dtype != TESSERA_BFLOAT16 || p.bias.col != 2 ||
         p.scale == 0) {
       return 0;
     }

@@ -12,11 +12,11 @@ namespace {
 constexpr uint32_t kept_bit(uint32_t n) { return n % 2 * 16 + n % 8 / 2 * 4 + n / 8; }
 TESSERA_INLINE void keys_kept(VecU (&kept)[2], const Params& p, const QueryLanes& at) {
   const __m512i threshold = _mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold));
-  const DropoutWords draw[2] = {DropoutWords(p, at, 0), DropoutWords(p, at, 1)};
+  const DropoutWords random[2] = {DropoutWords(p, at, 0), DropoutWords(p, at, 1)};
   kept[0] = kept[1] = VecU{};
   for (int32_t quad = 0; quad < 4; ++quad) {
     VecU words[2][4];
-    DropoutWords::of_both(draw, words, at.first_key, quad);
+    DropoutWords::of_both(random, words, at.first_key, quad);
 #pragma GCC unroll 4
     for (int w = 0; w < 4; ++w) {
 #pragma GCC unroll 2
@@ -39,21 +39,21 @@ class KeptPairs {
   TESSERA_INLINE KeptPairs(const Params& p, const QueryLanes& at)
       : key_(at.first_key),
         threshold_(_mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold))),
-        draw_{DropoutWords(p, at, 0), DropoutWords(p, at, 1)} {
-    draw(0);
+        random_{DropoutWords(p, at, 0), DropoutWords(p, at, 1)} {
+    generate(0);
   }
   TESSERA_INLINE VecU operator()(int64_t index, int c, VecU pair) const {
     return (VecU)_mm512_maskz_mov_epi16(kept_[index / 4 % 2][c][index % 4], (__m512i)pair);
   }
   // After unit `index`.
   TESSERA_INLINE void next(int64_t index) {
-    if (index % 4 == 1 && index / 4 + 1 < kUnits / 4) draw(index / 4 + 1);
+    if (index % 4 == 1 && index / 4 + 1 < kUnits / 4) generate(index / 4 + 1);
   }
 
  private:
-  TESSERA_OWN_FUNCTION void draw(int64_t quad) {
+  TESSERA_OWN_FUNCTION void generate(int64_t quad) {
     VecU words[2][4];
-    DropoutWords::of_both(draw_, words, key_, static_cast<int32_t>(quad));
+    DropoutWords::of_both(random_, words, key_, static_cast<int32_t>(quad));
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
       uint32_t* kept = kept_[quad % 2][c];
@@ -67,7 +67,7 @@ class KeptPairs {
 
   int64_t key_;
   __m512i threshold_;
-  DropoutWords draw_[2];
+  DropoutWords random_[2];
   uint32_t kept_[2][2][4];
 };
 

@@ -30,6 +30,7 @@ inline void gather_scores(float* out, const ScoreTensor& tensor, int32_t dtype, 
 
 struct Bias {
   static constexpr const char* kName = "bias";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.bias.rank != 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.bias.data != nullptr; }
   // The number of tiles of scratch that `load` fills.
@@ -41,7 +42,7 @@ struct Bias {
     TESSERA_INLINE In(const Params& p, const At& at) : p_(p), at_(at) {}
     TESSERA_INLINE void load(int64_t begin, int64_t end, ScoreTiles& tiles) {
       bias_ = tiles.take();
-      gather_scores(bias_ + begin * kBlockM, p_.bias, p_.bias_dtype, at_, at_.key(begin), end - begin);
+      gather_scores(bias_ + begin * kBlockM, p_.bias, p_.bias.dtype, at_, at_.key(begin), end - begin);
     }
     TESSERA_INLINE VecF add(const Scaled& score, int64_t n, int c) const {
       return fma(score.value, score.factor, ::tessera::cpu::load(bias_ + n * kBlockM + c * kLanes));
@@ -56,7 +57,7 @@ struct Bias {
   TESSERA_INLINE static bool sees(const Params& p, const ScoreEntry& at) {
     const char* entry = score_row(p.bias, at.batch, at.head, at.query) + p.bias.col * at.key;
     bool sees = true;
-    with_elem(p.bias_dtype, [&](auto elem) { sees = decltype(elem)::read(entry, 1)[0] != -infinity(); });
+    with_elem(p.bias.dtype, [&](auto elem) { sees = decltype(elem)::read(entry, 1)[0] != -infinity(); });
     return sees;
   }
 

@@ -9,6 +9,7 @@ namespace {
 
 struct BlockMask {
   static constexpr const char* kName = "block_mask";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.block_mask.rank != 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.block_mask.data != nullptr; }
 

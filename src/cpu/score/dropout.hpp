@@ -45,12 +45,13 @@ class DropoutWords : WideWords {
     for (int w = 0; w < 4; ++w) words[w] = joined(x[w]);
   }
   // The same for two vectors, round by round: one computes while the other waits.
-  TESSERA_INLINE static void of_both(const DropoutWords (&draw)[2], VecU (&words)[2][4], int64_t group, int32_t quad) {
+  TESSERA_INLINE static void of_both(const DropoutWords (&random)[2], VecU (&words)[2][4], int64_t group,
+                                     int32_t quad) {
     Words x[2][4][kParts];
-    draw[0].begin(x[0], group, quad), draw[1].begin(x[1], group, quad);
+    random[0].begin(x[0], group, quad), random[1].begin(x[1], group, quad);
 #pragma GCC unroll 8
     for (int i = kSharedRounds; i < kRounds; ++i) {
-      const Words key0 = splat_words(draw[0].round_key0(i)), key1 = splat_words(draw[0].round_key1(i));
+      const Words key0 = splat_words(random[0].round_key0(i)), key1 = splat_words(random[0].round_key1(i));
       round(x[0], key0, key1), round(x[1], key0, key1);
     }
 #pragma GCC unroll 4
@@ -89,6 +90,7 @@ class DropoutWords : WideWords {
 
 struct Dropout {
   static constexpr const char* kName = "dropout";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.dropout_p > 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.dropout_threshold != 0; }
 
@@ -98,11 +100,11 @@ struct Dropout {
   static void factors(const Params& p, const At& at, float* out, int64_t begin, int64_t end, float kept) {
     const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));
     for (int c = 0; c < at.vecs(); ++c) {
-      const DropoutWords draw(p, at, c);
+      const DropoutWords random(p, at, c);
       for (int64_t group = begin / 32 * 32; group < end; group += 32) {
         for (int32_t quad = 0; quad < 4; ++quad) {
           VecU words[4];
-          draw(words, at.key(group), quad);
+          random(words, at.key(group), quad);
           for (int w = 0; w < 4; ++w) {
             const int64_t n = group + quad * 2 + w * 8;
             const VecI low = (VecI)(words[w] & 0xffffu), high = (VecI)(words[w] >> 16);

@@ -52,11 +52,11 @@ LoweredScore::LoweredScore(const core::score::Gradient& gradient, std::span<cons
                            std::span<const double> scalars, std::span<const bool> loads)
     : tensors_(tensors.begin(), tensors.end()) {
   std::vector<int> roots{gradient.d_s};
-  const auto wanted = [&](const core::score::LoadGradient& load) {
+  const auto needed = [&](const core::score::LoadGradient& load) {
     return static_cast<size_t>(load.tensor) < loads.size() && loads[static_cast<size_t>(load.tensor)];
   };
   for (const core::score::LoadGradient& load : gradient.loads) {
-    if (!wanted(load)) continue;
+    if (!needed(load)) continue;
     roots.push_back(load.adjoint);
     roots.insert(roots.end(), load.indices.begin(), load.indices.end());
   }
@@ -64,7 +64,7 @@ LoweredScore::LoweredScore(const core::score::Gradient& gradient, std::span<cons
   const auto place = [&](int at) { return at < 0 ? CodePlace{} : places_[static_cast<size_t>(at)]; };
   d_s_ = place(gradient.d_s);
   for (const core::score::LoadGradient& load : gradient.loads) {
-    if (!wanted(load)) continue;
+    if (!needed(load)) continue;
     CodeGradient out{};
     out.tensor = static_cast<int16_t>(load.tensor);
     out.adjoint = place(load.adjoint);

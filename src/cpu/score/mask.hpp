@@ -8,6 +8,7 @@ namespace {
 
 struct Mask {
   static constexpr const char* kName = "mask";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.mask.rank != 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.mask.data != nullptr; }
   static constexpr int64_t kLoadedTiles = 1;

@@ -13,19 +13,17 @@
 //   collects(params), collect                it has a gradient of its own
 //   last_full_key(sequence)                  the key up to which it hides nothing
 //   range(params, at, begin, end)            the keys that it treats alike for all rows of a tile
+//   kInAmxStages                             AMX's stages support it (amx_scores.hpp); otherwise vectors serve the call
 //   hide(lanes, params, at, key, keys)       AMX's stages: clears the bits of hidden keys
 //
 // The facts by which kernels and plans decide are folded from these declarations.
 #pragma once
 
-#include "cpu/score/alibi.hpp"
-#include "cpu/score/bias.hpp"
-#include "cpu/score/block_mask.hpp"
 #include "cpu/score/dropout.hpp"
-#include "cpu/score/mask.hpp"
-#include "cpu/score/program.hpp"
-#include "cpu/score/softcap.hpp"
-#include "cpu/score/tree_mask.hpp"
+#include "cpu/score/entry.hpp"
+
+#define TESSERA_SCORE_FILES_CPU 1
+#include "tessera/attention/score/list.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -42,7 +40,9 @@ struct OptionList {
     return (fact.template operator()<Option>() && ...);
   }
 };
-using ScoreOptions = OptionList<Softcap, Bias, Alibi, ScoreProgram, TreeMask, Mask, BlockMask, Dropout>;
+#define TESSERA_CLASS(Class, ...) Class,
+using ScoreOptions = OptionList<TESSERA_SCORE_OPTIONS(TESSERA_CLASS, TESSERA_CLASS, TESSERA_CLASS) Dropout>;
+#undef TESSERA_CLASS
 
 // Tiles of scores that the options read ahead.
 template <class... Option>
@@ -88,6 +88,11 @@ concept NeedsProduct = requires(VecF x) {
 template <class Option>
 concept Rewrites = requires(const Params& p, const QueryLanes& at, float* rows) {
   Option::rewrite(p, at, rows, int64_t{}, int64_t{}, rows);
+};
+// True if AMX's stages support it.
+template <class Option>
+concept InAmxStages = requires {
+  Option::kInAmxStages;
 };
 // True if it collects a gradient of its own.
 template <class Option>

@@ -10,8 +10,8 @@
 namespace tessera::cpu {
 namespace {
 
-struct ScoreProgram {
-  static constexpr const char* kName = "program";
+struct ProgramOption {
+  static constexpr const char* kName = "score programs";
   static bool asked(const tessera_problem& problem) { return problem.program != nullptr; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.program != nullptr; }
 

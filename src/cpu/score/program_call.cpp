@@ -43,8 +43,8 @@ std::vector<CodeTensor> code_tensors(const core::score::Bound& bound) {
 
 }  // namespace
 
-ProgramCall::ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers)
-    : bound_(core::score::bind(plan, buffers)),
+ProgramCall::ProgramCall(const tessera_plan& plan, core::score::Bound bound)
+    : bound_(std::move(bound)),
       group_(core::whole_heads(plan.problem).group),
       backward_(plan.problem.direction == TESSERA_BACKWARD) {
   if (const core::score::Program& program = bound_.program(); program.mask >= 0) {
@@ -65,16 +65,16 @@ ProgramCall::ProgramCall(const tessera_plan& plan, const tessera_buffers* buffer
   score_ = LoweredScore(bound_.program(), tensors, bound_.scalars);
   score_code_ = score_.code();
   if (!backward_) return;
-  bool wanted[core::score::kMaxTensors] = {};
+  bool needed[core::score::kMaxTensors] = {};
   std::ranges::fill(begin_, kNoSums);
   for (const core::score::LoadGradient& load : bound_.gradient().loads) {
     const auto n = static_cast<size_t>(load.tensor);
-    wanted[n] = bound_.gradients[n].wanted;
-    if (!wanted[n] || begin_[n] != kNoSums) continue;
+    needed[n] = bound_.gradients[n].needed;
+    if (!needed[n] || begin_[n] != kNoSums) continue;
     begin_[n] = sums_;
     sums_ += bound_.tensors[n].elements();
   }
-  gradient_ = LoweredScore(bound_.gradient(), tensors, bound_.scalars, wanted);
+  gradient_ = LoweredScore(bound_.gradient(), tensors, bound_.scalars, needed);
   gradient_code_ = gradient_.code();
 }
 
@@ -165,7 +165,7 @@ int64_t ProgramCall::gradient_items() const {
 
 int64_t ProgramCall::items_of(int tensor) const {
   const auto n = static_cast<size_t>(tensor);
-  return bound_.gradients[n].wanted ? core::divide_up(bound_.tensors[n].elements(), kElementsPerItem) : 0;
+  return bound_.gradients[n].needed ? core::divide_up(bound_.tensors[n].elements(), kElementsPerItem) : 0;
 }
 
 void ProgramCall::write_gradients(const double* sums, int64_t chains, int64_t item) const {

@@ -13,8 +13,10 @@ namespace tessera::cpu {
 
 class ProgramCall {
  public:
-  // For a plan that has a program; without `buffers`, only sizes.
-  explicit ProgramCall(const tessera_plan& plan, const tessera_buffers* buffers = nullptr);
+  // For a call of a plan that has a program: `bound` is the program with the buffers.
+  ProgramCall(const tessera_plan& plan, core::score::Bound bound);
+  // For the plan: only sizes.
+  explicit ProgramCall(const tessera_plan& plan) : ProgramCall(plan, core::score::bind(plan)) {}
 
   // Register floats of a thread, for rows of `vecs` vectors of `lanes`.
   int64_t floats(int64_t vecs, int64_t lanes) const;

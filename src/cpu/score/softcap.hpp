@@ -13,6 +13,7 @@ struct Scaled {
 
 struct Softcap {
   static constexpr const char* kName = "softcap";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.softcap > 0; }
   TESSERA_INLINE static bool asked(const Params& p) { return p.softcap > 0; }
 

@@ -10,8 +10,9 @@ namespace {
 
 struct TreeMask {
   static constexpr const char* kName = "tree_mask";
+  static constexpr bool kInAmxStages = true;
   static bool asked(const tessera_problem& problem) { return problem.tree_mask.rank != 0; }
-  TESSERA_INLINE static bool asked(const Params& p) { return p.tree_mask != nullptr; }
+  TESSERA_INLINE static bool asked(const Params& p) { return p.tree_mask.data != nullptr; }
 
   // The last key that has no bit and is therefore visible to all queries that see it by position.
   TESSERA_INLINE static int64_t last_full_key(const Sequence& sequence) {
@@ -20,10 +21,10 @@ struct TreeMask {
 
   // Bits of a query for key `key` and the next 31; a key without a bit has 1.
   TESSERA_INLINE static uint32_t bits(const Params& p, const ScoreEntry& at) {
-    const char* row = p.tree_mask + p.tree_mask_batch * at.batch + p.tree_mask_row * (at.sequence.q_begin + at.query);
+    const char* row = score_row(p.tree_mask, at.batch, 0, at.sequence.q_begin + at.query);
     const int64_t bit = at.key - (at.sequence.sk - at.sequence.sq), first = bit >> 5;
     const auto word = [&](int64_t n) TESSERA_LAMBDA_INLINE {
-      return n >= 0 && n < p.tree_words ? *reinterpret_cast<const uint32_t*>(row + p.tree_mask_word * n) : ~0u;
+      return n >= 0 && n < p.tree_mask.cols ? *reinterpret_cast<const uint32_t*>(row + p.tree_mask.col * n) : ~0u;
     };
     return static_cast<uint32_t>((uint64_t{word(first + 1)} << 32 | word(first)) >> (bit & 31));
   }

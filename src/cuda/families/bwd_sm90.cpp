@@ -198,14 +198,14 @@ std::string refuse_softcap(const tessera_problem& p) {
 std::string refuse_score_program(const tessera_plan& plan) {
   if (!core::score::has_program(plan)) return "";
   const tessera_problem& p = plan.problem;
-  if (plan.head_dim > kBwdSm90HeadDim || by_pairs(plan)) return "score programs: not taken above head size 128";
-  if (p.softcap > 0) return "score programs: not taken beside softcap";
-  if (core::present(p.bias)) return "score programs: not taken beside bias";
-  if (core::present(p.mask)) return "score programs: not taken beside mask";
+  if (plan.head_dim > kBwdSm90HeadDim || by_pairs(plan)) return "score programs: not supported above head size 128";
+  if (p.softcap > 0) return "score programs: not supported with softcap";
+  if (core::present(p.bias)) return "score programs: not supported with bias";
+  if (core::present(p.mask)) return "score programs: not supported with mask";
   const core::score::Bound bound = core::score::bind(plan);
-  if (bound.wants_gradients()) return "d_captured: not taken";
+  if (bound.wants_gradients()) return "d_captured: not supported";
   return core::score::facts_of(*bound.checked).gradient_needs_s
-             ? "score programs: not taken where the gradient depends on the score"
+             ? "score programs: not supported where the gradient depends on the score"
              : "";
 }
 
@@ -218,13 +218,13 @@ std::string refuse_options(const tessera_plan& plan) {
   }
   if (std::string reason = refuse_softcap(p); !reason.empty()) return reason;
   if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
-  if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
-  if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not taken beside alibi_slopes";
+  if (p.softcap > 0 && core::present(p.bias)) return "softcap: not supported with bias";
+  if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not supported with alibi_slopes";
   if (!core::present(p.d_bias)) return "";
   const int64_t* shape = p.d_bias.shape;
-  if (shape[2] < plan.max_seqlen_q) return "d_bias: not taken where queries share its entries";
+  if (shape[2] < plan.max_seqlen_q) return "d_bias: not supported where queries share its entries";
   const bool shared = shape[0] < plan.batch || shape[1] < plan.heads_q;
-  return shared && p.deterministic ? "deterministic: not taken with a d_bias that sequences or heads share" : "";
+  return shared && p.deterministic ? "deterministic: not supported with a d_bias that sequences or heads share" : "";
 }
 
 std::string refuse_layout(const tessera_plan& plan) {

@@ -25,7 +25,7 @@ std::string refuse(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const bool turns_of_lists = p.deterministic && core::present(p.block_mask);
   return turns_of_lists
-             ? "deterministic: not taken with a block_mask at head sizes above " + std::to_string(kBwdSm90HeadDim)
+             ? "deterministic: not supported with a block_mask at head sizes above " + std::to_string(kBwdSm90HeadDim)
              : "";
 }
 

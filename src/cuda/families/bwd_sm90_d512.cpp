@@ -25,7 +25,7 @@ std::string refuse(const tessera_plan& plan) {
                  {"deterministic", p.deterministic != 0},
                  {"block_mask", core::present(p.block_mask)}};
   for (const auto& [name, given] : options) {
-    if (given) return std::string(name) + ": not taken at head sizes above " + std::to_string(kBwdSm90D256HeadDim);
+    if (given) return std::string(name) + ": not supported at head sizes above " + std::to_string(kBwdSm90D256HeadDim);
   }
   return "";
 }

@@ -316,7 +316,7 @@ std::string tiles_json() {
 
 std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
-  if (plan.problem.dropout_p > 0) return "dropout_p: not taken";
+  if (plan.problem.dropout_p > 0) return "dropout_p: not supported";
   if (std::string reason = refuse_rows(plan, queries); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const DecodeSm90Config config = make_config(plan, queries);

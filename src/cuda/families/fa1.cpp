@@ -32,13 +32,13 @@ constexpr Supports kFwdSupports = supports(TESSERA_FORWARD), kBwdSupports = supp
 
 // Conditions of both passes: lengths are the tensors', and Q, K and V have the same head size.
 std::string refuse_shapes(const tessera_plan& plan) {
-  if (core::packed_q(plan.problem) || core::packed_k(plan.problem)) return "packed sequences: not taken";
+  if (core::packed_q(plan.problem) || core::packed_k(plan.problem)) return "packed sequences: not supported";
   if (plan.head_dim != plan.head_dim_v) {
     return "v: head size " + std::to_string(plan.head_dim_v) + ", must be that of q and k, " +
            std::to_string(plan.head_dim);
   }
-  if (core::is_part(plan.problem)) return "a global place: not taken";
-  if (plan.problem.softcap > 0) return "softcap: not taken";
+  if (core::is_part(plan.problem)) return "a global place: not supported";
+  if (plan.problem.softcap > 0) return "softcap: not supported";
   return plan.batch * plan.heads_q > INT32_MAX ? "more than 2^31 heads" : "";
 }
 

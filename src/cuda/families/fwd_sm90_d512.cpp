@@ -26,13 +26,13 @@ constexpr PairTile kPairDropoutTile{512, true, 64, 2, 2};
 static_assert(std::end(kPairTiles)[-1].head_dim == kFwdSm90D512HeadDim);
 
 std::string refuse(const tessera_plan& plan) {
-  const std::string above = ": not taken at head sizes above " + std::to_string(kFwdSm90HeadDim);
+  const std::string above = ": not supported at head sizes above " + std::to_string(kFwdSm90HeadDim);
   if (core::paged(plan.problem)) return "pages" + above;
   if (core::present(plan.problem.causal_seqs)) return "causal_seqs" + above;
   if (core::present(plan.problem.tree_mask)) return "tree_mask" + above;
   if (core::present(plan.problem.block_mask)) return "block_mask" + above;
   const ScoreConfig score = score_config(plan.problem);
-  if (score.dropout && (score.entries() || score.alibi || score.softcap)) return "dropout beside other options" + above;
+  if (score.dropout && (score.entries() || score.alibi || score.softcap)) return "dropout with other options" + above;
   return "";
 }
 

@@ -49,9 +49,9 @@ int64_t most_keys(bool gradient) {
 
 std::string refuse_shape(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (core::packed_q(p) || core::packed_k(p)) return "packed sequences: not taken";
-  if (core::is_part(p)) return "a global place: not taken";
-  if (p.softcap > 0) return "softcap: not taken";
+  if (core::packed_q(p) || core::packed_k(p)) return "packed sequences: not supported";
+  if (core::is_part(p)) return "a global place: not supported";
+  if (p.softcap > 0) return "softcap: not supported";
   if (plan.heads_kv != plan.heads_q) {
     return "k: " + std::to_string(plan.heads_kv) + " heads, must be those of q, " + std::to_string(plan.heads_q);
   }

@@ -62,7 +62,7 @@ tessera_status detect(int32_t ordinal, tessera_device& device) {
   const struct {
     CUdeviceAttribute attribute;
     int& value;
-  } wanted[] = {
+  } needed[] = {
       {kDeviceCapabilityMajor, major},
       {kDeviceCapabilityMinor, minor},
       {kDeviceMultiprocessors, multiprocessors},
@@ -70,7 +70,7 @@ tessera_status detect(int32_t ordinal, tessera_device& device) {
       {kDeviceL2Bytes, l2_bytes},
       {kDeviceSmemPerBlockOptin, smem_bytes},
   };
-  for (const auto& [attribute, value] : wanted) {
+  for (const auto& [attribute, value] : needed) {
     TESSERA_RETURN_IF_ERROR(check(cu, cu.cuDeviceGetAttribute(&value, attribute, gpu), "cuDeviceGetAttribute"));
   }
   tessera_device found{};

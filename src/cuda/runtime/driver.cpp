@@ -175,24 +175,24 @@ ContextScope::~ContextScope() {
 tessera_status ContextScope::enter(int32_t ordinal, void* stream) {
   TESSERA_RETURN_IF_ERROR(open_driver(driver_));
   const Driver& cu = *driver_;
-  CUcontext current = nullptr, wanted = nullptr;
+  CUcontext current = nullptr, needed = nullptr;
   TESSERA_RETURN_IF_ERROR(check(cu, cu.cuCtxGetCurrent(&current), "cuCtxGetCurrent"));
   const bool by_default = default_stream(stream);
   if (by_default) {
-    wanted = current;
+    needed = current;
   } else {
-    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuStreamGetCtx(static_cast<CUstream>(stream), &wanted), "executor.stream"));
+    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuStreamGetCtx(static_cast<CUstream>(stream), &needed), "executor.stream"));
   }
   const auto push = [&]() -> tessera_status {
-    current_ = wanted;
-    if (wanted == current) return ok();
-    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuCtxPushCurrent(wanted), "cuCtxPushCurrent"));
+    current_ = needed;
+    if (needed == current) return ok();
+    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuCtxPushCurrent(needed), "cuCtxPushCurrent"));
     pushed_ = true;
     return ok();
   };
   CUdevice device = -1, asked = 0;
   TESSERA_RETURN_IF_ERROR(check(cu, cu.cuDeviceGet(&asked, ordinal), "device.ordinal"));
-  if (wanted) {
+  if (needed) {
     TESSERA_RETURN_IF_ERROR(push());
     TESSERA_RETURN_IF_ERROR(check(cu, cu.cuCtxGetDevice(&device), "cuCtxGetDevice"));
   }
@@ -200,7 +200,7 @@ tessera_status ContextScope::enter(int32_t ordinal, void* stream) {
   if (!by_default) {
     return invalid("executor.stream: belongs to GPU %d, must be the plan's, GPU %d", device, ordinal);
   }
-  TESSERA_RETURN_IF_ERROR(primary_context(cu, asked, wanted));
+  TESSERA_RETURN_IF_ERROR(primary_context(cu, asked, needed));
   return push();
 }
 

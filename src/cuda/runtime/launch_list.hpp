@@ -19,7 +19,7 @@ namespace tessera::cuda {
 
 // One kernel launch: the config that the kernel is compiled for, and its params.
 struct Launch {
-  static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 2560, kParamsAlignment = 64;
+  static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 3072, kParamsAlignment = 64;
 
   const char* name;     // a literal; with `values` it identifies the kernel in memory
   ConfigValues values;  // of the config

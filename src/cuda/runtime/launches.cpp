@@ -13,13 +13,13 @@ namespace {
 
 // TESSERA_CUDA_GRAPHS. 0: kernels are launched one by one. first: a form's calls are graphs from the first on, for
 // tests. Otherwise graphs are used where they are faster.
-enum class Wanted { kNever, kWhereItPays, kFromFirst };
-Wanted graphs_wanted() {
-  static const Wanted wanted = [] {
+enum class UseGraphs { kNever, kWhereItPays, kFromFirst };
+UseGraphs use_graphs() {
+  static const UseGraphs use = [] {
     const std::string value = environment_variable(kCudaGraphs);
-    return value == "0" ? Wanted::kNever : value == "first" ? Wanted::kFromFirst : Wanted::kWhereItPays;
+    return value == "0" ? UseGraphs::kNever : value == "first" ? UseGraphs::kFromFirst : UseGraphs::kWhereItPays;
   }();
-  return wanted;
+  return use;
 }
 
 // Calls of one form on one stream. Each graph has its own stream, since two launches of a graph are serialised; its own
@@ -180,7 +180,7 @@ tessera_status Launches::begin() {
 
 tessera_status Launches::run() {
   if (count_ == 0) return ok();
-  return graphs_wanted() != Wanted::kNever && run_as_graph() ? ok() : run_one_by_one();
+  return use_graphs() != UseGraphs::kNever && run_as_graph() ? ok() : run_one_by_one();
 }
 
 // Returns false if nothing was launched: the stream is being captured (a capture accepts kernels but no graph launch),
@@ -195,7 +195,7 @@ bool Launches::run_as_graph() {
   if (cu.cuStreamGetId(stream_, &form.stream) != kCudaSuccess) return false;
   thread_local Graphs graphs;
   Graph& graph = graphs.find(form);
-  const bool at_once = graphs_wanted() == Wanted::kFromFirst;
+  const bool at_once = use_graphs() == UseGraphs::kFromFirst;
   if (graph.refused() || (!graph.made() && !at_once && !graph.pays())) return false;
   void* arguments[kMaxKernels];
   CUkernelNodeParams kernels[kMaxKernels];

@@ -320,9 +320,9 @@ INSTANTIATE_TEST_SUITE_P(
                   set_pages(p, 1024, 16);
                   set_strides(p.k, 1, 2051);
                 }},
-        Refusal{"PagesByPairs", "pages: not taken at head sizes above 256",
+        Refusal{"PagesByPairs", "pages: not supported at head sizes above 256",
                 [](Problem& p, Device&) { p = large_problem(264, 264), set_pages(p, 1024, 16); }},
-        Refusal{"DropoutByPairs", "dropout beside other options: not taken at head sizes above 256",
+        Refusal{"DropoutByPairs", "dropout with other options: not supported at head sizes above 256",
                 [](Problem& p, Device&) { p = large_problem(264, 264), p.dropout_p = 0.1, p.softcap = 30; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(100, 128); }},
         Refusal{"ValueBytes", "v: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(128, 100); }},
@@ -514,11 +514,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
         Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = training_problem(64, 64, float32); }},
-        Refusal{"SoftcapByColumns", "softcap: not taken at head sizes above 256",
+        Refusal{"SoftcapByColumns", "softcap: not supported at head sizes above 256",
                 [](Problem& p, Device&) { p = training_problem(264, 64), p.softcap = 30; }},
-        Refusal{"DropoutByColumns", "dropout_p: not taken at head sizes above 256",
+        Refusal{"DropoutByColumns", "dropout_p: not supported at head sizes above 256",
                 [](Problem& p, Device&) { p = training_problem(264, 264), p.dropout_p = 0.1; }},
-        Refusal{"DeterministicByColumns", "deterministic: not taken at head sizes above 256",
+        Refusal{"DeterministicByColumns", "deterministic: not supported at head sizes above 256",
                 [](Problem& p, Device&) { p = training_problem(512, 512), p.deterministic = 1; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},
         Refusal{"BlockMask", "block_mask: blocks of 32 x 128, must be multiples of 64",
@@ -526,7 +526,7 @@ INSTANTIATE_TEST_SUITE_P(
                   p.block_mask = layout(boolean, {1, 1, 128, 32});
                   p.mask_block_q = 32, p.mask_block_k = 128;
                 }},
-        Refusal{"BlockMaskByColumns", "block_mask: not taken at head sizes above 256",
+        Refusal{"BlockMaskByColumns", "block_mask: not supported at head sizes above 256",
                 [](Problem& p, Device&) {
                   p = training_problem(264, 264);
                   p.block_mask = layout(boolean, {1, 1, 32, 32});
@@ -535,17 +535,17 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SmallSoftcap", "softcap: below 0.25", [](Problem& p, Device&) { p.softcap = 0.125; }},
         Refusal{"SmallSoftcapFloat16", "softcap: below 2",
                 [](Problem& p, Device&) { p = training_problem(128, 128, float16), p.softcap = 1.5; }},
-        Refusal{"CappedBias", "softcap: not taken beside bias",
+        Refusal{"CappedBias", "softcap: not supported with bias",
                 [](Problem& p, Device&) {
                   p.softcap = 30, p.bias = layout(float32, {1, 1, 4096, 4096});
                 }},
-        Refusal{"CappedAlibi", "softcap: not taken beside alibi_slopes",
+        Refusal{"CappedAlibi", "softcap: not supported with alibi_slopes",
                 [](Problem& p, Device&) { p.softcap = 30, p.alibi_slopes = layout(float32, {16}); }},
-        Refusal{"SharedQueries", "d_bias: not taken where queries share its entries",
+        Refusal{"SharedQueries", "d_bias: not supported where queries share its entries",
                 [](Problem& p, Device&) {
                   p.bias = p.d_bias = layout(float32, {4, 16, 1, 4096});
                 }},
-        Refusal{"SharedDeterministic", "deterministic: not taken with a d_bias that sequences or heads share",
+        Refusal{"SharedDeterministic", "deterministic: not supported with a d_bias that sequences or heads share",
                 [](Problem& p, Device&) {
                   p.bias = p.d_bias = layout(float32, {1, 16, 4096, 4096});
                   p.deterministic = 1;
@@ -636,13 +636,13 @@ TEST(ForComparison, SayWhyNot) {
     refused(comparison_problem(row, 160), "head size 160, at most 128");
     Problem problem = comparison_problem(row);
     problem.alibi_slopes = layout(float32, {16});
-    refused(problem, "alibi_slopes: not taken");
+    refused(problem, "alibi_slopes: not supported");
     problem = comparison_problem(row);
     problem.softcap = 30;
-    refused(problem, "softcap: not taken");
+    refused(problem, "softcap: not supported");
     problem = comparison_problem(row);
     problem.seqused_k = layout(int32, {4});
-    refused(problem, "seqused_k: not taken");
+    refused(problem, "seqused_k: not supported");
     const bool standard = std::string(row.name).find("standard") != std::string::npos;
     problem = comparison_problem(row);
     problem.k.shape[2] = problem.v.shape[2] = 4;
@@ -798,7 +798,7 @@ TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
 }
 
 // Microseconds of a call by each kernel, an H200 on 2026-11-27 (docs/lab/decode_sm90.md): packed causal queries, all
-// sequences with as many, keys in pages of 16. 0: not taken.
+// sequences with as many, keys in pages of 16. 0: not supported.
 struct FewQueries {
   std::int64_t heads, heads_kv, sequences, keys, head_dim, queries;
   double decode_sm90, fwd_sm80, fwd_sm90;
@@ -924,15 +924,15 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = decode_problem(264); }},
         Refusal{"Prompt", "33 queries x 4 heads a KV head, at most 128 rows",
                 [](Problem& p, Device&) { p = decode_problem(128, 33); }},
-        Refusal{"Bias", "bias: not taken",
+        Refusal{"Bias", "bias: not supported",
                 [](Problem& p, Device&) {
                   p.bias = layout(float32, {1, 1, 1, 8192});
                 }},
-        Refusal{"Mask", "mask: not taken",
+        Refusal{"Mask", "mask: not supported",
                 [](Problem& p, Device&) {
                   p.mask = layout(boolean, {1, 1, 1, 8192});
                 }},
-        Refusal{"Dropout", "dropout_p: not taken", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
+        Refusal{"Dropout", "dropout_p: not supported", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
         Refusal{"RowStride", "k: rows start at no multiples of 16 bytes",
                 [](Problem& p, Device&) { set_strides(p.k, 1, 1025); }},
         Refusal{"NoPages", "k: no pages", [](Problem& p, Device&) { set_pages(p, 0, 16); }},
@@ -1119,7 +1119,7 @@ INSTANTIATE_TEST_SUITE_P(
                   p.page_table = layout(int32, {1, 256}), p.seqused_k = layout(int32, {1});
                   p.cu_seqlens_q = layout(int32, {2});
                 }},
-        Refusal{"Dropout", "dropout_p: not taken", [](Problem& p, Device&) { p.dropout_p = 0.5; }}),
+        Refusal{"Dropout", "dropout_p: not supported", [](Problem& p, Device&) { p.dropout_p = 0.5; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
 // With few queries a sequence fwd_sm80 serves all of them in one launch.

@@ -77,8 +77,8 @@ TEST(Plan, AmxServesWhatItIsTheFastestFor) {
            Row{bfloat16, 100, 4096, 128, "query rows 100, from 128 on"},
            Row{bfloat16, 2048, 100, 128, "keys 100, from 128 on"},
            Row{bfloat16, 2048, 2048, 4, "head sizes of K and V together 8, from 16 on"},
-           Row{float16, 2048, 2048, 128, "they take bfloat16"},
-           Row{float32, 2048, 2048, 128, "they take bfloat16"},
+           Row{float16, 2048, 2048, 128, "they support bfloat16"},
+           Row{float32, 2048, 2048, 128, "they support bfloat16"},
        }) {
     Problem problem = self_attention(row.dtype, row.queries, row.keys, row.head_dim);
     const bool serves = row.refused[0] == '\0';
@@ -163,7 +163,7 @@ TEST(Plan, TakesFamiliesByName) {
   std::snprintf(device.family, sizeof device.family, "tiled");
   device.kernel = TESSERA_KERNEL_DECODE;
   EXPECT_EQ(std::string(try_plan(dense_problem(), device, plan).message()),
-            "device.family: tiled beside device.kernel decode, accepted one of the two, or both alike");
+            "device.family: tiled with device.kernel decode, accepted one of the two, or both alike");
   device.kernel = TESSERA_KERNEL_AUTO;
   std::snprintf(device.family, sizeof device.family, "of_tomorrow");
   EXPECT_TRUE(std::string(try_plan(dense_problem(), device, plan).message())

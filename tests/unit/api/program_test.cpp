@@ -331,7 +331,7 @@ std::string called(const char* score, const char* mask, bool causal = false) {
   doc[24 + 5] = 64;
   const std::uint16_t gain = 0x3F80;
   Buffers buffers = attention.buffers();
-  buffers.captured = {bias.data(), doc.data(), &gain};
+  buffers.captured[0] = bias.data(), buffers.captured[1] = doc.data(), buffers.captured[2] = &gain;
   const Status status = try_forward(plan, buffers, workspace);
   if (!status.ok()) EXPECT_TRUE(std::isnan(attention.o[0])) << "an output was written";
   return std::string(status.message());

@@ -74,7 +74,7 @@ TEST(CudaRegistry, ARefusalIsADifference) {
   plan = taken(), plan.problem.mask = layout(boolean, {1, 1, 4, 4});
   EXPECT_EQ(refusal(kSome, plan), "");
   plan.problem.bias = layout(float32, {1, 1, 4, 4});
-  EXPECT_EQ(refusal(kSome, plan), "bias: not taken");
+  EXPECT_EQ(refusal(kSome, plan), "bias: not supported");
   plan = taken(), plan.head_dim_v = 129;
   EXPECT_EQ(refusal(kSome, plan), "head size 129, at most 128");
 }

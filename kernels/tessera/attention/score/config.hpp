@@ -2,12 +2,10 @@
 // the facts by which kernels and plans decide, and the tensors and scalars of a score program.
 #pragma once
 
+#include "tessera/attention/score/list.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {
-
-// The score: what happens between the product q . k and its exponential, with the options for which a kernel is
-// compiled and the facts by which kernels and plans decide.
 
 // The properties of an option that other code may use. Each option declares its own; ScoreConfig joins those of its
 // options.
@@ -26,45 +24,35 @@ struct ScoreFacts {
   }
 };
 
-inline constexpr ScoreFacts kSoftcapFacts{.reshapes = true};
-inline constexpr ScoreFacts kBiasFacts{.adds = true, .entries = true, .varies = true};
-inline constexpr ScoreFacts kAlibiFacts{.adds = true, .varies = true};
-// A score program reads a score in natural units, as what is added to it does.
-inline constexpr ScoreFacts kProgramFacts{.adds = true, .varies = true};
-inline constexpr ScoreFacts kMaskFacts{.hides = true, .entries = true, .varies = true};
-inline constexpr ScoreFacts kBlockMaskFacts{.hides = true, .entries = true, .blocks = true, .varies = true};
-
-// The options that are tensors with an entry for each score, [B|1, H|1, Sq|1, Sk]. Problem, buffers, ScoreConfig and
-// ProblemParams have members of these names.
-#define TESSERA_SCORE_TENSORS(tensor) tensor(bias) tensor(mask)
+// kSoftcapFacts and so on.
+#define TESSERA_NUMBER(Class, flag, ...) inline constexpr ScoreFacts k##Class##Facts{__VA_ARGS__};
+#define TESSERA_TENSOR(Class, flag, tensor, ...) inline constexpr ScoreFacts k##Class##Facts{__VA_ARGS__};
+TESSERA_SCORE_OPTIONS(TESSERA_NUMBER, TESSERA_TENSOR, TESSERA_TENSOR)
+#undef TESSERA_NUMBER
+#undef TESSERA_TENSOR
 
 // What is done to a score in addition to scale, causal, window and length, which every kernel supports. The meaning of
-// each option is in its file in score/builtin/.
+// each option is in its file in score/builtin/; a program's text is compiled with the kernel: score/program.cuh.
 struct ScoreConfig {
-  bool softcap;
-  bool bias;
-  bool places;   // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
-  bool program;  // whose text is compiled with the kernel: score/program.cuh
+#define TESSERA_FLAG(Class, flag, ...) bool flag;
+  TESSERA_SCORE_OPTIONS(TESSERA_FLAG, TESSERA_FLAG, TESSERA_FLAG)
+#undef TESSERA_FLAG
+  bool places;  // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
   Dtype bias_dtype;
-  bool alibi;
-  bool mask;
-  bool block_mask;
   bool dropout;
   // A tensor on the device gives seed and offset when the kernel runs: each replay of a CUDA graph differs.
   bool dropout_state;
   bool scale_first;  // scale <= 0: the largest product is not the largest score, so the scale is applied first
   bool causal_seqs;  // each sequence says whether it is causal
-  bool tree_mask;
 
   // The options' facts. A tree mask has none: like a causal mask it is positional (range and hide in its file).
   TESSERA_HOST_DEVICE constexpr ScoreFacts facts() const {
-    const ScoreFacts none{};
-    return none.joined(softcap ? kSoftcapFacts : none)
-        .joined(bias ? kBiasFacts : none)
-        .joined(alibi ? kAlibiFacts : none)
-        .joined(program ? kProgramFacts : none)
-        .joined(mask ? kMaskFacts : none)
-        .joined(block_mask ? kBlockMaskFacts : none);
+    ScoreFacts all{};
+#define TESSERA_FACTS(Class, flag, ...) \
+  if (flag) all = all.joined(k##Class##Facts);
+    TESSERA_SCORE_OPTIONS(TESSERA_FACTS, TESSERA_FACTS, TESSERA_FACTS)
+#undef TESSERA_FACTS
+    return all;
   }
   TESSERA_HOST_DEVICE constexpr bool any() const {
     return facts().reshapes || facts().adds || facts().entries || dropout || scale_first;
@@ -82,8 +70,10 @@ struct ScoreConfig {
   // Whether scores are changed before the exponential other than by the scale in the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return facts().reshapes || facts().adds || scale_first; }
 };
-TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, places, program, bias_dtype, alibi, mask, block_mask, dropout,
-                      dropout_state, scale_first, causal_seqs, tree_mask)
+#define TESSERA_FLAG(Class, flag, ...) flag,
+TESSERA_CONFIG_FIELDS(ScoreConfig, TESSERA_SCORE_OPTIONS(TESSERA_FLAG, TESSERA_FLAG, TESSERA_FLAG) places, bias_dtype,
+                      dropout, dropout_state, scale_first, causal_seqs)
+#undef TESSERA_FLAG
 
 // ---- score programs -------------------------------------------------------------------------------------------------
 //

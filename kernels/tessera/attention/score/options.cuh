@@ -5,12 +5,11 @@
 //   scale, softcap, bias, ALiBi, score program, masks     in tessera.h's order; an option's file defines its meaning
 #pragma once
 
-#include "tessera/attention/score/builtin/bias.cuh"
-#include "tessera/attention/score/builtin/masks.cuh"
-#include "tessera/attention/score/builtin/softcap.cuh"
 #include "tessera/attention/score/element.cuh"
-#include "tessera/attention/score/program.cuh"
 #include "tessera/attention/sequence.cuh"
+
+#define TESSERA_SCORE_FILES_GPU 1
+#include "tessera/attention/score/list.hpp"
 
 namespace tessera {
 
@@ -40,12 +39,19 @@ struct PointedTo<T*> {
   using Type = T;
 };
 
+// The end of the list.
+struct NoOption {
+  static constexpr bool kGiven = false;
+};
+
 // In the order in which they change a score.
+#define TESSERA_CLASS(Class, ...) Class<kCfg>,
 template <ScoreConfig kCfg>
 using GivenOptions = typename PointedTo<decltype(given_options(
     static_cast<OptionList<>*>(nullptr),
-    static_cast<OptionList<Softcap<kCfg>, Bias<kCfg>, Alibi<kCfg>, ProgramOption<kCfg>, Mask<kCfg>, BlockMask<kCfg>,
-                           TreeMask<kCfg>>*>(nullptr)))>::Type;
+    static_cast<OptionList<TESSERA_SCORE_OPTIONS(TESSERA_CLASS, TESSERA_CLASS, TESSERA_CLASS) NoOption>*>(
+        nullptr)))>::Type;
+#undef TESSERA_CLASS
 
 // The values common to the scores of one query, in addition to those of the options.
 struct PositionRow {

@@ -272,7 +272,7 @@ TESSERA_DEVICE int64 sum_index(const ProgramTensor& tensor, Index... index) {
 // scalars at the end of its params.
 
 template <ScoreConfig kCfg>
-struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramFacts> {
+struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFacts> {
   static constexpr bool kGiven = kCfg.program;
   using Types = ProgramTypes<kCfg.program>;
 

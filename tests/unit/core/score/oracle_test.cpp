@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/score/definitions.hpp"
-#include "core/score/parse.hpp"
+#include "core/score/program_of.hpp"
 #include "support.hpp"
 
 namespace tessera::test {
@@ -24,19 +24,7 @@ constexpr std::int64_t kHeadDim = 5, kHeadDimV = 3;
 // Attention of the world's sizes with a definition's program, in float64, and what its names stand for.
 struct Programmed {
   explicit Programmed(size_t number) : definition(definitions()[number]), world(number + 1) {
-    EXPECT_EQ(score::parse(definition.score, definition.mask, world.names(), program).code, TESSERA_OK);
-    std::vector<tessera_program_name> names;
-    for (const score::Name& name : program.tensors) {
-      names.push_back({name.text.c_str(), static_cast<std::int32_t>(name.type), name.rank});
-    }
-    for (const score::Name& name : program.scalars) {
-      names.push_back({name.text.c_str(), static_cast<std::int32_t>(name.type), TESSERA_SCALAR_RANK});
-    }
-    tessera_program* handle = nullptr;
-    const tessera_status status = tessera_program_create(definition.score, definition.mask, names.data(),
-                                                         static_cast<std::int32_t>(names.size()), &handle);
-    EXPECT_EQ(status.code, TESSERA_OK) << status.message;
-
+    tessera_program* const handle = program_of(definition, world, program);
     Problem problem;
     problem.q = layout(float64, {world.batch, world.len_q, world.heads, kHeadDim});
     problem.k = layout(float64, {world.batch, world.len_k, world.heads_kv, kHeadDim});

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/score/definitions.hpp"
-#include "core/score/parse.hpp"
+#include "core/score/program_of.hpp"
 #include "support.hpp"
 
 namespace tessera::test {
@@ -48,17 +48,7 @@ struct Programmed {
     for (auto& [name, tensor] : world.tensors) {
       for (double& x : tensor.data) x = static_cast<float>(x);
     }
-    EXPECT_EQ(score::parse(definition.score, definition.mask, world.names(), program).code, TESSERA_OK);
-    std::vector<tessera_program_name> names;
-    for (const score::Name& name : program.tensors) {
-      names.push_back({name.text.c_str(), static_cast<std::int32_t>(name.type), name.rank});
-    }
-    for (const score::Name& name : program.scalars) {
-      names.push_back({name.text.c_str(), static_cast<std::int32_t>(name.type), TESSERA_SCALAR_RANK});
-    }
-    const tessera_status status = tessera_program_create(definition.score, definition.mask, names.data(),
-                                                         static_cast<std::int32_t>(names.size()), &handle);
-    EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+    handle = program_of(definition, world, program);
     integers.resize(program.tensors.size()), truths.resize(program.tensors.size());
     floats.resize(program.tensors.size());
     for (size_t n = 0; n < program.tensors.size(); ++n) {

@@ -151,7 +151,7 @@ TESSERA_DEVICE uint32 tree_bits(const PositionMasks& masks, const uint32* row, i
 }
 
 template <ScoreConfig kCfg>
-struct TreeMask : ScoreOptionDefaults<TreeMask<kCfg>, ScoreFacts{}> {
+struct TreeMask : ScoreOptionDefaults<TreeMask<kCfg>, kTreeMaskFacts> {
   static constexpr bool kGiven = kCfg.tree_mask;
   static constexpr bool kHidesByPosition = true;
 
