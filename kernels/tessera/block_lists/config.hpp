@@ -60,7 +60,7 @@ struct BlockListsParams : ProblemParams {
   int* tile_counter;   // or NULL; set to 0 for the kernel that walks the lists
 };
 
-// ---- the lists of blocks that a score program's mask shows, made for every call, because captured tensors may change ----
+// ---- the lists of blocks that a score program's mask shows, made for every call: captured tensors may change ----
 
 // An entry of such a list: as in BlockLists, and for each half of the tile's rows whether the program's mask shows all
 // of the block, so that it need not be evaluated.
