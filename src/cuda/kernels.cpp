@@ -114,6 +114,15 @@ KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
           .claim = "sizeof(tessera::BlockListsParams) == " + std::to_string(sizeof(BlockListsParams))};
 }
 
+KernelSpec spec_of(const ProgramListsConfig& config, bool bounds) {
+  return {.name = bounds ? "program_bounds" : "program_lists",
+          .header = bounds ? "tessera/block_lists/program_bounds.cuh" : "tessera/block_lists/program_lists.cuh",
+          .params = "ProgramListsParams",
+          .config = config_text(config),
+          .threads = kProgramListsThreads,
+          .claim = "sizeof(tessera::ProgramListsParams) == " + std::to_string(sizeof(ProgramListsParams))};
+}
+
 KernelSpec spec_of(const LiveTilesConfig& config) {
   return {.name = "live_tiles",
           .header = "tessera/live_tiles/kernel.cuh",
@@ -320,6 +329,19 @@ void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& 
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), false); };
   const int64_t warps = int64_t{params.batches} * params.heads * params.lists.tiles;
   launches.add("block_lists", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
+}
+
+KernelSpec spec_of_program_lists(const void* config) {
+  return spec_of(*static_cast<const ProgramListsConfig*>(config), false);
+}
+
+void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches) {
+  const auto bounds = [](const void* of) { return spec_of(*static_cast<const ProgramListsConfig*>(of), true); };
+  const int64_t masks = int64_t{params.batches} * params.heads;
+  const int64_t groups = masks * divide_up(params.lists.most, kBoundsGroup);
+  launches.add("program_bounds", config, bounds, Grid{static_cast<uint32_t>(groups)}, params);
+  launches.add("program_lists", config, spec_of_program_lists, Grid{static_cast<uint32_t>(masks * params.lists.tiles)},
+               params);
 }
 
 void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {

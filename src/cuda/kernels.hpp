@@ -14,6 +14,7 @@ namespace tessera::cuda {
 KernelSpec spec_of(const FwdSm80Config& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config, bool turns);
+KernelSpec spec_of(const ProgramListsConfig& config, bool bounds);
 KernelSpec spec_of(const LiveTilesConfig& config);
 KernelSpec spec_of(const ProgramSumsConfig& config);
 KernelSpec spec_of(const FwdSm90D512Config& config);
@@ -54,6 +55,9 @@ void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& par
 void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParams& params, Grid grid,
                          LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
+// The two kernels that make a score program's lists; the second one's spec.
+KernelSpec spec_of_program_lists(const void* config);
+void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches);
 void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
