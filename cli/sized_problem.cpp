@@ -105,8 +105,13 @@ tessera_problem problem_of(const ProblemSizes& sizes, const std::function<void(t
     for (const core::TensorField& field : core::kTensorFields) {
       if ((field.form == core::Form::kByRank) != by_rank || !is_there(field, sizes)) continue;
       const Shape shape = extents.shape(field, core::shape_of(field, problem));
+      // What a call adds to is float32, but for float64's.
+      const core::Written now =
+          sizes.direction == TESSERA_BACKWARD ? core::Written::kBackward : core::Written::kForward;
+      const bool summed = problem.accumulate && core::is_sequence(field) && field.written == now;
+      const tessera_dtype dtype = dtype_of(field, sizes.dtype, sizes.kv_dtype.value_or(sizes.dtype));
       problem.*field.layout =
-          layout_of(dtype_of(field, sizes.dtype, sizes.kv_dtype.value_or(sizes.dtype)), shape, flag_of(field));
+          layout_of(summed && dtype != TESSERA_FLOAT64 ? TESSERA_FLOAT32 : dtype, shape, flag_of(field));
     }
   }
   return problem;

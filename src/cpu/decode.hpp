@@ -19,37 +19,6 @@ constexpr int kDecodeVecs = 4;    // vectors of O at a time
 constexpr int kDecodeKeys = 4;    // keys whose scores are computed at a time
 constexpr int kDecodeValues = 8;  // values that are added to O at a time
 
-#if !defined(TESSERA_NEON)
-// Input: kLanes vectors. Result: a vector whose lane i is the sum of vector i's lanes.
-TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
-#if defined(TESSERA_AVX512)
-  // Within 128-bit lanes first, because these shuffles need no index from memory.
-  __m512 quads[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const auto at = [&](int n) TESSERA_LAMBDA_INLINE { return (__m512)v[4 * i + n]; };
-    const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(at(0), at(1)), _mm512_unpackhi_ps(at(0), at(1)));
-    const __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(at(2), at(3)), _mm512_unpackhi_ps(at(2), at(3)));
-    quads[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
-  }
-  const auto add_lanes = [](__m512 a, __m512 b) TESSERA_LAMBDA_INLINE {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  };
-  return (VecF)add_lanes(add_lanes(quads[0], quads[1]), add_lanes(quads[2], quads[3]));
-#else
-  constexpr auto kLaneIndices = std::make_integer_sequence<int, kLanes>{};
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half >= 1; half /= 2) {
-#pragma GCC unroll 16
-    for (int i = 0; i < half; ++i) {
-      v[i] = interleave(v[i], v[i + half], false, kLaneIndices) + interleave(v[i], v[i + half], true, kLaneIndices);
-    }
-  }
-  return v[0];
-#endif
-}
-#endif
-
 // A query row as decode reads it: float32, or bf16 for the dot product; zero past the head dimension.
 template <Op kOp>
 constexpr int64_t kLaneElems = kOp == Op::kDot ? 2 : 1;  // elements of q and k in a lane

@@ -1,19 +1,17 @@
 // The SIMD layer: a float vector, an int vector and the few operations that the kernels need.
 //
-// Operations that the compilers' portable vectors express well are written once; the others (fused multiply-add, max,
-// exp2's scaling, 16-bit conversions, the bf16 dot product) have one branch for each instruction set. A new instruction
-// set needs branches only where the portable code is too slow; AArch64's are in neon.hpp.
+// Operations that the compilers' portable vectors express well are written once, here. The others (fused multiply-add,
+// max, exp2's scaling, 16-bit conversions, the bf16 dot product, transpositions, sums over lanes, wide products) are in
+// the file of an instruction set in simd/, and no intrinsic is anywhere else, but for AMX's files. An instruction set
+// takes from simd/portable.hpp what it has no better instructions for.
 //
 // Only kernels.cpp includes this file, and it is compiled once for each instruction set. Everything is in an anonymous
 // namespace, and no inline function of a library header may be called here (one definition rule across instruction
 // sets).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #if defined(TESSERA_COMPILE_AVX512_BF16) || defined(TESSERA_COMPILE_AMX_BF16)
 #define TESSERA_AVX512 1
@@ -60,16 +58,6 @@ typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t VecB __attribute__((vector_size(kLanes)));
 typedef int8_t VecC __attribute__((vector_size(kLanes)));
 
-}  // namespace
-}  // namespace tessera::cpu
-
-#if defined(TESSERA_NEON)
-#include "cpu/neon.hpp"
-#endif
-
-namespace tessera::cpu {
-namespace {
-
 template <class T>
 TESSERA_INLINE T min_of(T a, T b) {
   return b < a ? b : a;
@@ -99,24 +87,15 @@ TESSERA_INLINE V load_first(const T* p, int64_t n) {
   __builtin_memcpy(&v, p, static_cast<size_t>(n) * sizeof(T));
   return v;
 }
-template <class V, class T>
-TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
-#if defined(TESSERA_AVX512)
-  if constexpr (sizeof(V) == 64) {
-    const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(T);
-    _mm512_mask_storeu_epi8(p, bytes < 64 ? (uint64_t{1} << bytes) - 1 : ~uint64_t{0}, (__m512i)v);
-    return;
-  }
-#endif
-  __builtin_memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
-}
 
-#if defined(TESSERA_AVX512)
-// The first `count` of 32 elements.
-TESSERA_INLINE __mmask32 first_elems(int64_t count) {
-  return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << max_of<int64_t>(0, count)) - 1);
+// A pointer about which the compiler knows nothing: a load through it happens here, neither earlier nor from a
+// register. The micro-kernel leaves no register free, so what its epilogue needs must not stay live across it;
+// otherwise gcc spills accumulators inside the loop (measured: 90 instead of 106 GFLOP/s in the backward pass).
+template <class T>
+TESSERA_INLINE const T* opaque(const T* p) {
+  asm volatile("" : "+r"(p));
+  return p;
 }
-#endif
 
 // x - 0 is x, but 0 + x is not for x = -0: the sum would be computed.
 TESSERA_INLINE VecF splat(float x) { return x - VecF{}; }
@@ -134,54 +113,38 @@ TESSERA_INLINE VecI iota<VecI>() {
 // Prefetches the cache line at p for writing.
 TESSERA_INLINE void prefetch_write(const char* p) { __builtin_prefetch(p, 1); }
 
+}  // namespace
+}  // namespace tessera::cpu
+
+#include "cpu/simd/portable.hpp"
+#if defined(TESSERA_AVX512)
+#include "cpu/simd/avx512.hpp"
+#elif defined(TESSERA_AVX2)
+#include "cpu/simd/avx2.hpp"
+#elif defined(TESSERA_NEON)
+#include "cpu/simd/neon.hpp"
+#else
+namespace tessera::cpu {
+namespace {
+using namespace portable;  // the baseline of x86-64
+}  // namespace
+}  // namespace tessera::cpu
+#endif
+
+namespace tessera::cpu {
+namespace {
+
+template <class V, class T>
+TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
+  store_bytes(p, v, static_cast<size_t>(n) * sizeof(T));
+}
+
 // ---- arithmetic ----
 
-TESSERA_INLINE VecF fma(VecF a, VecF b, VecF c) {
-#if defined(TESSERA_AVX512)
-  return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(TESSERA_AVX2)
-  return (VecF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
-}
-
-// max and min return the second operand when either is NaN.
-TESSERA_INLINE VecF max(VecF a, VecF b) {
-#if defined(TESSERA_AVX512)
-  return (VecF)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(TESSERA_AVX2)
-  return (VecF)_mm256_max_ps((__m256)a, (__m256)b);
-#else
-  return a > b ? a : b;
-#endif
-}
-TESSERA_INLINE VecF min(VecF a, VecF b) {
-#if defined(TESSERA_AVX512)
-  return (VecF)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(TESSERA_AVX2)
-  return (VecF)_mm256_min_ps((__m256)a, (__m256)b);
-#else
-  return a < b ? a : b;
-#endif
-}
 TESSERA_INLINE VecF abs(VecF a) { return (VecF)((VecI)a & splat(0x7fffffff)); }
 TESSERA_INLINE VecF select(VecI mask, VecF yes, VecF no) { return mask ? yes : no; }
 TESSERA_INLINE VecF to_float(VecI v) { return __builtin_convertvector(v, VecF); }
 
-#if !defined(TESSERA_NEON)
-TESSERA_INLINE bool any(VecI mask) {
-#if defined(TESSERA_AVX512)
-  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(TESSERA_AVX2)
-  return _mm256_movemask_ps((__m256)mask) != 0;
-#else
-  int32_t seen = 0;
-  for (int i = 0; i < kLanes; ++i) seen |= mask[i];
-  return seen != 0;
-#endif
-}
-#endif
 TESSERA_INLINE float sum_lanes(VecF v) {
   float total = 0;
   for (int i = 0; i < kLanes; ++i) total += v[i];
@@ -191,15 +154,6 @@ TESSERA_INLINE float max_lanes(VecF v) {
   float best = v[0];
   for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
   return best;
-}
-
-// A pointer about which the compiler knows nothing: a load through it happens here, neither earlier nor from a
-// register. The micro-kernel leaves no register free, so what its epilogue needs must not stay live across it;
-// otherwise gcc spills accumulators inside the loop (measured: 90 instead of 106 GFLOP/s in the backward pass).
-template <class T>
-TESSERA_INLINE const T* opaque(const T* p) {
-  asm volatile("" : "+r"(p));
-  return p;
 }
 
 // 2^x by a minimax polynomial of degree 5 on [-1/2, 1/2] (1.6e-7 relative, exact at integers): 0 for -infinity,
@@ -216,25 +170,14 @@ class Exp2 {
   }
 
   TESSERA_INLINE VecF operator()(VecF x) const {
-#if defined(TESSERA_AVX512)
-    const VecF f = (VecF)_mm512_reduce_ps((__m512)x, 0);  // x - round(x), 0 for an infinity
-#else
-    // Adding 1.5 * 2^23 + 127 leaves round(x) + 127, the biased exponent, in the low bits.
-    constexpr float kMagic = 12582912.0f + 127.0f;
-    x = min(splat(128.0f), max(splat(-127.0f), x));
-    const VecF biased = x + kMagic;
-    const VecF f = x - (biased - kMagic);
-#endif
+    const Exponent exponent(x);
+    const VecF f = exponent.fraction();
     VecF p = fma(c_[4], f, c_[3]);
     p = fma(p, f, c_[2]);
     p = fma(p, f, c_[1]);
     p = fma(p, f, c_[0]);
     p = fma(p, f, splat(1.0f));
-#if defined(TESSERA_AVX512)
-    return (VecF)_mm512_scalef_ps((__m512)p, (__m512)(x - f));
-#else
-    return p * (VecF)((VecU)biased << 23);
-#endif
+    return exponent.scaled(p);
   }
 
  private:
@@ -286,74 +229,6 @@ TESSERA_INLINE VecF log2(VecF x) {
 // ---- 16-bit types: bit patterns in memory, float32 in registers ----
 
 TESSERA_INLINE VecF float_from_bf16(VecH h) { return (VecF)(__builtin_convertvector(h, VecU) << 16); }
-
-#if !defined(TESSERA_HAS_DOT)
-// The upper half of a lane is bf16(v); the lower half is arbitrary.
-TESSERA_INLINE VecU rounded_to_bf16(VecF v) {
-  const VecU u = (VecU)v;
-  return (v == v) ? u + 0x7fffu + ((u >> 16) & 1u) : u | 0x400000u;
-}
-#endif
-
-#if !(defined(TESSERA_NEON) && defined(TESSERA_HAS_DOT))
-TESSERA_INLINE VecH bf16_from_float(VecF v) {
-#if defined(TESSERA_HAS_DOT)
-  return (VecH)(__m256i)_mm512_cvtneps_pbh((__m512)v);
-#else
-  return __builtin_convertvector(rounded_to_bf16(v) >> 16, VecH);
-#endif
-}
-
-// Lane i holds bf16(low[i]) in its low half and bf16(high[i]) in its high half.
-TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
-#if defined(TESSERA_HAS_DOT)
-  const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return (VecU)_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), packed);
-#else
-  return rounded_to_bf16(low) >> 16 | (rounded_to_bf16(high) & 0xffff0000u);
-#endif
-}
-#endif
-
-#if !defined(TESSERA_NEON)
-TESSERA_INLINE VecF float_from_f16(VecH h) {
-#if defined(TESSERA_AVX512)
-  return (VecF)_mm512_cvtph_ps((__m256i)h);
-#elif defined(TESSERA_AVX2)
-  return (VecF)_mm256_cvtph_ps((__m128i)h);
-#else
-  // Shifts the exponent and mantissa into place; one multiplication rebiases them (subnormals included).
-  const VecU u = __builtin_convertvector(h, VecU);
-  const VecU magnitude = (u & 0x7fffu) << 13;
-  const VecF scaled = (VecF)magnitude * 0x1p112f;
-  const VecU special = magnitude | 0x7f800000u;
-  const VecU bits = (magnitude >= 0x0f800000u) ? special : (VecU)scaled;
-  return (VecF)(bits | ((u & 0x8000u) << 16));
-#endif
-}
-
-TESSERA_INLINE VecH f16_from_float(VecF v) {
-#if defined(TESSERA_AVX512)
-  return (VecH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
-#elif defined(TESSERA_AVX2)
-  return (VecH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
-#else
-  const VecU u = (VecU)v;
-  const VecU sign = (u >> 16) & 0x8000u;
-  const VecU magnitude = u & 0x7fffffffu;
-  // Normal: round to nearest even by integers. Subnormal: adding 0.5 aligns the mantissa, the FPU rounds.
-  const VecU normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const VecU subnormal = (VecU)((VecF)magnitude + 0.5f) - 0x3f000000u;
-  VecU h = (magnitude < 0x38800000u) ? subnormal : normal;
-  h = (magnitude >= 0x477ff000u) ? splat(uint32_t{0x7c00}) : h;
-  h = (magnitude > 0x7f800000u) ? splat(uint32_t{0x7e00}) : h;
-  return __builtin_convertvector(h | sign, VecH);
-#endif
-}
-#endif
 
 // ---- 8-bit formats: core/float8.hpp ----
 
@@ -409,17 +284,6 @@ TESSERA_INLINE VecB i8_from_float(VecF v) {
   const VecF limited = min(splat(127.0f), max(splat(-127.0f), number));
   return __builtin_convertvector((VecU)(limited + kMagic) - 0x4b400000u, VecB);
 }
-
-#if defined(TESSERA_AVX512) && defined(TESSERA_HAS_DOT)
-// acc + a.low * b.low + a.high * b.high in every lane; a lane holds two bf16.
-TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
-  return (VecF)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-}
-
-// a0 b0 a1 b1 ... of words of 16 bits, within each 128 bits: of their lower halves, and of their upper halves.
-TESSERA_INLINE VecU interleave_lower(VecU a, VecU b) { return (VecU)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
-TESSERA_INLINE VecU interleave_upper(VecU a, VecU b) { return (VecU)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b); }
-#endif
 
 }  // namespace
 }  // namespace tessera::cpu

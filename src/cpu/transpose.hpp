@@ -1,8 +1,6 @@
 // Rows of any dtype in memory <-> transposed float32 tiles [column][kBlockM rows], by kLanes x kLanes blocks in
-// registers.
+// registers (`transpose` of simd/).
 #pragma once
-
-#include <utility>
 
 #include "cpu/product.hpp"
 #include "cpu/scratch.hpp"
@@ -10,79 +8,6 @@
 
 namespace tessera::cpu {
 namespace {
-
-// a0 b0 a1 b1 ... of the lower (upper) halves.
-template <int... kLane>
-TESSERA_INLINE VecF interleave(VecF a, VecF b, bool upper, std::integer_sequence<int, kLane...>) {
-  constexpr int kHalf = kLanes / 2;
-  return upper ? __builtin_shufflevector(a, b, (kLane % 2 * kLanes + kHalf + kLane / 2)...)
-               : __builtin_shufflevector(a, b, (kLane % 2 * kLanes + kLane / 2)...);
-}
-
-#if defined(TESSERA_AVX512)
-// out[c] lane r = word c of row r, whose 16 words are at row(r). The loads do the first of four steps of the
-// transposition: they put halves of rows r and r + 4 side by side without a shuffle. Both halves of eight rows are
-// loaded before the next eight rows, because if rows are a power of two apart, the L1 cache does not hold 16 of them.
-template <class Row>
-TESSERA_INLINE void transpose_rows(VecU (&out)[kLanes], Row&& row) {
-  __m512i columns[2][kLanes / 2];
-#pragma GCC unroll 2
-  for (int group = 0; group < 2; ++group) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      __m512i r[4];
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const auto part = [&](int n) TESSERA_LAMBDA_INLINE {
-          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(n) + half * 32));
-        };
-        r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(8 * group + i)), part(8 * group + i + 4), 1);
-      }
-      const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
-      const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
-      columns[group][4 * half] = _mm512_unpacklo_epi64(low01, low23);
-      columns[group][4 * half + 1] = _mm512_unpackhi_epi64(low01, low23);
-      columns[group][4 * half + 2] = _mm512_unpacklo_epi64(high01, high23);
-      columns[group][4 * half + 3] = _mm512_unpackhi_epi64(high01, high23);
-    }
-  }
-#pragma GCC unroll 8
-  for (int c = 0; c < kLanes / 2; ++c) {
-    const int column = c / 4 * 8 + c % 4;
-    out[column] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
-    out[column + 4] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
-  }
-}
-#endif
-
-// log2(kLanes) perfect shuffles of the rows transpose the block; with 16 lanes, a transposition through memory needs 48
-// shuffles instead of 64.
-TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
-#if defined(TESSERA_AVX512)
-  alignas(64) char copy[kLanes][sizeof(VecF)];
-#pragma GCC unroll 16
-  for (int r = 0; r < kLanes; ++r) store(copy[r], rows[r]);
-  // otherwise halves would be extracted from registers, which is a shuffle again
-  const char* rows_at = opaque(copy[0]);
-  VecU columns[kLanes];
-  transpose_rows(columns, [&](int r) TESSERA_LAMBDA_INLINE { return rows_at + r * sizeof(VecF); });
-#pragma GCC unroll 16
-  for (int c = 0; c < kLanes; ++c) rows[c] = (VecF)columns[c];
-#else
-  constexpr auto kLaneIndices = std::make_integer_sequence<int, kLanes>{};
-#pragma GCC unroll 4
-  for (int stage = 1; stage < kLanes; stage *= 2) {
-    VecF next[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave(rows[i], rows[i + kLanes / 2], false, kLaneIndices);
-      next[2 * i + 1] = interleave(rows[i], rows[i + kLanes / 2], true, kLaneIndices);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
-  }
-#endif
-}
 
 // ---- elements: how n (at most kLanes) of them are read into, or written from, a vector of float32 ----
 //

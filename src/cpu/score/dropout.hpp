@@ -10,64 +10,9 @@ namespace {
 // The random words for the entries of a vector's lanes, in groups of eight keys. Of a call's four counters only the
 // first differs between groups, and it is the same in all lanes. So the first two of ten rounds are computed once for
 // all keys, except for a few scalars.
-class DropoutWords {
+class DropoutWords : WideWords {
   static constexpr uint32_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u, kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
   static constexpr int kRounds = 10, kSharedRounds = 2;
-
-#if defined(TESSERA_AVX512)
-  // Even and odd lanes are separate, each in the lower half of 64 bits: a product has its low word in place and its
-  // high word above it, and the content of an operand's upper half does not matter.
-  static constexpr int kParts = 2;
-  typedef __m512i Words;
-  TESSERA_INLINE static Words splat_words(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
-  TESSERA_INLINE static Words high(Words v) { return _mm512_shuffle_epi32(v, _MM_PERM_CDAB); }
-  TESSERA_INLINE static Words product(Words v, uint32_t factor) {
-    return _mm512_mul_epu32(v, _mm512_set1_epi64(factor));
-  }
-  TESSERA_INLINE static Words low_of(Words product) { return product; }
-  TESSERA_INLINE static Words high_of(Words product) { return high(product); }
-  TESSERA_INLINE static Words exclusive_or(Words a, Words b, Words c) {
-    constexpr int kOfAllThree = 0x96;
-    return _mm512_ternarylogic_epi32(a, b, c, kOfAllThree);
-  }
-  TESSERA_INLINE static Words part(VecU v, int odd) { return odd ? high((Words)v) : (Words)v; }
-  TESSERA_INLINE static VecU joined(const Words (&parts)[kParts]) {
-    return (VecU)_mm512_mask_shuffle_epi32(parts[0], 0xaaaa, parts[1], _MM_PERM_CDAB);
-  }
-#else
-  static constexpr int kParts = 1;
-  typedef VecU Words;
-  struct HighLow {
-    VecU high, low;
-  };
-  TESSERA_INLINE static Words splat_words(uint32_t x) { return splat(x); }
-  TESSERA_INLINE static HighLow product(VecU a, uint32_t factor) {
-#if defined(TESSERA_NEON)
-    HighLow r;
-    multiply_wide(a, factor, r.high, r.low);
-    return r;
-#elif defined(TESSERA_AVX2)
-    const __m256i f = _mm256_set1_epi64x(factor);
-    const __m256i even = _mm256_mul_epu32((__m256i)a, f);
-    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
-    return {(VecU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa),
-            (VecU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa)};
-#else
-    HighLow r{};
-    for (int i = 0; i < kLanes; ++i) {
-      const uint64_t wide = uint64_t{a[i]} * factor;
-      r.high[i] = static_cast<uint32_t>(wide >> 32);
-      r.low[i] = static_cast<uint32_t>(wide);
-    }
-    return r;
-#endif
-  }
-  TESSERA_INLINE static VecU low_of(HighLow product) { return product.low; }
-  TESSERA_INLINE static VecU high_of(HighLow product) { return product.high; }
-  TESSERA_INLINE static VecU exclusive_or(VecU a, VecU b, VecU c) { return a ^ b ^ c; }
-  TESSERA_INLINE static VecU part(VecU v, int) { return v; }
-  TESSERA_INLINE static VecU joined(const Words (&parts)[kParts]) { return parts[0]; }
-#endif
 
  public:
   // The words of vector c of the tile.

@@ -347,17 +347,11 @@ class Interpreter {
       });
       if (neighbours) return words;
     }
-#if defined(TESSERA_AVX512)
-    if (tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_INT32) {
-      const __mmask16 lanes = _mm512_movepi32_mask((__m512i)inside);
-      return (VecU)_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), lanes, (__m512i)offset, tensor.data, 1);
+    if constexpr (kGathersWords) {
+      if (tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_INT32) {
+        return gather_words(tensor.data, offset, inside);
+      }
     }
-#elif defined(TESSERA_AVX2)
-    if (tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_INT32) {
-      return (VecU)_mm256_mask_i32gather_epi32(_mm256_setzero_si256(), reinterpret_cast<const int*>(tensor.data),
-                                               (__m256i)offset, (__m256i)inside, 1);
-    }
-#endif
     VecU words{};
     for (int lane = 0; lane < kLanes; ++lane) {
       if (inside[lane]) words[lane] = element(tensor.data + offset[lane], tensor.dtype);

@@ -42,8 +42,7 @@ struct Mask {
       const char* row = score_row(p.mask, at.batch(), at.head(lane), at.query(lane)) + p.mask.col * key;
       uint32_t bits = 0;
       if (p.mask.col == 1) {
-        const __m256i bytes = _mm256_maskz_loadu_epi8(first_elems(keys), row);
-        bits = _mm256_test_epi8_mask(bytes, bytes);
+        bits = nonzero_bytes(row, keys);
       } else {
         for (int64_t n = 0; n < keys; ++n) bits |= uint32_t{row[p.mask.col * n] != 0} << n;
       }

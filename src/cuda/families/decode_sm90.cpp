@@ -58,7 +58,7 @@ constexpr KeyTimes kKeyTimes[] = {{64, 0.080, 0.105, 0.197}, {128, 0.155, 0.195,
 constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
 // A short part that follows another launch of the call starts late. After the prefix of 64 sequences, 256 other keys of
 // each took 85.5 us, with fwd_sm80 78.5 (an H100; 8 heads over 8: 93.4 and 76.6), although decode_sm90 alone is faster
-// (docs/lab/serving.md).
+// (docs/lab/runtime.md).
 constexpr int64_t kLateKeysAWorkTile = 4, kMostLateKeys = 2048;
 
 // Parts with fewer keys are not worth their merge. With batch_invariant, sequences of up to kShortKeys keys have parts

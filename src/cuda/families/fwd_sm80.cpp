@@ -199,12 +199,6 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   return static_cast<int32_t>(best);
 }
 
-// Whether tiles give partial results in float32, which the merge turns into o.
-bool merges(const tessera_plan& plan, int num_splits) {
-  const tessera_problem& p = plan.problem;
-  return num_splits > 1 || p.accumulate || p.o.dtype != p.q.dtype;
-}
-
 // One block for each work tile, or persistent blocks, which decode their tiles from `order`. The grid is persistent,
 // with as many blocks as the GPU holds, if tiles differ in cost, and always for pairs: with one block on a
 // multiprocessor, nothing else hides the first loads. If the work tiles of spread rows cost the same, the GPU's own
@@ -237,7 +231,7 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   own.tiles = Divisor(static_cast<int>(choice.tiles));
   own.grid = grid_of(plan, choice, num_splits, own.order);
   own.config = choice.config;
-  own.config.split = merges(plan, num_splits);
+  own.config.split = merges_parts(plan.problem, num_splits);
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
   if (!may_be_aligned) own.config = unaligned(own.config);
   return own;
@@ -362,7 +356,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.masks = position_masks(problem, buffers);
   p.num_splits = own.num_splits;
   p.split_keys = own.split_keys;
-  const bool merged = merges(plan, own.num_splits);
+  const bool merged = own.config.split;
   const SplitParts parts = merged ? split_parts_at(plan, own.num_splits, workspace) : SplitParts{};
   p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
   if (plan.batch == 0) return merge_split_parts(plan, 0, parts, buffers, launches);  // all rows are of no sequence
@@ -426,7 +420,7 @@ void add_fwd_sm80(tessera_plan& plan, Splits splits) {
   step.smem_bytes = smem_bytes(choice.config);
   step.num_splits = splits == Splits::kNone ? 1 : splits_of(choice, plan);
   step.num_items = choice.blocks * step.num_splits * choice.slices;
-  if (merges(plan, step.num_splits)) step.workspace_bytes = split_parts_bytes(plan, step.num_splits);
+  if (merges_parts(plan.problem, step.num_splits)) step.workspace_bytes = split_parts_bytes(plan, step.num_splits);
   core::keep_config(step, planned(plan, choice, step.num_splits));
 }
 

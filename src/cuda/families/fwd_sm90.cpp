@@ -214,7 +214,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   choice.count_tiles(plan);
   choice.num_splits = splits_of(plan, choice);
-  config.split = choice.num_splits > 1;
+  config.split = merges_parts(p, choice.num_splits);
   if (config.split) choice.count_tiles(plan);
   if (config.split || config.pack_gqa || !cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
   config.varlen = varies_in_length(p);
@@ -388,7 +388,7 @@ double find_us(const tessera_plan& plan) {
   // Beyond kCallUs, which has one block's merge of a few parts: two launches, and the second consumer of a tile.
   constexpr double kLaunchUs = 1.5, kSecondUs = 2;
   const double second_us = choice.pack_gqa() && rows_of_kv_head(plan) > kConsumerRows ? kSecondUs : 0;
-  return second_us + (choice.num_splits > 1 ? us + kLaunchUs + parts_us(plan, choice.num_splits) : us);
+  return second_us + (choice.config.split ? us + kLaunchUs + parts_us(plan, choice.num_splits) : us);
 }
 
 double estimate_us(const tessera_plan& plan) {
@@ -410,6 +410,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .dtypes = kHalfPrecision,
                              .head_dim = kFwdSm90D512HeadDim,
                              .tensors = kAllTensors,
+                             .partials = true,
                              .programs = true};
 
 // At launch; afterwards, with two consumers each has 232, with three 160, with four 112.
@@ -427,6 +428,11 @@ std::string find_refusal(const tessera_plan& plan) {
   if (std::string reason = refuse_block_lists(plan.problem); !reason.empty()) return reason;
   if (by_pairs(plan)) {
     if (std::string reason = kFwdSm90D512.refuse(plan); !reason.empty()) return reason;
+  }
+  if (merges_parts(plan.problem, 1)) {
+    const char* const what = plan.problem.accumulate ? "accumulate" : "o of another dtype than q";
+    if (by_pairs(plan)) return std::string(what) + ": head size above " + std::to_string(kFwdSm90HeadDim);
+    if (core::present(plan.problem.block_mask)) return std::string(what) + ": a block mask";
   }
   const std::optional<Choice>& found = choose(plan);
   if (!found) {
@@ -467,7 +473,7 @@ void configure(tessera_plan& plan) {
   const bool counted = schedules_dynamically(plan, choice);
   step.workspace_bytes = counted ? sizeof(int) : 0;
   if (config.live_tiles) step.workspace_bytes = live_tiles_bytes(plan.batch);
-  if (choice.num_splits > 1) step.workspace_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
+  if (config.split) step.workspace_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
   FwdSm90Plan own{};
   own.num_splits = choice.num_splits;
   if (config.block_mask) {
@@ -541,7 +547,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box(keys), p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box(keys), p.v_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
+    if (!own.config.split) {
+      TESSERA_RETURN_IF_ERROR(
+          make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
+    }
   }
   if (own.pair) {
     launch_fwd_sm90(own.pair_config, p, own.grid, launches);

@@ -23,6 +23,10 @@ int64_t lse_bytes(const tessera_plan& plan, int num_splits) {
 
 }  // namespace
 
+bool merges_parts(const tessera_problem& problem, int num_splits) {
+  return num_splits > 1 || problem.accumulate || problem.o.dtype != problem.q.dtype;
+}
+
 int64_t split_parts_bytes(const tessera_plan& plan, int num_splits) {
   return o_bytes(plan, num_splits) + 2 * lse_bytes(plan, num_splits);
 }

@@ -1,13 +1,18 @@
-// The operations of simd.hpp and its users for AArch64: every intrinsic of this processor is here. Vectors have four
-// lanes. Compiled for what every AArch64 processor has, and with bf16 products (FEAT_BF16) for those that have them.
+// NEON: four lanes. Compiled for what every AArch64 processor has, and with bf16 products (FEAT_BF16) where
+// TESSERA_HAS_DOT.
 #pragma once
 
 #include <arm_neon.h>
 
 #include <cstdint>
 
+#include "cpu/simd/portable.hpp"
+
 namespace tessera::cpu {
 namespace {
+
+using portable::fma, portable::max, portable::min, portable::Exponent;
+using portable::gather_words, portable::kGathersWords, portable::store_bytes, portable::transpose;
 
 TESSERA_INLINE bool any(VecI mask) { return vmaxvq_u32((uint32x4_t)mask) != 0; }
 
@@ -36,20 +41,19 @@ TESSERA_INLINE VecF load_lanes(const char* p) {
   }
 }
 
-// Input: four vectors. Result: a vector whose lane i is the sum of vector i's lanes.
 TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
   const float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
   const float32x4_t high = vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]);
   return (VecF)vpaddq_f32(low, high);
 }
 
-// The upper and lower words of the lanes' products with a factor.
-TESSERA_INLINE void multiply_wide(VecU a, uint32_t factor, VecU& high, VecU& low) {
+TESSERA_INLINE portable::WideProduct multiply_wide(VecU a, uint32_t factor) {
   const uint32x4_t words = (uint32x4_t)a, factors = vdupq_n_u32(factor);
   const uint32x4_t first = (uint32x4_t)vmull_u32(vget_low_u32(words), vget_low_u32(factors));
   const uint32x4_t last = (uint32x4_t)vmull_high_u32(words, factors);
-  high = (VecU)vuzp2q_u32(first, last), low = (VecU)vuzp1q_u32(first, last);
+  return {(VecU)vuzp2q_u32(first, last), (VecU)vuzp1q_u32(first, last)};
 }
+using WideWords = portable::WholeWords<multiply_wide>;
 
 #if defined(TESSERA_HAS_DOT)
 TESSERA_INLINE VecH bf16_from_float(VecF v) { return (VecH)vcvt_bf16_f32((float32x4_t)v); }
@@ -74,6 +78,8 @@ TESSERA_INLINE VecF dot_by_lane(VecF a, VecF lanes, VecF acc) {
 // a0 b0 a1 b1 ... of words of 16 bits: of the first four, and of the last.
 TESSERA_INLINE VecU interleave_lower(VecU a, VecU b) { return (VecU)vzip1q_u16((uint16x8_t)a, (uint16x8_t)b); }
 TESSERA_INLINE VecU interleave_upper(VecU a, VecU b) { return (VecU)vzip2q_u16((uint16x8_t)a, (uint16x8_t)b); }
+#else
+using portable::bf16_from_float, portable::pair_bf16;
 #endif
 
 }  // namespace

@@ -1,0 +1,38 @@
+// AVX2 with FMA and F16C: eight lanes.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/simd/portable.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+using portable::bf16_from_float, portable::pair_bf16, portable::store_bytes, portable::sum_each, portable::transpose;
+
+TESSERA_INLINE VecF fma(VecF a, VecF b, VecF c) { return (VecF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+TESSERA_INLINE VecF max(VecF a, VecF b) { return (VecF)_mm256_max_ps((__m256)a, (__m256)b); }
+TESSERA_INLINE VecF min(VecF a, VecF b) { return (VecF)_mm256_min_ps((__m256)a, (__m256)b); }
+TESSERA_INLINE bool any(VecI mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
+using Exponent = portable::LimitedExponent<max, min>;
+
+TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)_mm256_cvtph_ps((__m128i)h); }
+TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
+
+constexpr bool kGathersWords = true;
+TESSERA_INLINE VecU gather_words(const char* p, VecI offset, VecI inside) {
+  return (VecU)_mm256_mask_i32gather_epi32(_mm256_setzero_si256(), reinterpret_cast<const int*>(p), (__m256i)offset,
+                                           (__m256i)inside, 1);
+}
+
+TESSERA_INLINE portable::WideProduct multiply_wide(VecU a, uint32_t factor) {
+  const __m256i f = _mm256_set1_epi64x(factor);
+  const __m256i even = _mm256_mul_epu32((__m256i)a, f);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
+  return {(VecU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa),
+          (VecU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa)};
+}
+using WideWords = portable::WholeWords<multiply_wide>;
+
+}  // namespace
+}  // namespace tessera::cpu
