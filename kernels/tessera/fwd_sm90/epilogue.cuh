@@ -3,6 +3,7 @@
 
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm90/shared_memory.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 // wgmma of 8-bit elements, e4m3 (ptx/wgmma.cuh): D += A B, A [64][32] from registers or shared memory, B [32][n] from
 // shared memory, both with the inner dimension contiguous; the accumulator is that of 16-bit elements. In registers,
-// lane 4g + c of a warp holds of A the rows g and g + 8: a[0] is (g, 4c ... 4c + 3), a[1] the same columns of row g + 8,
+// lane 4g + c of a warp holds rows g and g + 8 of A: a[0] is (g, 4c ... 4c + 3), a[1] the same columns of row g + 8,
 // a[2] and a[3] the columns 16 further.
 //
 // The tensor cores do not add in float32: about 14 bits of a sum survive each instruction. A caller that adds many

@@ -1,6 +1,6 @@
 // The products (wgmma) that a warpgroup has issued. They run in order, at once or when one is waited for, and their
-// results are in the threads' registers after the wait. Every sum is in float32: that a GPU's tensor cores keep fewer bits
-// of a sum of 8-bit products is not emulated.
+// results are in the threads' registers after the wait. Every sum is in float32: it is not emulated that a GPU's tensor
+// cores keep fewer bits of a sum of 8-bit products.
 #pragma once
 
 #include <cstdint>
