@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks which folders of src/ include which: every arrow of docs/reference/architecture.md points one way. Fails if a
-file includes a file of a folder that its own folder may not include.
+"""Checks which folders of src/ and of kernels/tessera/ include which: every arrow of docs/reference/architecture.md
+points one way, and no kernel includes another's files. Fails if a file includes a file of a folder that its own folder
+may not include.
 
     scripts/check_includes.py
 """
@@ -10,7 +11,9 @@ import re
 import sys
 from pathlib import Path
 
-SRC = Path(__file__).resolve().parent.parent / "src"
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+KERNELS = ROOT / "kernels" / "tessera"
 MAY_INCLUDE = {
     "core": {"core"},
     "cpu": {"core", "cpu"},
@@ -18,11 +21,35 @@ MAY_INCLUDE = {
     "distributed": {"core", "distributed"},
     "api": {"core", "cpu", "cuda", "distributed", "api"},
 }
+# The folders of kernels/tessera/ that are no kernel's, and the two kernels whose results others read by their configs.
+SHARED = {
+    "ptx": {"ptx"},
+    "tile": {"ptx", "tile"},
+    "attention": {"ptx", "tile", "attention", "block_lists", "live_tiles"},
+}
+# Of a kernel: its own folder, SHARED, and what its lists and launches are described by.
+OF_A_KERNEL = {*SHARED, "block_lists", "live_tiles"}
+# What others are compared with is made of their parts.
+ALSO = {"comparison": {"fwd_sm80", "bwd_sm80"}}
+
+
+def kernel_failures() -> tuple[int, list[str]]:
+    """How many files there are in folders of kernels/tessera/, and the includes that are not allowed."""
+    failures, files = [], sorted(path for path in KERNELS.rglob("*") if path.suffix in {".cuh", ".hpp"})
+    files = [file for file in files if file.parent != KERNELS]  # config.hpp has every kernel's config, for the host
+    for file in files:
+        folder = file.relative_to(KERNELS).parts[0]
+        accepted = SHARED.get(folder, OF_A_KERNEL | ALSO.get(folder, set())) | {folder}
+        for name in re.findall(r'^#include "tessera/([^"]+)"', file.read_text(), re.MULTILINE):
+            if "/" in name and name.split("/")[0] not in accepted:
+                where = f"kernels/tessera/{file.relative_to(KERNELS)}"
+                failures.append(f"{where}: includes {name}, accepted {', '.join(sorted(accepted))}")
+    return len(files), failures
 
 
 def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    failures, files = [], 0
+    files, failures = kernel_failures()
     for file in sorted(path for path in SRC.rglob("*") if path.suffix in {".cpp", ".hpp", ".inc"}):
         folder = file.relative_to(SRC).parts[0]
         if folder not in MAY_INCLUDE:

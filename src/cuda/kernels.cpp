@@ -107,7 +107,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
 
 KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
   return {.name = turns ? "bwd_sm90_turns" : "block_lists",
-          .header = turns ? "tessera/bwd_sm90/turns.cuh" : "tessera/block_lists/kernel.cuh",
+          .header = turns ? "tessera/bwd_sm90/dq_order.cuh" : "tessera/block_lists/kernel.cuh",
           .params = "BlockListsParams",
           .config = config_text(config),
           .threads = kBlockListsWarps * kWarpThreads,
@@ -148,7 +148,7 @@ KernelSpec spec_of(const FwdSm90D512Config& config) {
 
 KernelSpec spec_of(const FwdSm90Fp8Config& config) {
   return {.name = "fwd_sm90_fp8",
-          .header = "tessera/fwd_sm90_fp8/kernel.cuh",
+          .header = "tessera/fwd_sm90/fp8/kernel.cuh",
           .params = "FwdSm90Fp8Params",
           .config = config_text(config),
           .threads = (config.consumers + 1) * kWarpgroupThreads,

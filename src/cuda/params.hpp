@@ -42,7 +42,7 @@ CombineConfig combine_config(const tessera_combine_call& t);
 CombineParams combine_params(const tessera_combine_call& t);
 
 // The number of tiles of `block` rows: per sequence or, packed, padded tile indices of the batch
-// (attention/packed_slots.cuh). `rows_a_query` heads are packed into the rows of a query.
+// (attention/sequence.cuh). `rows_a_query` heads are packed into the rows of a query.
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block);
 
 }  // namespace tessera::cuda

@@ -11,7 +11,7 @@
 #include "core/score/bound.hpp"
 #include "core/score/facts.hpp"
 #include "cuda/runtime/launches.hpp"
-#include "tessera/attention/score/program_params.hpp"
+#include "tessera/attention/score/config.hpp"
 #include "tessera/program_sums/config.hpp"
 
 namespace tessera::cuda {

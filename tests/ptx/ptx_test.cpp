@@ -165,8 +165,8 @@ TESSERA_DEVICE void multiply_by_wgmma_e4m3(uint32* out, const uint32* in) {
 )";
 
 std::string source_for(int32_t arch) {
-  std::set<std::string> headers = {"tessera/tile/wgmma_tile.cuh", "tessera/tile/product_shared.cuh",
-                                   "tessera/ptx/cp_async_bulk.cuh", "tessera/tile/pipeline.cuh",
+  std::set<std::string> headers = {"tessera/tile/wgmma_tile.cuh", "tessera/tile/product.cuh",
+                                   "tessera/ptx/async_copy.cuh", "tessera/tile/pipeline.cuh",
                                    "tessera/ptx/wgmma_e4m3.cuh"};
   for (const DeviceTest& test : registered()) headers.insert(test.header);
   std::ostringstream source;

@@ -11,7 +11,7 @@
 
 #include "tessera/append/config.hpp"
 #include "tessera/ptx/device.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/tile/columns.cuh"
 
 namespace tessera {

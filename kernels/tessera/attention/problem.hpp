@@ -1,7 +1,7 @@
-// The problem, as every kernel reads it at run time: filled in by the host, passed by value.
+// The problem, as every kernel reads it at run time, and what the kernels of the backward pass read in addition: filled
+// in by the host, passed by value.
 #pragma once
 
-#include "tessera/attention/divisor.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/types.hpp"
 
@@ -10,7 +10,6 @@ namespace tessera {
 inline constexpr int kPhiloxRounds = 10;                                         // attention/dropout.cuh
 inline constexpr uint32 kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // from a round's key to the next
 
-// The problem: the same for every kernel.
 struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
@@ -68,6 +67,35 @@ struct PositionMasks {
   const uint32* tree_mask;  // words [batch, queries, tree_words] or packed [queries, tree_words]
   int64 tree_mask_batch, tree_mask_row, tree_mask_word;
   int tree_words;
+};
+
+// ---- the backward pass ----------------------------------------------------------------------------------------------
+
+// If dS is computed from P in float16, P is scaled up by 2^15 so that small weights keep their bits: 15 is subtracted
+// from the LSE in log2 units, and the results are multiplied by 2^-15 at the end.
+inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
+
+struct BwdParams : ProblemParams {
+  RowTensor o, d_o, d_q, d_k, d_v;
+  StatTensor lse, lse_low, d_lse;
+  float far_lse_log2;   // rows with an LSE of at least this are far: attention/backward/rows.cuh
+  int tiles;            // key tiles of a sequence; packed: padded tile indices of the batch (attention/sequence.cuh)
+  int block_n;          // keys of a tile
+  int q_tiles;          // query tiles of a sequence; dense only
+  int q_slots;          // padded query tile indices of the whole batch: attention/backward/rows.cuh
+  float* row_lse_log2;  // [heads_q, q_slots, block_m]; +inf for rows that see nothing; or kFarRow
+  float* row_delta;     // [heads_q, q_slots, block_m], rowsum(dO o O) - dLSE
+  float* dq_accum;      // [heads_q, q_slots, block_m x head_dim padded to 16]
+  int* dq_semaphore;    // deterministic: [heads_q, q_slots] blocks that have added to a tile of dQ
+  int* ticket;          // deterministic: blocks that have started
+  int d_q_aligned, d_k_aligned, d_v_aligned;                   // every row starts at a multiple of 16 bytes
+  ScoreTensor d_bias;                                          // float32
+  int d_bias_batches, d_bias_heads, d_bias_rows, d_bias_cols;  // its extents
+  // Sequences and KV heads of a block, if they have entries of d_bias in common; otherwise 1, 1.
+  int owned_batches, owned_heads;
+  float* d_sink;
+  int64 d_sink_head;
+  int after;  // bwd_rows: run the postprocess, not the preprocess
 };
 
 }  // namespace tessera

@@ -1,12 +1,18 @@
-// One sequence of the batch. Offsets and lengths outside the tensors are clamped to the nearest valid value, because a
-// kernel cannot return an error.
+// A sequence of the batch: its rows, its place among the tiles of a packed batch, and the keys that its queries see by
+// position.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/ptx/device.cuh"
+#include "tessera/tile/element.cuh"
 
 namespace tessera {
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+//
+// Offsets and lengths outside the tensors are clamped to the nearest valid value, because a kernel cannot return an
+// error.
 
 struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
@@ -82,6 +88,146 @@ template <ScoreConfig kScore, class Heads>
 TESSERA_DEVICE SequenceHead sequence_head(const ProblemParams& p, int index, const Heads& heads) {
   if (kScore.entries() && p.head_by_head) return {index % p.batch, index / p.batch};
   return {index / heads, index % heads};
+}
+
+// ---- padded tile indices (slots) of a packed batch ------------------------------------------------------------------
+//
+// Which sequence owns a slot, and which of its tiles the slot is.
+
+// The last sequence that begins at or before `slot`, or the first sequence if none does; first_slot(b): where sequence
+// b begins.
+template <class FirstSlot>
+TESSERA_DEVICE int last_sequence_from(int batch, int slot, const FirstSlot& first_slot) {
+  int low = 0, high = batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_slot(middle) <= slot) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// The tiles of a packed batch have padded tile indices, slots. Sequence b, whose rows start at row cu[b], has the slots
+// from cu[b] / rows + b on, where `rows` is the rows of a tile: because ceil(n / rows) <= floor((r + n) / rows) + 1 for
+// any r < rows, the slots of two sequences never overlap, and no prefix sum over lengths is needed. The grid has total
+// / rows + batch slots.
+template <int kRows>
+TESSERA_DEVICE int slot_begin(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
+                              int b) {
+  const int64 rows = min(max(static_cast<int64>(offsets[b * stride]), static_cast<int64>(0)), limit) * rows_a_query;
+  return static_cast<int>(rows / kRows) + b;
+}
+
+// The sequence that owns a slot.
+template <int kRows>
+TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int64 stride, int64 limit,
+                                 int rows_a_query, int slot) {
+  return last_sequence_from(p.batch, slot,
+                            [&](int b) { return slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, b); });
+}
+
+// The index of the tile at a slot within the sequence that owns it: a large number, so that it has no rows, if the slot
+// is before the first sequence's.
+template <int kRows>
+TESSERA_DEVICE int tile_at_slot(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
+                                int slot, int b) {
+  const int tile = slot - slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, b);
+  return tile < 0 ? 0x7fffffff : tile;
+}
+
+// ---- prefix sums over sequences -------------------------------------------------------------------------------------
+//
+// A prefix sum by a block, which gives the position of a sequence's tiles among those of all sequences.
+
+// Returns the sum of `mine` over the threads before this one; called by all threads of the block. total: the sum over
+// all threads. sums: in shared memory, one element for each warp. Integer: int or int64.
+template <int kWarps, class Integer>
+TESSERA_DEVICE Integer sum_before(int thread, Integer mine, Integer* sums, Integer& total) {
+  const int lane = thread % 32, warp = thread / 32;
+  Integer before = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const Integer other = __shfl_up_sync(0xffffffff, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == 31) sums[warp] = before;
+  __syncthreads();
+  total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const Integer sum = sums[w];
+    if (w < warp) before += sum;
+    total += sum;
+  }
+  return before - mine;
+}
+
+// ---- visible keys ---------------------------------------------------------------------------------------------------
+//
+// The keys that a query sees by position: causal, window and length, which every kernel supports. Masks that are
+// tensors are in attention/score.
+
+// Keys low ... high are visible by causal, window and length; none if low > high.
+struct KeyRange {
+  int low, high;
+  // Whether keys first ... first + count - 1 are all in the range.
+  TESSERA_DEVICE bool holds(int first, int count) const { return low <= first && first + count - 1 <= high; }
+};
+
+// Query i is aligned with key i + diagonal_of(...), from which causal and the window are measured.
+TESSERA_DEVICE int diagonal_of(const ProblemParams& p, const Sequence& s) {
+  return p.fixed_diagonal ? p.diagonal : s.sk - s.sq;
+}
+
+template <ScoreConfig kScore = ScoreConfig{}>
+TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, int query) {
+  const int position = query + diagonal_of(p, s);
+  KeyRange keys{0, s.sk - 1};
+  if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
+  // A window and a position are at most 2^31 - 1 each: their sum is computed in 64 bits.
+  if (p.window_right >= 0) {
+    keys.high = static_cast<int>(min(static_cast<int64>(keys.high), static_cast<int64>(position) + p.window_right));
+  }
+  if (p.window_left >= 0) keys.low = max(keys.low, position - p.window_left);
+  return keys;
+}
+
+// For queries first ... last: the keys that some of them see, and the keys that all of them see.
+struct TileRange {
+  KeyRange some, all;
+};
+
+template <ScoreConfig kScore = ScoreConfig{}>
+TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s, int first, int last) {
+  // Both ends grow with the query.
+  const KeyRange a = visible_keys<kScore>(p, s, first), b = visible_keys<kScore>(p, s, last);
+  return {{a.low, b.high}, {b.low, a.high}};
+}
+
+// The same relation from the other side: queries low ... high each see some of the keys first ... last.
+TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s, int first, int last) {
+  const int diagonal = diagonal_of(p, s);
+  int64 low = 0, high = s.sq - 1;
+  int right = p.window_right;
+  if (p.causal) right = right < 0 ? 0 : min(right, 0);
+  if (right >= 0) low = max(low, static_cast<int64>(first) - diagonal - right);
+  if (p.window_left >= 0) high = min(high, static_cast<int64>(last) - diagonal + p.window_left);
+  if (first >= s.sk) high = -1;
+  return {static_cast<int>(min(low, static_cast<int64>(s.sq))), static_cast<int>(max(high, static_cast<int64>(-1)))};
+}
+
+// In a lane's scores of one row, in tiles of 8 keys, those before column `low` and after column `high` become -inf.
+template <int kN>
+TESSERA_DEVICE void mask_outside(float (&s)[kN][4], int half, int low, int high) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (n * 8 + e < low || n * 8 + e > high) s[n][2 * half + e] = -infinity();
+    }
 }
 
 }  // namespace tessera

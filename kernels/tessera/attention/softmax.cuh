@@ -3,11 +3,9 @@
 // tiles: softmax does not depend on it, as long as nothing overflows.
 #pragma once
 
-#include "tessera/attention/lse.cuh"
 #include "tessera/attention/problem.hpp"
-#include "tessera/attention/score/unit.cuh"
+#include "tessera/attention/score/element.cuh"
 #include "tessera/tile/fragment.cuh"
-#include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
 

@@ -2,10 +2,10 @@
 // must write its outputs completely, so blocks that are idle or have little to do clear these rows.
 #pragma once
 
-#include "tessera/attention/lse.cuh"
+#include "tessera/attention/score/element.cuh"
 #include "tessera/attention/sequence.cuh"
+#include "tessera/tile/element.cuh"
 #include "tessera/tile/fragment.cuh"
-#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 

@@ -17,7 +17,6 @@
 // the section with its largest tiles.
 #pragma once
 
-#include "tessera/attention/divisor.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {

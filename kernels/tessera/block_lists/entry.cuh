@@ -1,7 +1,7 @@
 // Makes a list's entry for a tile of rows and a block of columns.
 #pragma once
 
-#include "tessera/attention/mask.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/block_lists/config.hpp"
 
 namespace tessera {

@@ -2,9 +2,9 @@
 // the host and the kernels.
 #pragma once
 
-#include "tessera/attention/backward.hpp"
+#include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
-#include "tessera/tile/layout.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 

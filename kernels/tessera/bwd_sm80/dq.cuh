@@ -1,9 +1,10 @@
-// Adds dS K of a step to dQ, in float32 in global memory (query_slots.cuh), to which the blocks of all keys add.
+// Adds dS K of a step to dQ, in float32 in global memory (attention/backward/rows.cuh), to which the blocks of all keys
+// add.
 #pragma once
 
 #include "tessera/bwd_sm80/key_block.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
-#include "tessera/tile/product_shared.cuh"
+#include "tessera/ptx/async_copy.cuh"
+#include "tessera/tile/product.cuh"
 
 namespace tessera {
 

@@ -4,14 +4,22 @@
 //   P = exp(S - LSE)   dV = P^T dO   dP = dO V^T   dS = P o (dP - delta)   dQ = scale dS K   dK = scale dS^T Q
 //
 // Grid: one block for each tile of block_n keys and KV head. It loops over the queries of all query heads of the KV
-// head, so dK and dV accumulate in registers; dQ accumulates in float32 in global memory (bwd_sm80/dq). Scores are
-// transposed, a warp's rows being keys, so P^T and dS^T are operands from registers. If dK and dV of a warp's keys do
-// not fit into its registers, several warps have the same keys: each computes the scores of a part of the queries and
-// accumulates a part of the columns, and P^T goes through shared memory. If K, V, Q and dO do not fit into shared
-// memory, V overlays K and dO overlays Q: each is loaded again when it is needed.
+// head, so dK and dV accumulate in registers; dQ accumulates in float32 in global memory. Scores are transposed, a
+// warp's rows being keys, so P^T and dS^T are operands from registers. If dK and dV of a warp's keys do not fit into
+// its registers, several warps have the same keys: each computes the scores of a part of the queries and accumulates a
+// part of the columns, and P^T goes through shared memory. If K, V, Q and dO do not fit into shared memory, V overlays
+// K and dO overlays Q: each is loaded again when it is needed.
 //
-// bwd_sm80/warp_split.cuh is the kernel with the S/dP warp split; bwd_sm80/rows.cuh has the preprocess and the
-// postprocess. Details and measurements: docs/reference/kernels/bwd_sm80.md.
+// Details and measurements: docs/reference/kernels/bwd_sm80.md.
+//
+//   config.hpp       BwdConfig, the layout of shared memory; the launch parameters are BwdParams
+//   shared.cuh       how products are divided among a block's warps, and its shared memory
+//   key_block.cuh    a block of keys: the queries that see it, its loads and its results
+//   scores.cuh       S^T and dP^T -> P^T and dS^T
+//   dq.cuh           the additions to dQ
+//   kernel.cuh       the loop over a block's queries
+//   warp_split.cuh   another kernel: half of the warps compute S, the other half dP
+//   rows.cuh         the kernel before and after these: delta, LSE, dQ's rounding
 //
 // Masked elements have P = 0 and dS = 0, but in a partial tile they still enter the products: a NaN or infinity in dO
 // of a query reaches dV of keys in the tile that the query does not see, and one in a key reaches dQ of such queries.

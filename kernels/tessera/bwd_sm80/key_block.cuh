@@ -1,11 +1,11 @@
 // A block of keys in bwd_sm80: the queries that see it, its warps' parts, its loads and its results.
 #pragma once
 
-#include "tessera/attention/query_slots.cuh"
+#include "tessera/attention/backward/rows.cuh"
 #include "tessera/attention/sequence.cuh"
-#include "tessera/bwd_sm80/score_gradient.cuh"
-#include "tessera/bwd_sm80/warps.cuh"
-#include "tessera/tile/copy_tile.cuh"
+#include "tessera/bwd_sm80/scores.cuh"
+#include "tessera/bwd_sm80/shared.cuh"
+#include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
 
@@ -63,7 +63,7 @@ struct KeyBlock {
   int score_key, warp_query;  // first key of the block and first query of a tile whose scores the warp computes
   bool has_scores;            // whether the warp computes scores: columns may have more parts than queries
   KeyRange seeing_all;        // queries that see all of the keys
-  // Query tiles, of each query head, that see some of the keys; slot0: attention/query_slots.cuh.
+  // Query tiles, of each query head, that see some of the keys; slot0: attention/backward/rows.cuh.
   int first_tile, tiles, slot0;
 
   TESSERA_DEVICE KeyBlock(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const Sequence& s, int batch, int head_kv,

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "tessera/bwd_sm80/dq.cuh"
-#include "tessera/ptx/barrier.cuh"
+#include "tessera/ptx/synchronization.cuh"
 
 namespace tessera {
 

@@ -3,43 +3,10 @@
 // the registers; with head size 96, in one part of 64 x 96.
 #pragma once
 
+#include "tessera/attention/backward/tiles.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
 
 namespace tessera {
-
-// Issues the product of a part of 64 queries of dQ: dS times kN * 8 columns of K.
-template <Dtype kDtype, class Gradients, class Keys, int kN>
-TESSERA_DEVICE void issue_dq_part(float (&rdQ)[1][kN][4], const TileDescriptor& d_s, const TileDescriptor& k) {
-  ptx::wgmma_forget(flat(rdQ));
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int key = 0; key < Gradients::kCols; key += 16) {
-    ptx::Wgmma<kDtype, kN * 8, true>::ss(flat(rdQ), inner_major<Gradients>(d_s, 0, key), outer_major<Keys>(k, key),
-                                         key > 0);
-  }
-  ptx::wgmma_commit_group();
-}
-
-// Writes a warp's 16 rows of a part of dQ to shared memory, contiguous in the order of the accumulators.
-template <int kN>
-TESSERA_DEVICE void stage_dq_part(uint32 staged, const float (&rdQ)[1][kN][4], int lane) {
-#pragma unroll
-  for (int n = 0; n < kN; ++n) {
-    const float(&x)[4] = rdQ[0][n];
-    ptx::st_shared_f32x4(staged + n * 512 + lane * 16, x[0], x[1], x[2], x[3]);
-  }
-}
-// Does the same, then adds them to global memory by a bulk copy of the warp's first lane.
-template <int kN>
-TESSERA_DEVICE void add_staged_dq_part(float* to, uint32 staged, const float (&rdQ)[1][kN][4], int lane) {
-  stage_dq_part(staged, rdQ, lane);
-  ptx::fence_proxy_async();
-  __syncwarp();
-  if (lane == 0) {
-    ptx::cp_reduce_async_bulk_add_f32(to, staged, kN * 512);
-    ptx::cp_async_bulk_commit_group();
-  }
-}
 
 template <BwdSm90Config kCfg>
 struct DqWarpgroup {
@@ -112,12 +79,12 @@ struct DqWarpgroup {
     return dq_part_offset<kCfg.head_dim>(part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
   }
 
-  // Deterministic: stages the part for the thread that adds dQ (dq_thread.cuh), in the layout of global memory.
+  // Deterministic: stages the part for the thread that adds dQ (DqThread), in the layout of global memory.
   TESSERA_DEVICE void stage(int part, const RingPosition<kBwdDqStages>& staged_at) {
     stage_dq_part(shared.tile(Shared::kAt.dq, Shared::kDqBytes, staged_at) + part_offset(part) * 4, rdQ, lane());
   }
 
-  // A warp's 16 rows of a part are contiguous, in the order of the accumulators: attention/query_slots.cuh.
+  // A warp's 16 rows of a part are contiguous, in the order of the accumulators: attention/backward/rows.cuh.
   TESSERA_DEVICE void add(float* gdQ, int part) {
     float* to = gdQ + part_offset(part);
     if constexpr (kCfg.staged_dq) {
@@ -131,6 +98,84 @@ struct DqWarpgroup {
 #pragma unroll
       for (int n = 0; n < kPartCols / 8; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
     }
+  }
+};
+
+// ---- deterministic: threads that add dQ -----------------------------------------------------------------------------
+//
+// Each such thread is in a warp of its own of the producer's warpgroup. They add
+// the tiles of dQ that the dQ warpgroup stages, one after another, each after waiting for the tile's semaphore, so the
+// warpgroup itself waits for neither semaphores nor additions. From a thread's read of a tile's semaphore to its
+// increment some 2.8 us pass, more than a step takes. The first block in a tile's order stores its dQ instead of adding
+// it: nothing is cleared beforehand.
+
+template <BwdSm90Config kCfg>
+struct DqThread {
+  using Shared = BwdSm90Shared<kCfg>;
+  static constexpr int kThreads = bwd_turn_threads(kCfg.score);
+  static_assert(kThreads <= kBwdDqStages);
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  const KeyBlock& block;
+  const int thread;  // index of kThreads; each processes every kThreads-th step
+
+  TESSERA_DEVICE void run() const {
+    if (block.steps == 0) return;
+    ptx::griddepcontrol_wait();  // the previous kernel cleared the semaphores
+    RingPosition<kBwdDqStages> at;
+    at.advance(thread);
+    if constexpr (kCfg.block_mask) {
+      run_lists(at);
+      return;
+    }
+    for_turns<kCfg, kThreads>(p, block, thread, [&](int slot, int turn) {
+      wait_for_turn(slot, turn);
+      shared.wait_full(Shared::kDQ, at);
+      add_staged(slot, turn, at);
+    });
+  }
+
+  // The producer writes each step's tile of dQ to shared memory; it is visible once the step's dQ is staged.
+  TESSERA_DEVICE void run_lists(RingPosition<kBwdDqStages>& at) const {
+#pragma unroll 1
+    for (int left = block.steps - thread; left > 0; left -= kThreads) {
+      shared.wait_full(Shared::kDQ, at);
+      const int slot = ptx::ld_shared_s32(shared.dq_slot(left)), turn = ptx::ld_shared_s32(shared.dq_slot(left) + 4);
+      wait_for_turn(slot, turn);
+      add_staged(slot, turn, at);
+    }
+  }
+
+  TESSERA_DEVICE void add_staged(int slot, int turn, RingPosition<kBwdDqStages>& at) const {
+    add(slot, turn == 0, shared.tile(Shared::kAt.dq, Shared::kDqBytes, at));
+    ptx::cp_async_bulk_wait_group_read();
+    ptx::mbarrier_arrive(shared.empty(Shared::kDQ, at));
+    pass_turn(slot);
+    at.advance(kThreads);
+  }
+
+  // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global orders the other blocks'
+  // bulk copies, observed through the semaphore, before those of this thread.
+  TESSERA_DEVICE void wait_for_turn(int slot, int turn) const {
+    while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < turn) {
+    }
+    ptx::fence_proxy_async_global();
+  }
+  TESSERA_DEVICE void pass_turn(int slot) const {
+    ptx::cp_async_bulk_wait_group();
+    ptx::fence_proxy_async_global();
+    ptx::red_release_add_s32(p.dq_semaphore + slot, 1);
+  }
+
+  TESSERA_DEVICE void add(int slot, bool first, uint32 staged) const {
+    float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+    if (first) {
+      ptx::cp_async_bulk_store(gdQ, staged, Shared::kDqBytes);
+    } else {
+      ptx::cp_reduce_async_bulk_add_f32(gdQ, staged, Shared::kDqBytes);
+    }
+    ptx::cp_async_bulk_commit_group();
   }
 };
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "tessera/bwd_sm90/config.hpp"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/tile/element.cuh"
 
 namespace tessera {

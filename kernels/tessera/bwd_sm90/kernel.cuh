@@ -3,18 +3,25 @@
 //
 // Grid: one block for each tile of block_n keys and KV head. It loops over the queries of all query heads of the KV
 // head, so dK and dV accumulate in registers, whatever the size of the group. dQ accumulates in float32 in global
-// memory (rows.cuh clears and converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each
-// (scores.cuh) and one for dQ (dq.cuh); deterministic, also threads that add dQ (dq_thread.cuh); with dropout, also
-// warps that generate the dropout bits (dropout_warps.cuh).
+// memory. Roles: a producer thread, two warpgroups of 64 keys each and one for dQ; deterministic, also threads that add
+// dQ; with dropout, also warps that generate the dropout bits (attention/backward/scores.cuh).
 //
-// Block: 512 threads, one block on a multiprocessor. Shared memory: BwdSm90Layout. Details and measurements:
-// docs/reference/kernels/bwd_sm90.md.
+// Block: 512 threads, one block on a multiprocessor. Details and measurements: docs/reference/kernels/bwd_sm90.md.
+//
+//   config.hpp       BwdSm90Config, the layout of shared memory; the launch parameters are BwdSm90Params
+//   shared.cuh       the offsets of tiles and barriers
+//   loads.cuh        the producer: K and V once, and in each step Q, dO, LSE and delta
+//   scores.cuh       a score warpgroup: P, dS, and its dK and dV
+//   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
+//   kernel.cuh       the roles of a block's warps
+//   rows.cuh         the kernels before and after this one: delta, LSE, the order of key tiles, dQ's rounding
+//   dq_order.cuh     deterministic, with a block mask, a kernel before it: the order of additions to dQ
+//   group_sums.cuh   a kernel after it: the sums of dK and dV of a split group
 #pragma once
 
+#include "tessera/attention/backward/scores.cuh"
 #include "tessera/bwd_sm90/dq.cuh"
-#include "tessera/bwd_sm90/dq_thread.cuh"
-#include "tessera/bwd_sm90/dropout_warps.cuh"
-#include "tessera/bwd_sm90/producer.cuh"
+#include "tessera/bwd_sm90/loads.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
 
 namespace tessera {

@@ -1,3 +1,46 @@
+// The passes over rows before and after bwd_sm90. With a block mask the preprocess also computes the order of the key
+// tiles.
+#pragma once
+
+#include "tessera/attention/backward/key_block.cuh"
+#include "tessera/attention/backward/row_passes.cuh"
+#include "tessera/attention/sequence.cuh"
+#include "tessera/bwd_sm90/config.hpp"
+#include "tessera/ptx/synchronization.cuh"
+
+namespace tessera {
+
+// ---- the order of key tiles -----------------------------------------------------------------------------------------
+//
+// With a block mask: the order in which bwd_sm90's blocks process the key tiles. Keys that many queries see (a
+// document's beginning, every 16th block) have much longer lists than others. If a head's long lists started only after
+// all blocks of the heads before it, they would end long after everything else. The long lists of all heads therefore
+// start first, and the rest fills the GPU after them.
+
+// A list is long if it has this many times the mean number of entries. The lists of a random mask are all shorter and
+// keep their order, in which a head's Q, dO and dQ stay in L2.
+inline constexpr int kLongList = 2;
+
+// Writes p.order, by a block of kThreads threads with some neighbouring key tiles each: a stable partition into long
+// lists and others.
+template <int kThreads>
+TESSERA_DEVICE void order_key_tiles(const BwdSm90Params& p) {
+  __shared__ int64 sSums[2][kThreads / 32];
+  const int tiles = p.heads * static_cast<int>(p.key_tiles), each = (tiles + kThreads - 1) / kThreads;
+  const int thread = static_cast<int>(threadIdx.x), begin = min(thread * each, tiles), end = min(begin + each, tiles);
+  int64 mine = 0, all;
+  for (int n = begin; n < end; ++n) mine += steps_of(p, key_tile_place(p, n));
+  sum_before<kThreads / 32>(thread, mine, sSums[0], all);
+  const auto is_long = [&](int n) { return int64{steps_of(p, key_tile_place(p, n))} * tiles > kLongList * all; };
+  int64 mine_long = 0, all_long;
+  for (int n = begin; n < end; ++n) mine_long += is_long(n);
+  int64 next_long = sum_before<kThreads / 32>(thread, mine_long, sSums[1], all_long);
+  int64 next_other = all_long + begin - next_long;
+  for (int n = begin; n < end; ++n) p.order[is_long(n) ? next_long++ : next_other++] = n;
+}
+
+// ---- preprocess and postprocess -------------------------------------------------------------------------------------
+//
 // The preprocess and postprocess of bwd_sm90, one pass over the queries each and memory-bound. They differ from
 // bwd_sm80/rows.cuh in that P is scaled (kBwdRaise_log2) and that they support programmatic dependent launch, which the
 // library does not use, because it gains nothing (docs/lab/bwd_sm90.md).
@@ -5,13 +48,6 @@
 // Grid: one block of 128 threads for each tile of block_m queries and query head. With a block mask, not deterministic,
 // the first block of the preprocess computes the order of the key tiles. The postprocess has one more block for each
 // head's dSink.
-#pragma once
-
-#include "tessera/bwd_sm80/rows.cuh"
-#include "tessera/bwd_sm90/order.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
-
-namespace tessera {
 
 // Computes delta = rowsum(dO o O) - dLSE, scaled down, and the LSE in log2 units. Clears dQ's accumulator
 // (deterministic: only where no block adds to it), the dQ semaphores and the ticket, and the gradients of rows that
@@ -97,7 +133,6 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
 // dQ = scale times its accumulator, and dSink, one block for each head; the scale of `p` includes bwd_lower_late.
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
-  constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
   const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if constexpr (kCfg.d_sink) {
     if (index >= tiles) {
@@ -108,7 +143,7 @@ TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   Sequence s;
   const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
   ptx::griddepcontrol_wait();
-  store_dq<kRows>(p, s, t);
+  store_dq<kCfg>(p, s, t);
 }
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 // of 2.35e-3). The P of the product with dO is rounded from it.
 #pragma once
 
-#include "tessera/bwd_sm90/key_rows.cuh"
-#include "tessera/bwd_sm90/options.cuh"
+#include "tessera/attention/backward/scores.cuh"
+#include "tessera/attention/backward/tiles.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
 #include "tessera/tile/element.cuh"
 

@@ -1,10 +1,10 @@
 // The offsets of tiles and barriers in bwd_sm90's shared memory.
 #pragma once
 
-#include "tessera/bwd_sm90/block.cuh"
-#include "tessera/ptx/barrier.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/attention/backward/key_block.cuh"
+#include "tessera/bwd_sm90/config.hpp"
+#include "tessera/ptx/async_copy.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"

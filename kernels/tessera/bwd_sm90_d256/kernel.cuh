@@ -9,17 +9,23 @@
 // of dQ is that of a kernel with 128 keys for each block; the shared memory of a single block is too small for 128
 // keys.
 //
-// Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer
-// (producer.cuh), two warpgroups of 64 keys each (keys.cuh) and one for dQ (dq.cuh); deterministic, also threads that
-// wait for dQ's semaphores (turn_thread.cuh); with dropout, also warps in block 0 that generate the dropout bits
-// (bwd_sm90/dropout_warps.cuh). 512 threads, one block on a multiprocessor. Shared memory: BwdSm90D256Layout.
+// Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer, two
+// warpgroups of 64 keys each and one for dQ; deterministic, also threads that wait for dQ's semaphores; with dropout,
+// also warps in block 0 that generate the dropout bits (attention/backward/scores.cuh). 512 threads, one block on a
+// multiprocessor.
+//
+//   config.hpp   BwdSm90D256Config, the layout of shared memory; the launch parameters are BwdSm90Params
+//   shared.cuh   the offsets of tiles and barriers, in both blocks
+//   loads.cuh    the producer: the block's keys once, and in each step halves of Q and dO
+//   scores.cuh   a key warpgroup: P or dS, and its dV or dK
+//   dq.cuh       the dQ warpgroup, and deterministic the threads that wait for the semaphores
+//   kernel.cuh   the roles of a block's warps
 #pragma once
 
-#include "tessera/bwd_sm90/dropout_warps.cuh"
+#include "tessera/attention/backward/scores.cuh"
 #include "tessera/bwd_sm90_d256/dq.cuh"
-#include "tessera/bwd_sm90_d256/keys.cuh"
-#include "tessera/bwd_sm90_d256/producer.cuh"
-#include "tessera/bwd_sm90_d256/turn_thread.cuh"
+#include "tessera/bwd_sm90_d256/loads.cuh"
+#include "tessera/bwd_sm90_d256/scores.cuh"
 
 namespace tessera {
 

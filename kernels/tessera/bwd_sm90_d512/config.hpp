@@ -1,9 +1,10 @@
 // The compile-time config and the shared memory layout of bwd_sm90_d512, the backward kernel for Hopper at head sizes
-// above 256. Its launch parameters are those of bwd_sm90. Plain structs and constexpr functions, the same text for host
+// above 256. Its launch parameters are BwdSm90Params. Plain structs and constexpr functions, the same text for host
 // and device.
 #pragma once
 
-#include "tessera/bwd_sm90/config.hpp"
+#include "tessera/attention/backward/params.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 

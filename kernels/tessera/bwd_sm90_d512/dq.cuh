@@ -3,8 +3,8 @@
 // keys; dV together with dQ of the step before, because P is available before dS.
 #pragma once
 
-#include "tessera/attention/query_slots.cuh"
-#include "tessera/bwd_sm90_d512/gather.cuh"
+#include "tessera/attention/backward/rows.cuh"
+#include "tessera/bwd_sm90_d512/dk_dv.cuh"
 
 namespace tessera {
 

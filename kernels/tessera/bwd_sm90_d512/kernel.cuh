@@ -9,14 +9,21 @@
 // Each block computes complete scores, the blocks exchange only P and dS in 16 bits, and dQ is added for 128 keys at
 // once.
 //
-// Grid: four blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer
-// (producer.cuh), a warpgroup for the scores of the block's side (scores.cuh), and one for dQ (dq.cuh); the latter two
-// also accumulate dV or dK of 64 keys each. 384 threads, one block on a multiprocessor. Shared memory:
-// BwdSm90D512Layout.
+// Grid: four blocks for each tile of block_n keys and KV head, in clusters. Roles in each block: the producer, a
+// warpgroup for the scores of the block's side, and one for dQ; the latter two also accumulate dV or dK of 64 keys
+// each. 384 threads, one block on a multiprocessor.
+//
+//   config.hpp   BwdSm90D512Config, the layout of shared memory; the launch parameters are BwdSm90Params
+//   shared.cuh   the offsets of tiles and barriers
+//   loads.cuh    the producer: K or V once, and in each step Q and dO
+//   scores.cuh   the score warpgroup: P or dS
+//   dk_dv.cuh    the accumulation of dV or dK, in both warpgroups
+//   dq.cuh       the dQ warpgroup
+//   kernel.cuh   the roles of a block's warps
 #pragma once
 
 #include "tessera/bwd_sm90_d512/dq.cuh"
-#include "tessera/bwd_sm90_d512/producer.cuh"
+#include "tessera/bwd_sm90_d512/loads.cuh"
 #include "tessera/bwd_sm90_d512/scores.cuh"
 
 namespace tessera {

@@ -10,9 +10,9 @@
 // these keys too, in the type of the operand.
 #pragma once
 
-#include "tessera/attention/far_rows.cuh"
+#include "tessera/attention/backward/rows.cuh"
 #include "tessera/attention/score/options.cuh"
-#include "tessera/bwd_sm90_d512/gather.cuh"
+#include "tessera/bwd_sm90_d512/dk_dv.cuh"
 #include "tessera/tile/element.cuh"
 
 namespace tessera {

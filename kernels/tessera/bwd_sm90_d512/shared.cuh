@@ -1,13 +1,10 @@
 // The offsets of tiles and barriers in bwd_sm90_d512's shared memory, the same in all blocks of a cluster.
 #pragma once
 
-#include "tessera/bwd_sm90/block.cuh"
+#include "tessera/attention/backward/key_block.cuh"
 #include "tessera/bwd_sm90_d512/config.hpp"
-#include "tessera/ptx/barrier.cuh"
-#include "tessera/ptx/cluster.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
-#include "tessera/ptx/st_async.cuh"
+#include "tessera/ptx/async_copy.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"

@@ -10,9 +10,9 @@
 // the others. Many parts of few rows have a block for each row and 128 columns instead of a warp (by_block).
 #pragma once
 
-#include "tessera/attention/lse.cuh"
+#include "tessera/attention/score/element.cuh"
 #include "tessera/combine/config.hpp"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/tile/columns.cuh"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
-#include "tessera/tile/layout.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 
@@ -34,7 +34,7 @@ TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_
 inline constexpr int kDecodeSegmentBytes = 104, kDecodeSegmentRing = 4;  // schedule.cuh
 inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 88;
 
-// Bytes of the DecodeFold (merge.cuh) of one row.
+// Bytes of the DecodeFold (epilogue.cuh) of one row.
 TESSERA_HOST_DEVICE constexpr int decode_fold_bytes(int head_dim) { return (head_dim / 4 * 24 + 15) / 16 * 16; }
 
 // The number of slots of the workspace for a launch of `blocks` blocks; a slot holds one part: schedule.cuh.
@@ -92,7 +92,7 @@ struct DecodeSm90Params : ProblemParams {
   int part_rows;        // rows of a work tile at most
   float* partial_o;     // [slots][part_rows][head_dim]: schedule.cuh
   float* partial_stat;  // [slots][part_rows][2]: stale max and sum, as in DecodePart
-  unsigned long long* arrivals;  // [2][blocks], of work tiles and of groups of parts: decode_sm90/arrivals.cuh
+  unsigned long long* arrivals;  // [2][blocks], of work tiles and of groups of parts: decode_sm90/epilogue.cuh
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
   PositionMasks masks;
 };

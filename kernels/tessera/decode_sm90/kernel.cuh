@@ -1,111 +1,29 @@
 // Forward with few query rows and many keys (decoding): O = softmax(scale Q K^T + ...) V and LSE in one launch. Its
 // time is bound by the reading of K and V or, with few keys, by the latency from the launch to the last store.
 //
-// Grid: as many blocks as the GPU holds, each with an equal part of all K/V tiles (schedule.cuh), whatever the
-// sequences' lengths. Block: `warps` warps that have only the block's rows in common. Each warp processes every
-// warps-th K/V tile, with a ring of stages that it fills itself (loads.cuh) and an online softmax of its own; the warps
-// meet only at the end of a work tile (merge.cuh). The loads therefore never stop: while warps wait at a barrier or
-// merge, K and V of the next work tile are being loaded. Shared memory: DecodeShared. Details and measurements:
-// docs/reference/kernels/decode_sm90.md.
+// Grid: as many blocks as the GPU holds, each with an equal part of all K/V tiles, whatever the sequences' lengths.
+// Block: `warps` warps that have only the block's rows in common. Each warp processes every warps-th K/V tile, with a
+// ring of stages that it fills itself and an online softmax of its own; the warps meet only at the end of a work tile.
+// The loads therefore never stop: while warps wait at a barrier or merge, K and V of the next work tile are being
+// loaded. Details and measurements: docs/reference/kernels/decode_sm90.md.
+//
+//   config.hpp     DecodeSm90Config, the launch parameters, the layout of shared memory
+//   schedule.cuh   which keys a block has, as segments of work tiles
+//   loads.cuh      a warp's ring of K and V tiles, pages included
+//   shared.cuh     Q of a segment, and a block's shared memory
+//   scores.cuh     S -> P: options, mask, online softmax
+//   epilogue.cuh   the merge of a block's warps, and of a work tile's blocks
+//   kernel.cuh     the loop over a block's segments
 #pragma once
 
-#include "tessera/attention/score/step.cuh"
 #include "tessera/attention/unowned_rows.cuh"
+#include "tessera/decode_sm90/epilogue.cuh"
 #include "tessera/decode_sm90/loads.cuh"
-#include "tessera/decode_sm90/merge.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/decode_sm90/scores.cuh"
+#include "tessera/decode_sm90/shared.cuh"
+#include "tessera/ptx/synchronization.cuh"
 
 namespace tessera {
-
-// Q of a segment's rows in shared memory, the A operand.
-template <DecodeSm90Config kCfg>
-struct DecodeQueries {
-  SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
-
-  // Global -> shared, by all threads, after all of them have finished reading the previous rows. Rows and columns past
-  // the end become 0.
-  TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
-    constexpr int kBytes = dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim * kBytes / kLoadBytes;
-    const DecodeRows rows(p, segment.head_kv);
-    const char* const base = static_cast<const char*>(p.q.data);
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kLoads; i += kCfg.warps * 32) {
-      const int local = i / kLoads, offset = i % kLoads * kLoadBytes, row = segment.row0 + local;
-      const int wanted = local < segment.rows ? clamp(p.head_dim * kBytes - offset, 0, kLoadBytes) : 0;
-      const char* const from =
-          base + offset +
-          (p.q.batch * segment.batch + p.q.row * (static_cast<int64>(segment.s.q_begin) + rows.query(p, row)) +
-           p.q.head * rows.head(p, row)) *
-              kBytes;
-      ptx::cp_async_cg_16(sQ.at(local, 0) + offset, wanted > 0 ? from : base, wanted);
-    }
-    ptx::cp_async_commit_group();
-  }
-  // rS = Q K^T.
-  template <class Tile>
-  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
-    clear(rS);
-    product_abt(rS, sQ, 0, sK, 0);
-  }
-};
-
-template <DecodeSm90Config kCfg>
-struct DecodeShared {
-  DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
-  DecodeMergeBuffers<kCfg> merge;
-  DecodeQueries<kCfg> queries;
-  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // barriers of K and of V
-  ShareSegments<kCfg> segments;
-  Segment parted;  // the range's first segment if other blocks compute parts of its work tile; else it has no rows
-  // the last two: whether this block merges the work tile of `parted`, and that of the last segment
-  int scan[kCfg.warps + 2];
-};
-
-// The coordinates (b, h, i, j) of the scores of a K/V tile.
-template <DecodeSm90Config kCfg>
-struct DecodeCoordinates {
-  static constexpr int kRows = 2, kAheadRows = 2, kN = kCfg.block_n / 8;
-  static constexpr bool kLaneOrder = false, kFused = true;
-
-  const DecodeSm90Params& p;
-  const Segment& segment;
-  DecodeRows rows;
-  int key0;
-
-  TESSERA_DEVICE DecodeCoordinates(const DecodeSm90Params& p, const Segment& segment, int key0)
-      : p(p), segment(segment), rows(p, segment.head_kv), key0(key0) {}
-  TESSERA_DEVICE const Sequence& sequence() const { return segment.s; }
-  TESSERA_DEVICE int batch() const { return segment.batch; }
-  TESSERA_DEVICE int head(int row) const { return rows.head(p, row); }
-  TESSERA_DEVICE int query(int row) const { return rows.query(p, row); }
-  TESSERA_DEVICE static int col() { return lane_col(); }
-  TESSERA_DEVICE int row(int i) const { return segment.row0 + min(i * 8 + lane_row(), segment.rows - 1); }
-};
-
-// Turns the scores of the tile that begins at key key0 into P, in place, and rescales O if the stale max is replaced.
-// `full`: all rows see all keys of the tile.
-template <DecodeSm90Config kCfg, class Queries, class Tile>
-TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
-                                float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
-                                const DecodeSm90Params& p, const Segment& segment, int key0, bool full) {
-  constexpr ScoreConfig kScore = kCfg.score;
-  ScoreStep<kScore, DecodeCoordinates<kCfg>> scores;
-  const DecodeCoordinates<kCfg> at(p, segment, key0);
-  const ScoreUnit unit = score_unit<kScore>(p);
-  bool stale_max = kScore.stale_max() && full && softmax.ready;
-  for (;; stale_max = false) {
-    queries.product(rS, sK);
-#pragma unroll
-    for (int i = 0; i < at.kRows; ++i) {
-      const int row = at.row(i);
-      if constexpr (!scores.kPlain) scores.apply_row(rS[0], at, i, scores.row(at, row));
-      if (!full) scores.hide_row(rS[0], at, i, row);
-    }
-    if (!stale_max) break;
-    if (softmax.try_stale_max(rS, unit)) return;
-  }
-  softmax.update(rS, unit, rO, kScore.stale_max() ? 0.0f : kRescaleThreshold_log2);
-}
 
 // Waits for the oldest of a warp's tiles of K or V: 2 stages - 1 groups of copies were issued after it.
 template <DecodeSm90Config kCfg>

@@ -6,8 +6,7 @@
 #pragma once
 
 #include "tessera/decode_sm90/schedule.cuh"
-#include "tessera/ptx/cp_async.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/ptx/async_copy.cuh"
 #include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/product.cuh"
 #include "tessera/tile/shared_tile.cuh"

@@ -3,7 +3,7 @@
 // that its rows see, at least one. The K/V tiles of all work tiles are concatenated and cut into ranges of equal size,
 // so sequences of unequal lengths still fill the GPU. A range holds the last K/V tiles of one work tile, then some
 // complete work tiles, then the first K/V tiles of another. The results of a work tile that lies in two or more ranges
-// are merged (merge.cuh).
+// are merged (epilogue.cuh).
 //
 // A range (`share` in the code) belongs to a group of blocks (`team`): each block computes one of team_heads
 // neighbouring KV heads, whose keys are neighbours in memory, and one of team_rows row tiles, which read the same keys.
@@ -15,8 +15,7 @@
 // contains the sequence. If one group of blocks computes all parts of a group of parts, memory receives only their sum.
 #pragma once
 
-#include "tessera/attention/mask.cuh"
-#include "tessera/attention/sequence_scan.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/decode_sm90/config.hpp"
 
 namespace tessera {

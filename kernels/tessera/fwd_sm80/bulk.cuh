@@ -10,11 +10,10 @@
 // docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
-#include "tessera/fwd_sm80/bulk_copies.cuh"
 #include "tessera/fwd_sm80/epilogue.cuh"
 #include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/scheduler.cuh"
-#include "tessera/fwd_sm80/score_stage.cuh"
+#include "tessera/fwd_sm80/scores.cuh"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
-#include "tessera/tile/layout.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 
@@ -72,7 +72,7 @@ TESSERA_HOST_DEVICE constexpr FwdSm80Layout fwd_sm80_layout(const FwdSm80Config&
 struct FwdSm80Params : ProblemParams {
   RowTensor o;
   StatTensor lse, lse_low;     // natural logarithm
-  Divisor tiles;               // of a sequence; packed: padded tile indices of the batch (attention/packed_slots.cuh)
+  Divisor tiles;               // of a sequence; packed: padded tile indices of the batch (attention/sequence.cuh)
   int num_splits, split_keys;  // split_keys: keys of a split, a multiple of block_n
   int o_aligned;               // every row of o starts at a multiple of 16 bytes
   float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]

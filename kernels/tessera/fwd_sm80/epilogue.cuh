@@ -2,8 +2,8 @@
 #pragma once
 
 #include "tessera/attention/softmax.cuh"
-#include "tessera/fwd_sm80/block.cuh"
-#include "tessera/tile/copy_tile.cuh"
+#include "tessera/fwd_sm80/shared.cuh"
+#include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
 

@@ -2,18 +2,27 @@
 // GPU from Ampere on, and with every option.
 //
 // Grid: one block for each tile of block_m query rows, head and split of the keys. Block: `warps` warps, each with
-// block_m / warps rows, all of whose scores and outputs are in its registers: warps exchange nothing. Shared memory:
-// FwdSharedMemory. Details and measurements: docs/reference/kernels/fwd_sm80.md.
+// block_m / warps rows, all of whose scores and outputs are in its registers: warps exchange nothing. Details and
+// measurements: docs/reference/kernels/fwd_sm80.md.
 //
-// The family's four kernels differ in three policies, and share the code of each. The loader loads tiles by cp.async
-// (loads.cuh) or by TMA (bulk_copies.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile
-// scheduler gives a thread block one work tile or one after another (scheduler.cuh).
+// The family's four kernels differ in three policies, and share the code of each. The loader loads tiles by cp.async or
+// by TMA (loads.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile scheduler gives a thread
+// block one work tile or one after another (scheduler.cuh).
 //
 //                        loader            row map      tile scheduler   options
 //   kernel.cuh           cp.async, pages   contiguous   single           all
 //   bulk.cuh             TMA               contiguous   single           none
 //   persistent.cuh       cp.async, pages   spread       persistent       none
 //   pairs.cuh            either, pages     pairs        persistent       none
+//
+// What they have in common:
+//
+//   config.hpp      FwdSm80Config, the launch parameters, the layout of shared memory
+//   shared.cuh      a work tile, and a block's shared memory
+//   scheduler.cuh   the work tiles of a block
+//   loads.cuh       Q, K and V: global -> shared
+//   scores.cuh      S -> P: options, mask, online softmax, dropout
+//   epilogue.cuh    sums and accumulators -> LSE and O, or the partial results of split keys
 //
 // Each kernel has a loop of its own, because its policies allow different schedules: with cp.async all warps meet at a
 // barrier for each tile, and the loads of one iteration are for a later one; with TMA no warp waits for another; with
@@ -25,7 +34,7 @@
 #include "tessera/fwd_sm80/epilogue.cuh"
 #include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/scheduler.cuh"
-#include "tessera/fwd_sm80/score_stage.cuh"
+#include "tessera/fwd_sm80/scores.cuh"
 
 namespace tessera {
 

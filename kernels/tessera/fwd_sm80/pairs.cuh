@@ -12,14 +12,13 @@
 // fwd_sm80/kernel.cuh. Shared memory: FwdPairsSharedMemory. Details: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
-#include "tessera/fwd_sm80/bulk_copies.cuh"
 #include "tessera/fwd_sm80/epilogue.cuh"
 #include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/scheduler.cuh"
-#include "tessera/fwd_sm80/score_stage.cuh"
-#include "tessera/ptx/barrier.cuh"
-#include "tessera/tile/copy_tile.cuh"
-#include "tessera/tile/product_shared.cuh"
+#include "tessera/fwd_sm80/scores.cuh"
+#include "tessera/ptx/synchronization.cuh"
+#include "tessera/tile/product.cuh"
+#include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
 

@@ -12,7 +12,7 @@
 #include "tessera/fwd_sm80/epilogue.cuh"
 #include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/scheduler.cuh"
-#include "tessera/fwd_sm80/score_stage.cuh"
+#include "tessera/fwd_sm80/scores.cuh"
 
 namespace tessera {
 

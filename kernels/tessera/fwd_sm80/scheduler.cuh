@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tessera/attention/work_order.hpp"
-#include "tessera/fwd_sm80/block.cuh"
+#include "tessera/fwd_sm80/shared.cuh"
 
 namespace tessera {
 

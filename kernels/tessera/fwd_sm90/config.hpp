@@ -1,13 +1,10 @@
-// The compile-time config, the launch parameters and the shared memory layout of fwd_sm90, as one text for the host,
-// the kernel and the search for tiles.
+// The compile-time config and the shared memory layout of fwd_sm90, as one text for the host, the kernel and the search
+// for tiles. Its launch parameters are FwdSm90Params.
 #pragma once
 
-#include "tessera/attention/problem.hpp"
+#include "tessera/attention/forward/params.hpp"
 #include "tessera/attention/score/config.hpp"
-#include "tessera/attention/work_order.hpp"
-#include "tessera/block_lists/config.hpp"
-#include "tessera/live_tiles/config.hpp"
-#include "tessera/tile/layout.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 
@@ -37,7 +34,6 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
                       o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,
                       score)
 
-inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
 // Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers use the K/V blocks of a
@@ -98,30 +94,5 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config&
   at.bytes = (at.k_entries + (c.block_mask ? c.k_stages * 4 : 0) + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
   return at;
 }
-
-struct FwdSm90Params : ProblemParams {
-  // [batch, head, row, column], boxes of 64 columns; with pack_gqa q_map is [batch, row, head, column]
-  TensorMap q_map, k_map, v_map, o_map;
-  RowTensor o;
-  StatTensor lse, lse_low;
-  WorkOrder order;
-  // Dynamic scheduler (packed batches and block masks): the number of claimed work tiles; NULL: a static schedule. Work
-  // tiles of at most short_tile_blocks K/V blocks are scheduled last.
-  int* tile_counter;
-  int short_tile_blocks;
-  // Parameters instead of constants, which the compiler would write into registers again for each product; two
-  // parameters, so that each stays in its register.
-  uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
-  PositionMasks masks;
-  BlockLists lists;       // with a block mask
-  const LiveTiles* live;  // with live tiles
-  // With a block mask and a dynamic scheduler: the number of long lists; if it exceeds most_long_lists, no list is
-  // scheduled first.
-  const int* long_lists;
-  int most_long_lists;
-  // With split keys: part n of a row has the n-th part of its work tile's K/V blocks.
-  Divisor num_splits;
-  float *partial_o, *partial_lse, *partial_lse_low;  // [split, head, query of the batch]; o: head_dim_v columns
-};
 
 }  // namespace tessera

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "tessera/attention/softmax.cuh"
-#include "tessera/fwd_sm90/shared_memory.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/fwd_sm90/shared.cuh"
+#include "tessera/ptx/async_copy.cuh"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, as in FlashAttention-3: TMA, wgmma and specialised warpgroups.
 //
-// A persistent block processes work tiles (fwd_sm90/work_tile), each with 64 query rows for each consumer warpgroup.
-// The threads of a producer warpgroup schedule the tiles and load their Q, K and V (fwd_sm90/producers). Two or three
+// A persistent block processes work tiles, each with 64 query rows for each consumer warpgroup.
+// The threads of a producer warpgroup schedule the tiles and load their Q, K and V. Two or three
 // consumers overlap their own products: each issues S' = Q K'^T of the next K/V block together with O += P V of this
 // one, and the exponentials of S' run during P V and during the products of the other consumers, with which it is not
 // synchronised. Four consumers perform these steps in sequence: the products of the other three are enough to hide the
@@ -11,13 +11,20 @@
 // ALiBi or a bias may raise the scores from block to block. If a sum exceeds a bound, the warp recomputes the block.
 //
 // Block: (consumers + 1) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
-// the consumers. Shared memory: FwdSm90SharedMemory. Details and measurements: docs/reference/kernels/fwd_sm90.md.
+// the consumers. Details and measurements: docs/reference/kernels/fwd_sm90.md.
+//
+//   config.hpp     FwdSm90Config, the layout of shared memory; the launch parameters are FwdSm90Params
+//   shared.cuh     a work tile, and a block's shared memory
+//   loads.cuh      the producers: the tile scheduler, and the loads of Q, K and V
+//   scores.cuh     a consumer's position in the stream of K/V blocks, and S -> P
+//   epilogue.cuh   sums and accumulators -> LSE and O
+//   kernel.cuh     the loop of a consumer
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
-#include "tessera/fwd_sm90/producers.cuh"
-#include "tessera/fwd_sm90/score_stage.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/fwd_sm90/loads.cuh"
+#include "tessera/fwd_sm90/scores.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/ptx/wgmma.cuh"
 
 namespace tessera {

@@ -1,9 +1,11 @@
 // The compile-time config and the shared memory layout of fwd_sm90_d512, the forward kernel for Hopper at head sizes
-// above 256. Its launch parameters are those of fwd_sm90. Plain structs and constexpr functions, the same text for host
+// above 256. Its launch parameters are FwdSm90Params. Plain structs and constexpr functions, the same text for host
 // and device.
 #pragma once
 
-#include "tessera/fwd_sm90/config.hpp"
+#include "tessera/attention/forward/params.hpp"
+#include "tessera/attention/score/config.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 

@@ -2,14 +2,11 @@
 // in the other.
 #pragma once
 
-#include "tessera/attention/packed_slots.cuh"
 #include "tessera/attention/score/options.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/fwd_sm90_d512/config.hpp"
-#include "tessera/ptx/barrier.cuh"
-#include "tessera/ptx/cluster.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
-#include "tessera/ptx/st_async.cuh"
+#include "tessera/ptx/async_copy.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
-#include "tessera/attention/sequence_scan.cuh"
 #include "tessera/live_tiles/config.hpp"
 
 namespace tessera {

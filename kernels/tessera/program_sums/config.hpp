@@ -2,7 +2,7 @@
 // are written after it.
 #pragma once
 
-#include "tessera/attention/score/program_params.hpp"
+#include "tessera/attention/score/config.hpp"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 // Grid: any number of blocks; when writing, grid.y is the number of tensors. Each thread takes every n-th element.
 #pragma once
 
-#include "tessera/attention/score/program_sums.cuh"
+#include "tessera/attention/score/program.cuh"
 #include "tessera/program_sums/config.hpp"
 #include "tessera/tile/element.cuh"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "tessera/ptx/device.cuh"
-#include "tessera/ptx/wgmma_widths.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera::ptx {
 

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
-#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/ptx/synchronization.cuh"
 #include "tessera/shared_prefix/chunks.cuh"
 #include "tessera/shared_prefix/config.hpp"
 

@@ -1,9 +1,18 @@
-// Elements of the three types, in registers and in memory.
+// Elements of the three types, in registers and in memory, and named constants.
 #pragma once
 
+#include "tessera/ptx/device.cuh"
 #include "tessera/ptx/math.cuh"
 
 namespace tessera {
+
+// Named constants; NVRTC lacks <numbers>.
+
+inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+TESSERA_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+// Elements of the three types, in registers and in memory.
 
 // Packs two neighbouring elements of a row into 16 bits each.
 template <Dtype kDtype>

@@ -1,8 +1,7 @@
 // A ring of stages between a producer and its consumers.
 #pragma once
 
-#include "tessera/ptx/cluster.cuh"
-#include "tessera/ptx/mbarrier.cuh"
+#include "tessera/ptx/synchronization.cuh"
 
 namespace tessera {
 

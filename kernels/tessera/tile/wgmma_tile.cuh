@@ -4,10 +4,10 @@
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-shared-memory-layout
 #pragma once
 
+#include "tessera/ptx/layout.hpp"
 #include "tessera/ptx/mma.cuh"
 #include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/fragment.cuh"
-#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

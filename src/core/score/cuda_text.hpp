@@ -1,7 +1,7 @@
 // A checked program as CUDA C++: the text that a kernel is compiled with. It is generated from the program, not copied
 // from the user's text, and the same program gives the same text everywhere. It contains no names of tensors and
 // scalars: values are v0, v1, ... by their indices, and tensors and scalars are referred to by number
-// (kernels/tessera/attention/score/program_params.hpp).
+// (kernels/tessera/attention/score/config.hpp).
 //
 //   struct tessera::program::ScoreProgram {
 //     static constexpr bool kChangesScore, ...;             facts.hpp

@@ -20,8 +20,8 @@ struct BwdWorkspace {
 BwdWorkspace backward_workspace(int64_t tiles, int block_m, int head_dim, bool deterministic);
 
 // The magnitude of the LSE, in log2 units, from which on one float of it is too inexact to compute P
-// (attention/far_rows.cuh). Below it the error of P is less than 2^-15 for 16-bit types, and for float32 less than that
-// of a score rounded to float32.
+// (attention/backward/rows.cuh). Below it the error of P is less than 2^-15 for 16-bit types, and for float32 less than
+// that of a score rounded to float32.
 constexpr float far_lse_log2(const tessera_problem& problem) {
   return problem.q.dtype == TESSERA_FLOAT32 ? 0x1p7f : 0x1p10f;
 }

@@ -177,8 +177,8 @@ constexpr PrebuiltRow kPrebuilt[] = {
 
 // The slope of the softcap is computed from P in float16, whose rounding moves the tanh by 2^-11 / softcap. From the
 // least softcap on, this costs dS no more than dS's own rounding (2^-11 in float16, 2^-8 in bfloat16). The slope also
-// depends on the LSE in one float, which the softcap bounds: above kLargestSoftcap, far rows (attention/far_rows.cuh)
-// would need the second float as well.
+// depends on the LSE in one float, which the softcap bounds: above kLargestSoftcap, far rows
+// (attention/backward/rows.cuh) would need the second float as well.
 constexpr double kLargestSoftcap = 4096;
 std::string refuse_softcap(const tessera_problem& p) {
   const bool float16 = p.q.dtype == TESSERA_FLOAT16;

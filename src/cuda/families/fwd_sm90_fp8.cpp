@@ -1,4 +1,4 @@
-// The forward kernel of kernels/tessera/fwd_sm90_fp8/kernel.cuh: the problems it supports, its tiles and its launch.
+// The forward kernel of kernels/tessera/fwd_sm90/fp8/kernel.cuh: the problems it supports, its tiles and its launch.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -111,6 +111,11 @@ constexpr Supports kSupports{
     .dtypes = bits({TESSERA_FLOAT8_E4M3}),
     .head_dim = kMostHeadDim,
     .tensors = kAllTensors & ~kScoreTensors & ~tensors({"page_table", "page_indptr", "page_indices", "dropout_state"})};
+
+// At launch; afterwards, with two consumers each has 232, with three 152.
+constexpr Limits kLimits{.registers = 168};
+constexpr PrebuiltRow kPrebuilt[] = {
+    {Use::kPrefill, 64, kLimits}, {Use::kPrefill, 128, kLimits}, {Use::kPrefill, 256, kLimits}};
 
 // TMA and the stores of O need rows at multiples of 16 bytes; TMA sees two elements as one.
 std::string refuse_layout(const tessera_plan& plan) {
@@ -265,6 +270,6 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
 }  // namespace
 
 constinit const Family kFwdSm90Fp8{
-    {"fwd_sm90_fp8", TESSERA_KERNEL_AUTO, refuse, configure, estimate_us}, kSupports, list_launches, {}};
+    {"fwd_sm90_fp8", TESSERA_KERNEL_AUTO, refuse, configure, estimate_us}, kSupports, list_launches, kPrebuilt};
 
 }  // namespace tessera::cuda

@@ -10,7 +10,7 @@
 #include "cuda/params.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/tiles_json.hpp"
-#include "tessera/ptx/wgmma_widths.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera::cuda {
 namespace {

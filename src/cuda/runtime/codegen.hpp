@@ -28,8 +28,8 @@ struct KernelSpec {
   int32_t threads = 0, min_blocks_per_sm = 1;
   int32_t cluster = 1;     // blocks of a cluster; grid.x of a launch is a multiple
   int64_t smem_bytes = 0;  // dynamic
-  // The kernel itself waits for its predecessor in the stream (ptx/griddepcontrol.cuh), so it may start before that has
-  // ended.
+  // The kernel itself waits for its predecessor in the stream (ptx/synchronization.cuh), so it may start before that
+  // has ended.
   bool begins_early = false;
   Limits limits{};  // of a kernel that is the same for all problems
   // Compiled with the kernel, which then gets ProgrammedParams of its params, of `program_params_bytes`. "": none.

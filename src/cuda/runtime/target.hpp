@@ -26,7 +26,7 @@ std::vector<Target> prebuilt_targets();
 // its family, except that integrated GPUs (Jetson) and others run none of each other's
 // (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#binary-compatibility). PTX of compute_80 serves no
 // GPU from 9.0 on: there a kernel may begin before its predecessor has ended, and only code of compute_90 waits for it
-// (ptx/griddepcontrol.cuh).
+// (ptx/synchronization.cuh).
 std::vector<Target> prebuilt_targets_for(int32_t arch);
 
 // The architectures whose prebuilt kernels are compiled as PTX of a virtual architecture: of each kind of GPU that may

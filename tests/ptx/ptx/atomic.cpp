@@ -4,12 +4,12 @@ namespace tessera::testing {
 
 static const DeviceTests kTests({
     {.name = "red_add_f32",
-     .header = "tessera/ptx/atomic.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .expected = {word(496)},
      .fill = 0,
      .body = "ptx::red_add_f32(reinterpret_cast<float*>(out), static_cast<float>(t));"},
     {.name = "red_add_v4_f32",
-     .header = "tessera/ptx/atomic.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .archs = Archs::kHopperOn,
      .expected = {word(32), word(64), word(496), word(-32)},
      .fill = 0,
@@ -17,18 +17,18 @@ static const DeviceTests kTests({
   const float x[4] = {1.0f, 2.0f, static_cast<float>(t), -1.0f};
   ptx::red_add_v4_f32(reinterpret_cast<float*>(out), x);)"},
     {.name = "red_add_u64",
-     .header = "tessera/ptx/atomic.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .expected = {0xffffffe0u, 0x1f},
      .fill = 0,
      .body = "ptx::red_add_u64(reinterpret_cast<unsigned long long*>(out), 0xffffffffull);"},
     {.name = "red_or_b32",
-     .header = "tessera/ptx/atomic.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .expected = {0xffffffffu},
      .fill = 0,
      .body = "ptx::red_or_b32(out, 1u << t);"},
     // Warp 1 sees what warp 0 wrote before its release.
     {.name = "release_acquire",
-     .header = "tessera/ptx/atomic.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .threads = 64,
      .expected = {5, 7, 7},
      .fill = 0,
@@ -45,7 +45,7 @@ static const DeviceTests kTests({
   })"},
     // Each of all threads' additions sees another previous count; a comparison returns the previous value.
     {.name = "atom_acq_rel_u64",
-     .header = "tessera/ptx/atomic.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .expected = {32, 0, 496, 0, 7, 9, 32, 32},
      .fill = 0,
      .body = R"(

@@ -5,7 +5,7 @@ namespace tessera::testing {
 static const DeviceTests kTests({
     // Warp 0 arrives and continues; warp 1 waits for its writes. Both wait at a second barrier.
     {.name = "barrier",
-     .header = "tessera/ptx/barrier.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .threads = 64,
      .expected = words(64, [](int t) { return t < 32 ? 2000u : 1000u + static_cast<uint32_t>(t) - 32; }),
      .body = R"(

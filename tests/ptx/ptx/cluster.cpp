@@ -5,7 +5,7 @@ namespace tessera::testing {
 static const DeviceTests kTests({
     // Each block arrives at the other's barrier, by mapa().
     {.name = "cluster",
-     .header = "tessera/ptx/cluster.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .archs = Archs::kHopperOn,
      .blocks = 2,
      .expected = {10, 11},
@@ -27,7 +27,7 @@ static const DeviceTests kTests({
   ptx::barrier_cluster_wait();)"},
     // Each block writes its number into the other.
     {.name = "st_shared_cluster_s32",
-     .header = "tessera/ptx/cluster.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .archs = Archs::kHopperOn,
      .blocks = 2,
      .expected = {21, 20},

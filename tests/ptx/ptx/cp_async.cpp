@@ -5,7 +5,7 @@ namespace tessera::testing {
 static const DeviceTests kTests({
     // Of odd threads 8 bytes are read, and the rest is zero.
     {.name = "cp_async_cg_16",
-     .header = "tessera/ptx/cp_async.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .in = numbered(128),
      .expected = words(128, [](int i) { return i / 4 % 2 && i % 4 >= 2 ? 0u : static_cast<uint32_t>(i); }),
      .body = R"(
@@ -15,7 +15,7 @@ static const DeviceTests kTests({
   ptx::cp_async_wait_group<0>();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
     {.name = "cp_async_cg_16_l2_128b",
-     .header = "tessera/ptx/cp_async.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .in = numbered(128),
      .expected = words(128, [](int i) { return i / 4 % 2 && i % 4 >= 2 ? 0u : static_cast<uint32_t>(i); }),
      .body = R"(
@@ -24,7 +24,7 @@ static const DeviceTests kTests({
   ptx::cp_async_wait_all();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
     {.name = "cp_async_cg_16_l2_128b_all",
-     .header = "tessera/ptx/cp_async.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .in = numbered(128),
      .expected = numbered(128),
      .body = R"(
@@ -34,7 +34,7 @@ static const DeviceTests kTests({
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
     // Waits for the older of two groups; then for all copies, including those that belong to no group.
     {.name = "cp_async_wait",
-     .header = "tessera/ptx/cp_async.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .in = numbered(384),
      .expected = numbered(384),
      .body = R"(

@@ -27,7 +27,7 @@ std::string store_by(const std::string& call) {
 
 const DeviceTests kTests({
     {.name = "cp_async_bulk_load",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .in = numbered(256),
      .expected = numbered(256),
@@ -39,14 +39,14 @@ const DeviceTests kTests({
   ptx::mbarrier_wait_parity(full, 0);
   for (int i = t; i < 256; i += 32) out[i] = s[i];)"},
     {.name = "cp_async_bulk_store",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .expected = numbered(128),
      .body = "alignas(16) __shared__ uint32 s[128];\nfor (int i = t; i < 128; i += 32) s[i] = i;" +
              store_by("cp_async_bulk_store(reinterpret_cast<float*>(out), shared_address(s), 512)")},
     // The thread that waited reads what the copy wrote.
     {.name = "cp_async_bulk_wait_group",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .expected = words(256, [](int i) { return static_cast<uint32_t>(i % 128); }),
      .body = R"(
@@ -62,7 +62,7 @@ const DeviceTests kTests({
   })"},
     // Ordinary stores of this thread, to which a copy then adds, and reads of the copy's results.
     {.name = "fence_proxy_async_global",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .expected = words(256, [](int i) { return word(static_cast<float>(i % 128) + 2); }),
      .body = R"(
@@ -80,7 +80,7 @@ const DeviceTests kTests({
     for (int i = 0; i < 128; ++i) out[128 + i] = static_cast<const volatile uint32*>(out)[i];
   })"},
     {.name = "cp_reduce_async_bulk_add_f32",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .expected = words(128, [](int i) { return word(static_cast<float>(i) + 1); }),
      .fill = word(1.0f),
@@ -88,7 +88,7 @@ const DeviceTests kTests({
              store_by("cp_reduce_async_bulk_add_f32(reinterpret_cast<float*>(out), shared_address(s), 512)")},
     // Rows 12 ... 19 of 16: those past the last are zero. The swizzle is SwizzledTile's.
     {.name = "cp_async_bulk_tensor_4d",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .in = numbered(16 * 32),
      .expected = words(256, [](int i) { return i < 128 ? static_cast<uint32_t>(12 * 32 + i) : 0u; }),
@@ -103,7 +103,7 @@ const DeviceTests kTests({
   for (int i = t; i < 256; i += 32) out[i] = *swizzled_word<SwizzledTile<8, 64>>(s, i / 32, i % 32);)"},
     // Block 0 brings the box to both blocks of the cluster.
     {.name = "cp_async_bulk_tensor_4d_multicast",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .blocks = 2,
      .in = numbered(16 * 32),
@@ -124,7 +124,7 @@ const DeviceTests kTests({
   ptx::barrier_cluster_wait();)"},
     // A box of eight rows to a tensor of six: two are not written.
     {.name = "cp_async_bulk_tensor_store_4d",
-     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .expected = numbered(6 * 32),
      .map = {.of_output = true, .rows = 6},

@@ -5,7 +5,7 @@ namespace tessera::testing {
 // Launched without the attribute: both return at once.
 static const DeviceTests kTests({
     {.name = "griddepcontrol",
-     .header = "tessera/ptx/griddepcontrol.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .archs = Archs::kHopperOn,
      .expected = numbered(32),
      .body = R"(

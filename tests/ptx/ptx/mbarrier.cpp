@@ -5,7 +5,7 @@ namespace tessera::testing {
 static const DeviceTests kTests({
     // A fresh barrier is in phase 0: parity 1 has passed, parity 0 passes with the last of two arrivals.
     {.name = "mbarrier_arrivals",
-     .header = "tessera/ptx/mbarrier.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .archs = Archs::kHopperOn,
      .expected = {1, 0, 0, 1, 0},
      .body = R"(
@@ -25,7 +25,7 @@ static const DeviceTests kTests({
   })"},
     // A phase ends when its arrivals and its bytes have come: the bytes of two copies, announced one by one.
     {.name = "mbarrier_bytes",
-     .header = "tessera/ptx/mbarrier.cuh",
+     .header = "tessera/ptx/synchronization.cuh",
      .archs = Archs::kHopperOn,
      .in = numbered(64),
      .expected = {0, 3, 60},

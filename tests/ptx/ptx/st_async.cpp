@@ -5,7 +5,7 @@ namespace tessera::testing {
 static const DeviceTests kTests({
     // Each block sends 16 bytes a lane, then 512 bytes at once, to the other.
     {.name = "st_async",
-     .header = "tessera/ptx/st_async.cuh",
+     .header = "tessera/ptx/async_copy.cuh",
      .archs = Archs::kHopperOn,
      .blocks = 2,
      .expected = words(512,

@@ -1,5 +1,5 @@
 #include "device_test.hpp"
-#include "tessera/ptx/wgmma_widths.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera::testing {
 namespace {

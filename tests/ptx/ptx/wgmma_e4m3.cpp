@@ -1,6 +1,6 @@
 #include "core/float8.hpp"
 #include "device_test.hpp"
-#include "tessera/ptx/wgmma_widths.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera::testing {
 namespace {

@@ -14,7 +14,7 @@ const std::vector<uint32_t> kWhole =
 
 DeviceTest load(const std::string& name, const std::vector<uint32_t>& expected, const std::string& call) {
   return {.name = name,
-          .header = "tessera/tile/copy_tile.cuh",
+          .header = "tessera/tile/shared_tile.cuh",
           .in = numbered(kRows * kStride),
           .expected = expected,
           .body = R"(
@@ -28,7 +28,7 @@ DeviceTest load(const std::string& name, const std::vector<uint32_t>& expected, 
 // Rows of `out` are also 20 words apart: the gaps between them are unchanged.
 DeviceTest store(const std::string& name, int count, int columns, const std::string& call) {
   return {.name = name,
-          .header = "tessera/tile/copy_tile.cuh",
+          .header = "tessera/tile/shared_tile.cuh",
           .in = numbered(kRows * kWords),
           .expected = words(kRows * kStride,
                             [count, columns](int i) {

@@ -29,7 +29,7 @@ const DeviceTests kTests({
     of_type("f16", "kFloat16", half_pair(1.5f, -2.25f, false)),
     of_type("bf16", "kBFloat16", half_pair(1.5f, -2.25f, true)),
     {.name = "infinity",
-     .header = "tessera/tile/numbers.cuh",
+     .header = "tessera/tile/element.cuh",
      .expected = {0x7f800000},
      .body = "if (t == 0) out[0] = __float_as_uint(infinity());"},
 });

@@ -65,7 +65,7 @@ DeviceTest pb(const Type& type, bool packed) {
 DeviceTest shared(const Type& type, bool transpose) {
   const Matrix a = small_numbers(32, 32, 5), b = small_numbers(32, 16, 6);
   return {.name = std::string(transpose ? "product_atb_" : "product_ab_") + type.name,
-          .header = "tessera/tile/product_shared.cuh",
+          .header = "tessera/tile/product.cuh",
           .in = type.words(a) + type.words(b),
           .expected = type.words(product(transpose ? transposed(a) : a, b)),
           .body = type.body(std::string(R"(

@@ -5,11 +5,6 @@
 #include "append_step.hpp"
 
 // What a compiler of device code declares by itself. Blocks and threads run one after another.
-inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
-struct Index {
-  unsigned x;
-};
-static Index threadIdx, blockIdx;
 static int atomicAdd(int* at, int x) {
   const int before = *at;
   *at += x;

@@ -1,9 +1,9 @@
-// Division by multiplication: attention/divisor.hpp.
-#include "tessera/attention/divisor.hpp"
-
+// Division by multiplication: types.hpp.
 #include <gtest/gtest.h>
 
 #include <climits>
+
+#include "tessera/types.hpp"
 
 namespace tessera {
 namespace {

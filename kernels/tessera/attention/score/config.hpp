@@ -1,10 +1,13 @@
-// The score: what happens between the product q . k and its exponential, with the options for which a kernel is
-// compiled and the facts by which kernels and plans decide.
+// The score: what happens between the product q . k and its exponential. The options for which a kernel is compiled,
+// the facts by which kernels and plans decide, and the tensors and scalars of a score program.
 #pragma once
 
 #include "tessera/types.hpp"
 
 namespace tessera {
+
+// The score: what happens between the product q . k and its exponential, with the options for which a kernel is
+// compiled and the facts by which kernels and plans decide.
 
 // The properties of an option that other code may use. Each option declares its own; ScoreConfig joins those of its
 // options.
@@ -41,7 +44,7 @@ struct ScoreConfig {
   bool softcap;
   bool bias;
   bool places;   // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
-  bool program;  // whose text is compiled with the kernel: score/program_option.cuh
+  bool program;  // whose text is compiled with the kernel: score/program.cuh
   Dtype bias_dtype;
   bool alibi;
   bool mask;
@@ -50,7 +53,7 @@ struct ScoreConfig {
   // A tensor on the device gives seed and offset when the kernel runs: each replay of a CUDA graph differs.
   bool dropout_state;
   bool scale_first;  // scale <= 0: the largest product is not the largest score, so the scale is applied first
-  bool causal_seqs;  // each sequence says whether it is causal: attention/mask
+  bool causal_seqs;  // each sequence says whether it is causal
   bool tree_mask;
 
   // The options' facts. A tree mask has none: like a causal mask it is positional (range and hide in its file).
@@ -81,5 +84,80 @@ struct ScoreConfig {
 };
 TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, places, program, bias_dtype, alibi, mask, block_mask, dropout,
                       dropout_state, scale_first, causal_seqs, tree_mask)
+
+// ---- score programs -------------------------------------------------------------------------------------------------
+//
+// The tensors and scalars that a score program names, as a kernel receives them, in the program's order.
+
+inline constexpr int kProgramTensors = 8, kProgramScalars = 16, kProgramRank = 4;
+
+// The type of a captured tensor's elements, by tessera_dtype's numbers.
+enum class ElementType : int {
+  kFloat32 = 0,
+  kFloat16 = 1,
+  kBFloat16 = 2,
+  kInt32 = 4,
+  kBool = 5,   // a byte: 0 is false
+  kInt64 = 6,  // the values fit 32 bits: the high ones are not read
+  kInt8 = 7,
+  kInt16 = 8,
+  kUInt8 = 9
+};
+
+// How the pairs (i, j) of one (b, h) read the elements of a tensor that a program loads (core/score/facts.hpp).
+enum class GradientPattern : int {
+  kHead = 0,      // all pairs read one element
+  kRow = 1,       // all pairs of a query read one element
+  kColumn = 2,    // all pairs of a key read one element
+  kDiagonal = 3,  // all pairs of the same i - j read one element
+  kElement = 4,   // no two pairs read the same element
+  kGather = 5     // anything else
+};
+
+// Of an axis, in bytes. In two halves, so that a stride of 32 bits is multiplied as one: by a single instruction.
+struct ProgramStride {
+  int low, high;
+
+  TESSERA_HOST_DEVICE constexpr int64 bytes() const {
+    return static_cast<int64>(high) * (int64{1} << 32) + static_cast<uint32>(low);
+  }
+};
+
+// A tensor of any strides, with the `rank` axes of its program.
+struct ProgramTensor {
+  const void* data;
+  ProgramStride stride[kProgramRank];
+  uint32 extent[kProgramRank];  // at most 2^31: an index, which is an int32, is below that
+};
+
+// A float or an int, by its type in the program; a bool is an int, 0 or 1.
+union ProgramScalar {
+  float real;
+  int integer;
+};
+
+struct ScoreProgramParams {
+  ProgramTensor tensors[kProgramTensors];
+  // Backward: the sums of the tensors' gradients, float or ExactSum for each element; NULL: not requested.
+  void* sums[kProgramTensors];
+  int* read_outside;  // check() writes 1 if a load that is executed is outside its tensor. NULL: not reported
+  ProgramScalar scalars[kProgramScalars];
+};
+
+// A kernel's params with those of its program.
+template <class Params>
+struct ProgrammedParams : Params {
+  ScoreProgramParams program;
+};
+
+// A sum of floats whose result does not depend on the order of additions: word w counts multiples of 2^(32 w - 149), so
+// every finite float is two words' digits of 32 bits, and 2^31 floats can be added before a word overflows. What is not
+// finite is remembered apart.
+inline constexpr int kExactWords = 9;
+inline constexpr uint32 kPlusInfinityAdded = 1, kMinusInfinityAdded = 2, kNanAdded = 4;
+struct ExactSum {
+  unsigned long long words[kExactWords];
+  uint32 special, padding;
+};
 
 }  // namespace tessera

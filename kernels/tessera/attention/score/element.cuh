@@ -1,13 +1,69 @@
-// What all options of the score use: the place of a score, its values between the product and the softmax, and the
-// default behaviour of an option.
+// Scores: the units in which they and a row's log-sum-exp are held, the place of a score, and what all of its options
+// use.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/sequence.cuh"
-#include "tessera/tile/numbers.cuh"
+#include "tessera/tile/element.cuh"
+#include "tessera/types.hpp"
 
 namespace tessera {
+
+// ---- units ----------------------------------------------------------------------------------------------------------
+//
+// The units in which scores are held and compared, for finite scores of any size.
+
+// The factors of a score as it is held in registers: `natural` gives the score as tessera.h defines it, and `log2` that
+// times log2(e), in the instruction that subtracts its row's maximum.
+struct ScoreUnit {
+  float natural, log2;
+};
+
+// A row whose maximum has at least this magnitude is huge: its scores are rounded to float32 in natural units, because
+// a finite score times log2(e) may be infinite, and its maximum, one of them, is subtracted before the difference is
+// multiplied by log2(e). In other rows one instruction multiplies and subtracts, and the weights are those of unrounded
+// scores.
+inline constexpr float kHugeScore_log2 = 0x1p16f;
+TESSERA_DEVICE bool is_huge(float score_log2) { return !(fabsf(score_log2) < kHugeScore_log2); }
+
+// A maximum in natural units, which are the units of a huge row's maximum.
+TESSERA_DEVICE float natural_max(float max, bool huge) { return huge ? max : max * kLn2; }
+
+// ---- the log-sum-exp of a row ---------------------------------------------------------------------------------------
+//
+// A log-sum-exp in two floats: high + low has twice the digits. Scores near a large number need `low`.
+
+struct TwoFloats {
+  float high, low;
+};
+
+// a + b rounded, and the rounding error (Knuth, TAOCP 2, 4.2.2, theorem B). The additions are those of one float each:
+// where a or b is a product, the compiler would otherwise join it to the sum, and low could exceed half an ulp of high.
+TESSERA_DEVICE TwoFloats two_sum(float a, float b) {
+  const float high = __fadd_rn(a, b), of_b = __fsub_rn(high, a);
+  const float low = __fadd_rn(__fsub_rn(a, __fsub_rn(high, of_b)), __fsub_rn(b, of_b));
+  return {high, fabsf(high) < infinity() ? low : 0.0f};
+}
+
+TESSERA_DEVICE TwoFloats unseen_lse() { return {-infinity(), 0.0f}; }
+
+// Stores to a call's lse and lse_low, as far as they are requested.
+template <class Params>
+TESSERA_DEVICE void store_lse(const Params& p, int batch, int head, int64 row, TwoFloats lse) {
+  if (p.lse.data) *p.lse.at(batch, head, row) = lse.high;
+  if (p.lse_low.data) *p.lse_low.at(batch, head, row) = lse.low;
+}
+
+// The LSE that an earlier call saved; without lse_low it has the error bound of one float.
+template <class Params>
+TESSERA_DEVICE TwoFloats load_lse(const Params& p, int batch, int head, int64 row) {
+  return {*p.lse.at(batch, head, row), p.lse_low.data ? *p.lse_low.at(batch, head, row) : 0.0f};
+}
+
+// ---- options --------------------------------------------------------------------------------------------------------
+//
+// The place of a score, its values between the product and the softmax, and the default behaviour of an option.
 
 // A row of scores: the sequence b, the query head h, and the query i, counted from 0 in its sequence; and the numbers
 // of the sequence's queries and keys.

@@ -5,15 +5,12 @@
 //   scale, softcap, bias, ALiBi, score program, masks     in tessera.h's order; an option's file defines its meaning
 #pragma once
 
-#include "tessera/attention/mask.cuh"
-#include "tessera/attention/score/builtin/alibi.cuh"
 #include "tessera/attention/score/builtin/bias.cuh"
-#include "tessera/attention/score/builtin/block_mask.cuh"
-#include "tessera/attention/score/builtin/mask.cuh"
+#include "tessera/attention/score/builtin/masks.cuh"
 #include "tessera/attention/score/builtin/softcap.cuh"
-#include "tessera/attention/score/builtin/tree_mask.cuh"
-#include "tessera/attention/score/program_option.cuh"
-#include "tessera/attention/score/unit.cuh"
+#include "tessera/attention/score/element.cuh"
+#include "tessera/attention/score/program.cuh"
+#include "tessera/attention/sequence.cuh"
 
 namespace tessera {
 

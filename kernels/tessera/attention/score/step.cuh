@@ -5,9 +5,9 @@
 // are called. The options themselves are in score/options.cuh.
 #pragma once
 
-#include "tessera/attention/backward.hpp"
+#include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/options.cuh"
-#include "tessera/tile/row_reduction.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

@@ -16,7 +16,7 @@
 #include "tessera/comparison/fwd_fa1/config.hpp"
 #include "tessera/fwd_sm80/epilogue.cuh"
 #include "tessera/fwd_sm80/loads.cuh"
-#include "tessera/fwd_sm80/score_stage.cuh"
+#include "tessera/fwd_sm80/scores.cuh"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tessera/attention/problem.hpp"
-#include "tessera/tile/layout.hpp"
+#include "tessera/ptx/layout.hpp"
 
 namespace tessera {
 

@@ -8,11 +8,10 @@
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
-#include "tessera/attention/mask.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/comparison/standard/config.hpp"
-#include "tessera/tile/copy_tile.cuh"
-#include "tessera/tile/product_shared.cuh"
+#include "tessera/tile/product.cuh"
+#include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
-#include "tessera/attention/mask.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/comparison/standard/config.hpp"
 #include "tessera/tile/element.cuh"
 

@@ -20,6 +20,12 @@ struct float2 {
 struct float4 {
   float x, y, z, w;
 };
+struct Index {
+  unsigned x;
+};
+inline thread_local Index threadIdx;  // set by tests whose code reads it
+inline Index blockIdx, gridDim;
+
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -43,3 +49,4 @@ inline float __fadd_rn(float a, float b) {
 }
 inline float __fsub_rn(float a, float b) { return __fadd_rn(a, -b); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }

@@ -10,8 +10,8 @@
 
 #include "bwd_sm90_config.hpp"
 #include "drawn_block_mask.hpp"
+#include "tessera/attention/backward/key_block.cuh"
 #include "tessera/block_lists/entry.cuh"
-#include "tessera/bwd_sm90/block.cuh"
 
 namespace tessera {
 namespace {

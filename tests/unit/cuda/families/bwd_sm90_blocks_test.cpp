@@ -1,5 +1,5 @@
-// bwd_sm90's blocks, kernels/tessera/bwd_sm90/block.cuh, on the host (tests/emulated_warp): every query meets every key
-// that it sees, and a block that waits for the dQ semaphore waits for blocks that have started.
+// bwd_sm90's blocks of keys, attention/backward/key_block.cuh, on the host (tests/emulated_warp): every query meets
+// every key that it sees, and a block that waits for the dQ semaphore waits for blocks that have started.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bwd_sm90_config.hpp"
-#include "tessera/bwd_sm90/block.cuh"
+#include "tessera/attention/backward/key_block.cuh"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-// The bits that bwd_sm90's dropout warps generate, kernels/tessera/bwd_sm90/drawn_bits.cuh, on the host
+// The bits that bwd_sm90's dropout warps generate, kernels/tessera/attention/dropout.cuh, on the host
 // (tests/emulated_warp): each bit read by a lane of a score warp is that of core/philox.hpp for its entry.
 #include <gtest/gtest.h>
 
@@ -7,13 +7,7 @@
 #include <vector>
 
 #include "core/philox.hpp"
-
-struct Index {
-  unsigned x;
-};
-static Index threadIdx;  // of the forward pass's drop()
-
-#include "tessera/bwd_sm90/drawn_bits.cuh"
+#include "tessera/attention/dropout.cuh"
 
 namespace tessera {
 namespace {

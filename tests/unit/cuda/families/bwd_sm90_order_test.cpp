@@ -1,7 +1,7 @@
 // The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_gpu). Without determinism
-// (kernels/tessera/bwd_sm90/order.cuh), every tile of keys occurs once, those with long lists of all heads first, and
-// otherwise in the default order. Deterministic (turns.cuh): blocks add to a tile of queries in the order in which they
-// start.
+// (kernels/tessera/bwd_sm90/rows.cuh), every tile of keys occurs once, those with long lists of all heads first, and
+// otherwise in the default order. Deterministic (dq_order.cuh): blocks add to a tile of queries in the order in which
+// they start.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 #include "bwd_sm90_config.hpp"
 #include "drawn_block_mask.hpp"
 #include "tessera/block_lists/kernel.cuh"
-#include "tessera/bwd_sm90/order.cuh"
-#include "tessera/bwd_sm90/turns.cuh"
+#include "tessera/bwd_sm90/dq_order.cuh"
+#include "tessera/bwd_sm90/rows.cuh"
 #include "unit_launch.hpp"
 
 namespace tessera {

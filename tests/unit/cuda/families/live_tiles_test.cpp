@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tessera/fwd_sm90/work_tile.cuh"
+#include "tessera/fwd_sm90/shared.cuh"
 #include "tessera/live_tiles/kernel.cuh"
 #include "unit_launch.hpp"
 

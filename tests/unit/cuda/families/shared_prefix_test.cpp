@@ -9,12 +9,6 @@
 #include "support.hpp"
 #include "warp.hpp"
 
-struct Index {
-  unsigned x;
-};
-static thread_local Index threadIdx;
-static Index blockIdx, gridDim;
-
 struct uint4 {
   unsigned x, y, z, w;
 };

@@ -1,0 +1,152 @@
+// The keys of a block of the backward kernels for Hopper, and the query tiles over which it loops.
+#pragma once
+
+#include "tessera/attention/backward/params.hpp"
+#include "tessera/attention/backward/rows.cuh"
+#include "tessera/attention/sequence.cuh"
+
+namespace tessera {
+
+// Key tiles are ordered in sections of heads whose Q, dO and dQ fit into the L2 cache together (L2 swizzle). Within a
+// section the first key tile of every head comes first: under a causal mask it is visible to the most queries, so the
+// longest blocks start first (LPT order).
+struct KeyBlock {
+  int batch, head_kv;
+  int key0;
+  int steps;                // query tiles of all query heads of the group
+  int first_tile, tiles;    // query tiles that see some of the keys
+  int full_low, full_high;  // query rows that see all of the keys
+  int slot0;                // padded index of the sequence's first query tile
+  Sequence s;
+
+  // State of the producer: the step that it loads next. It is in memory so that it needs no registers of dQ's
+  // warpgroup.
+  int load_head, load_tile, load_offset, load_parity;
+  int load_entry;  // with a block mask: entry load_tile of the list of load_head
+};
+static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
+
+// Deterministic: blocks add to a tile of dQ in the order in which they start, so a block waits only for blocks that
+// have started. Under a causal mask the last key tile starts first: each block begins with the query tile on its
+// diagonal, and is the first to add to it. Without a mask all blocks would begin with the first query tile and wait for
+// one another. With rotation each begins with the query tile at its own keys, and no block waits if all run at the same
+// speed.
+TESSERA_DEVICE bool last_keys_first(const ProblemParams& p) { return p.causal || p.window_right >= 0; }
+
+// Deterministic: the query tile of a block's first step. The first query tile follows the last one.
+template <auto kCfg>
+TESSERA_DEVICE int start_tile(const BwdSm90Params& p, const KeyBlock& b) {
+  return b.first_tile + b.key0 / kCfg.block_n * p.rotation;
+}
+TESSERA_DEVICE int next_tile(const KeyBlock& b, int tile) {
+  return tile + 1 == b.first_tile + b.tiles ? b.first_tile : tile + 1;
+}
+
+// A (sequence, KV head) pair and one of its key tiles; packed: a padded key tile index.
+struct KeyTilePlace {
+  int head, slot;
+};
+TESSERA_DEVICE KeyTilePlace key_tile_place(const BwdSm90Params& p, int index) {
+  const int section_blocks = p.section_heads * p.key_tiles;
+  const int section = index / section_blocks, first = section * p.section_heads;
+  index -= section * section_blocks;
+  const int width = min(p.heads - first, static_cast<int>(p.section_heads));
+  const int slot = width == p.section_heads ? index / p.section_heads : index / width;
+  return {first + index - slot * width, slot};
+}
+
+// kCfg: the config of bwd_sm90 or bwd_sm90_d256, with block_m, block_n, varlen and deterministic.
+template <auto kCfg>
+TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
+  KeyBlock b;
+  auto [head, slot] = key_tile_place(p, index);
+  if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
+  b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
+  int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
+  if (kCfg.varlen && p.cu_seqlens_k) {
+    b.batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot),
+    b.head_kv = head;
+    key0 = tile_at_slot<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot, b.batch);
+    key0 *= kCfg.block_n;
+  }
+  b.s = load_sequence<kCfg.varlen>(p, b.batch);
+  // A padded tile index may belong to no sequence.
+  b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));
+  const KeyRange some = seeing_queries(p, b.s, b.key0, min(b.key0 + kCfg.block_n, b.s.sk) - 1);
+  b.first_tile = some.low / kCfg.block_m;
+  b.tiles = some.low <= some.high ? some.high / kCfg.block_m + 1 - b.first_tile : 0;
+  // The queries that see the last key begin latest, and those that see the first key end earliest.
+  b.full_low = seeing_queries(p, b.s, b.key0 + kCfg.block_n - 1, b.key0 + kCfg.block_n - 1).low;
+  b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries(p, b.s, b.key0, b.key0).high : -1;
+  b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
+  b.steps = b.tiles * p.group;
+  b.load_head = b.head_kv * p.group, b.load_tile = b.first_tile, b.load_offset = b.load_parity = 0;
+  if constexpr (kCfg.deterministic) b.load_tile = start_tile<kCfg>(p, b);
+  return b;
+}
+
+// With a block mask: the list of a key tile for one query head, and the number of entries of the lists of all query
+// heads of the group.
+TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
+  return p.lists.at(b.batch, head, b.key0 / block_n);
+}
+TESSERA_DEVICE int steps_of(const BwdSm90Params& p, int batch, int first_head, int tile) {
+  int steps = 0;
+  for (int n = 0; n < p.group; ++n) steps += *p.lists.count(p.lists.at(batch, first_head + n, tile));
+  return steps;
+}
+TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
+  return steps_of(p, at.head / p.heads_kv, at.head % p.heads_kv * p.group, at.slot);
+}
+// Advances to the next list entry, from b.load_tile of b.load_head on. Precondition: there is one.
+TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
+  while (b.load_tile == *p.lists.count(list_of(p, b, block_n, b.load_head))) ++b.load_head, b.load_tile = 0;
+  b.load_entry = p.lists.entries(list_of(p, b, block_n, b.load_head))[b.load_tile];
+}
+// Replaces the block's steps by the entries of its lists.
+TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
+  b.steps = steps_of(p, b.batch, b.load_head, b.key0 / block_n);
+  b.load_tile = 0;
+  if (b.steps > 0) find_entry(p, b, block_n);
+}
+
+// Deterministic: the number of blocks that add to the query tile of row0 before this one.
+template <auto kCfg>
+TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) {
+  const int mine = b.key0 / kCfg.block_n;
+  if (p.rotation) {  // the block that begins with this tile, or less than `rotation` tiles before it, is the first
+    const int ahead = row0 / kCfg.block_m / p.rotation - mine;
+    return ahead < 0 ? ahead + p.key_tiles : ahead;
+  }
+  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
+  return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
+}
+
+// Deterministic: calls body(slot, turn) for every kThreads-th step of a block, from step `thread` on, in order. slot:
+// the padded index of the tile of dQ; turn: the number of blocks that add to it before this one.
+template <auto kCfg, int kThreads, class Body>
+TESSERA_DEVICE void for_turns(const BwdSm90Params& p, const KeyBlock& b, int thread, Body&& body) {
+  const int start = start_tile<kCfg>(p, b);
+  int tile = start, head_slot = b.head_kv * p.group * p.q_slots + b.slot0;  // of the head's first query tile
+#pragma unroll 1
+  for (int step = 0; step < b.steps; ++step) {
+    if (step % kThreads == thread) body(head_slot + tile, turn_of<kCfg>(p, b, tile * kCfg.block_m));
+    tile = next_tile(b, tile);
+    if (tile == start) head_slot += p.q_slots;
+  }
+}
+
+// A step: one query tile of one query head of the group; the heads are processed one after another. The producer writes
+// it to shared memory with the tile.
+struct QueryTileStep {
+  int slot;  // the tile's padded index in [heads_q, q_slots]
+  int row0;  // row of the sequence; with a block mask its lowest bits are those of the list entry
+};
+
+// With a block mask: the padded index of the tile to which a step's dQ is added and, deterministic, the number of
+// blocks that add to it before this one.
+struct QueryTileTurn {
+  int slot, turn;
+};
+
+}  // namespace tessera

@@ -1,0 +1,123 @@
+// The coordinates of the scores of a step in the transposed layout of the score warpgroups: a lane has keys key and key
+// + 8, and of every eight queries 2 (lane % 4) and the next. Also the gradients of weights with dropout.
+#pragma once
+
+#include "tessera/attention/backward/key_block.cuh"
+#include "tessera/attention/backward/tiles.cuh"
+#include "tessera/attention/dropout.cuh"
+#include "tessera/attention/score/step.cuh"
+#include "tessera/ptx/mma.cuh"
+#include "tessera/ptx/synchronization.cuh"
+#include "tessera/tile/pipeline.cuh"
+
+namespace tessera {
+
+// Marks the dropped weights of a lane by their sign bit, which no weight has set. The warp's 16 keys are those with
+// index `warp` in the step. `bits`: the step's dropout bits in shared memory, from rP's first query on.
+template <int kSteps>
+TESSERA_DEVICE void mark_dropped(uint32 (&rP)[kSteps][4], uint32 bits, int warp, int lane) {
+  const uint32 words = bits + DrawnBits::word_offset(warp / 2, lane / 8, lane % 4);
+  const int shift = DrawnBits::bit(warp % 2 * 2, lane / 4 % 2);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const uint32 word = static_cast<uint32>(ptx::ld_shared_s32(words + step * DrawnBits::kWordStep)) >> shift;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rP[step][i] |= DrawnBits::signs(word, i / 2, i % 2);
+  }
+}
+
+// The coordinates (b, h, i, j) of the scores of a step. `Warpgroup` has p, block, the step's step_row0() and
+// step_head(), and the warp's first_key(). Each is read again where it is used, to save registers.
+template <auto kCfg, class Warpgroup>
+struct StepCoordinates {
+  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = kCfg.d_bias, kAhead = kCfg.bias_ahead();
+  static constexpr int kM = kCfg.score_m() / 8;
+  static constexpr float kCollectUnit = bwd_lower_late(kCfg.dtype);
+
+  const Warpgroup& of;
+  const BwdSm90Params& p;
+
+  TESSERA_DEVICE explicit StepCoordinates(const Warpgroup& of) : of(of), p(of.p) {}
+  TESSERA_DEVICE const Sequence& sequence() const { return of.block.s; }
+  TESSERA_DEVICE int batch() const { return of.block.batch; }
+  TESSERA_DEVICE int head() const { return of.step_head(); }
+  TESSERA_DEVICE int row0() const { return of.step_row0(); }
+  TESSERA_DEVICE int key() const { return of.first_key(); }
+  TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
+  TESSERA_DEVICE bool pairs(int row0) const {
+    return p.bias_mask_keys > 1 && of.block.key0 + kCfg.block_n <= of.block.s.sk &&
+           row0 + kCfg.score_m() <= of.block.s.sq;
+  }
+};
+
+// P o (dP - delta), scaled down like delta; dP is 0 for a dropped weight, whose sign bit is set.
+template <auto kCfg>
+TESSERA_DEVICE float score_gradient(const BwdSm90Params& p, float weight, float d_probability, float delta) {
+  if constexpr (kCfg.score.dropout) {
+    const float unit = bwd_lowers_early(kCfg.dtype) ? p.dropout_scale * kBwdLower : p.dropout_scale;
+    return fabsf(weight) * fmaf(weight < 0.0f ? 0.0f : d_probability, unit, -delta);
+  } else {
+    return weight * lowered_difference<kCfg.dtype>(d_probability, delta);
+  }
+}
+
+// ---- warps that generate the dropout bits ---------------------------------------------------------------------------
+//
+// In bwd_sm90, and in block 0 of bwd_sm90_d256: otherwise idle warps of the producer's warpgroup generate the dropout
+// bits of a step, each bit once, ahead of the score warpgroups. The score warpgroups spend nothing on it; they could
+// not use a whole call of Philox, because some of its keys belong to other threads.
+
+template <class Shared, auto kCfg>
+struct DropoutWarps {
+  static constexpr int kUnits = Shared::kDrawnUnits;  // of a step: 32 words each, one for each lane
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  const KeyBlock& block;
+
+  // warp: index of kDropoutWarps, each of which processes every kDropoutWarps-th unit. What a unit needs is recomputed
+  // from its number, because the warps have few registers.
+  TESSERA_DEVICE void run(uint32 warp) const {
+#pragma unroll 1
+    for (uint32 unit = warp; unit < static_cast<uint32>(block.steps) * kUnits; unit += Shared::kDropoutWarps) {
+      const uint32 drops = draw(unit);
+      const RingPosition<Shared::kDrawnStages> at = place_of(not_hoisted(unit) / kUnits);
+      ptx::mbarrier_wait_parity(shared.drawn_empty(at), at.parity ^ 1);
+      ptx::st_shared_s32(shared.drawn(at) + word_of(not_hoisted(unit)) * 4, static_cast<int>(drops));
+      Shared::arrive_warp(shared.drawn_full(at));
+    }
+  }
+  TESSERA_DEVICE static RingPosition<Shared::kDrawnStages> place_of(uint32 step) {
+    RingPosition<Shared::kDrawnStages> at;
+    at.offset = static_cast<int>(step % Shared::kDrawnStages) * at.kStep;
+    at.parity = static_cast<int>(step / Shared::kDrawnStages % 2);
+    return at;
+  }
+  TESSERA_DEVICE static uint32 word_of(uint32 unit) { return unit % kUnits * 32 + not_hoisted(threadIdx.x % 32); }
+
+  // The producer's query tile number `step`, and its head; tiles are counted from the group's first head on.
+  TESSERA_DEVICE int find(int step, int& head) const {
+    if constexpr (kCfg.block_mask) {
+      while (true) {
+        const int64 list = list_of(p, block, kCfg.block_n, head);
+        const int count = *p.lists.count(list);
+        if (step < count) return list_block(p.lists.entries(list)[step]);
+        step -= count, ++head;
+      }
+    } else {
+      for (; step >= block.tiles; ++head) step -= block.tiles;
+      const int tile = start_tile<kCfg>(p, block) + step, end = block.first_tile + block.tiles;
+      return tile < end ? tile : tile - block.tiles;
+    }
+  }
+
+  TESSERA_DEVICE uint32 draw(uint32 unit) const {
+    int head = block.head_kv * p.group;
+    const int row0 = find(static_cast<int>(unit / kUnits), head) * kCfg.block_m;
+    return DrawnBits::draw<kCfg.score.dropout_state>(p, dropout_head<kCfg.score>(p, block.batch, head),
+                                                     dropout_query<kCfg.score>(p, row0),
+                                                     dropout_key<kCfg.score>(p, block.key0), word_of(unit));
+  }
+};
+
+}  // namespace tessera

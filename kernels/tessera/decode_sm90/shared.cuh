@@ -1,0 +1,54 @@
+// A block's shared memory in decode_sm90: the rings of K and V, Q of the segment in progress, and what its warps
+// exchange.
+#pragma once
+
+#include "tessera/decode_sm90/epilogue.cuh"
+#include "tessera/decode_sm90/loads.cuh"
+
+namespace tessera {
+
+// Q of a segment's rows in shared memory, the A operand.
+template <DecodeSm90Config kCfg>
+struct DecodeQueries {
+  SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
+
+  // Global -> shared, by all threads, after all of them have finished reading the previous rows. Rows and columns past
+  // the end become 0.
+  TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
+    constexpr int kBytes = dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim * kBytes / kLoadBytes;
+    const DecodeRows rows(p, segment.head_kv);
+    const char* const base = static_cast<const char*>(p.q.data);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kLoads; i += kCfg.warps * 32) {
+      const int local = i / kLoads, offset = i % kLoads * kLoadBytes, row = segment.row0 + local;
+      const int wanted = local < segment.rows ? clamp(p.head_dim * kBytes - offset, 0, kLoadBytes) : 0;
+      const char* const from =
+          base + offset +
+          (p.q.batch * segment.batch + p.q.row * (static_cast<int64>(segment.s.q_begin) + rows.query(p, row)) +
+           p.q.head * rows.head(p, row)) *
+              kBytes;
+      ptx::cp_async_cg_16(sQ.at(local, 0) + offset, wanted > 0 ? from : base, wanted);
+    }
+    ptx::cp_async_commit_group();
+  }
+  // rS = Q K^T.
+  template <class Tile>
+  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
+    clear(rS);
+    product_abt(rS, sQ, 0, sK, 0);
+  }
+};
+
+template <DecodeSm90Config kCfg>
+struct DecodeShared {
+  DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
+  DecodeMergeBuffers<kCfg> merge;
+  DecodeQueries<kCfg> queries;
+  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // barriers of K and of V
+  ShareSegments<kCfg> segments;
+  Segment parted;  // the range's first segment if other blocks compute parts of its work tile; else it has no rows
+  // the last two: whether this block merges the work tile of `parted`, and that of the last segment
+  int scan[kCfg.warps + 2];
+};
+
+}  // namespace tessera

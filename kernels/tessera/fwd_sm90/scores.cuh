@@ -1,0 +1,382 @@
+// The scores of a consumer warpgroup of fwd_sm90: its position in the stream of K/V blocks, and S -> P.
+#pragma once
+
+#include "tessera/attention/dropout.cuh"
+#include "tessera/attention/score/step.cuh"
+#include "tessera/attention/softmax.cuh"
+#include "tessera/fwd_sm90/epilogue.cuh"
+#include "tessera/fwd_sm90/shared.cuh"
+#include "tessera/ptx/synchronization.cuh"
+
+namespace tessera {
+
+// ---- position -------------------------------------------------------------------------------------------------------
+//
+// Its work tile, the K/V block of that tile, and its stages of the rings.
+
+inline constexpr int kClearedBarrier = 1;  // a named barrier of each consumer: kClearedBarrier + consumer
+
+// The K/V blocks of a work tile that the rows of one consumer see: block ... last.
+template <FwdSm90Config kCfg>
+struct TileBounds {
+  int block = 0;              // the block whose scores are next
+  int last = 0;               // the last block that some row sees
+  int end = 1;                // after the last block that any consumer's rows see
+  int full_first, full_last;  // full blocks: every row sees all of their keys; the others are partial
+  int unseen_v = 0;  // V blocks, after the ring's next one, whose K was released unread: V will be released unread too
+
+  // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none
+  // before.
+  TESSERA_DEVICE bool cuts_low() const { return !kCfg.varying_tile_cost && block < full_first; }
+  TESSERA_DEVICE bool cuts_high() const { return block > full_last; }
+};
+
+// A consumer's position in the stream of K/V blocks. V is one block after K if the softmax of a block overlaps with
+// products.
+template <FwdSm90Config kCfg>
+struct KvCursor : ConsumerGroup<kCfg> {
+  using ConsumerGroup<kCfg>::p, ConsumerGroup<kCfg>::shared, ConsumerGroup<kCfg>::consumer;
+  using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
+  RingPosition<kCfg.q_stages> q;
+  RingPosition<kWorkTilesAhead> tile_at;
+  RingPosition<kCfg.k_stages> k;  // of the next S = Q K^T
+  RingPosition<kCfg.v_stages> v;  // of the next O += P V
+  TileBounds<kCfg> bounds;
+
+  TESSERA_DEVICE KvCursor(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
+      : ConsumerGroup<kCfg>(p, shared, consumer) {
+    q.advance(consumer);
+  }
+
+  TESSERA_DEVICE bool at_last_block() const { return bounds.block == bounds.last; }
+  TESSERA_DEVICE bool before_last_block() const { return bounds.block < bounds.last; }
+  // Advances to the next block and waits for its K.
+  TESSERA_DEVICE void next_block() {
+    ++bounds.block;
+    wait_k();
+  }
+
+  // ---- with a block mask: the entries of the work tile's list, instead of first ... last ----
+
+  int listed;  // remaining entries, from the ring's next K on
+  // Advances to the next block that this consumer's rows see and waits for its K; false: the list has none. Blocks
+  // before it, which only other consumers see, are skipped: K at once, V after the P V that waits for an earlier stage.
+  // After kMostUnseenV skipped blocks the next one is multiplied although it is masked completely. So is the last block
+  // of a list if these rows see none of them, because each work tile needs a first block.
+  static constexpr int kMostUnseenV = most_unseen_v(kCfg.consumers, kCfg.k_stages, kCfg.v_stages, kCfg.q_stages);
+  TESSERA_DEVICE bool next_listed(bool first) {
+    for (; listed > 0; --listed) {
+      wait_k();
+      const int entry = this->entry();
+      if (!list_hides(entry, consumer) || bounds.unseen_v == kMostUnseenV || (first && listed == 1)) {
+        --listed;
+        bounds.block = list_block(entry);
+        return true;
+      }
+      release_k();
+      ++bounds.unseen_v;
+    }
+    return false;
+  }
+  TESSERA_DEVICE int entry() const { return uniform(shared.k_entries.of[k.stage()]); }
+  // Whether the mask hides the block, whose K is not released yet, from this consumer's rows. It shows the block to
+  // other consumers.
+  TESSERA_DEVICE bool hides_block() const {
+    if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
+    return false;
+  }
+
+  TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
+  // The query of one of a lane's two rows: row lane / 4 of the warp's 16 rows, or lane / 4 + 8.
+  TESSERA_DEVICE int query(const WorkTile<kCfg>& tile, int lane, int half) const {
+    return query_of_row<kCfg>(p, tile.row0 + consumer * kConsumerRows + warp_row() + half * 8 + lane / 4);
+  }
+
+  // Advances to the next work tile in which this consumer's rows see keys, and to their first block, and waits for its
+  // K. Tiles in which they see none are finished on the way. Returns false if there is no further tile or, with
+  // `pending`, if the next tile is one to be skipped: its V cannot be released while a P V of the previous tile waits
+  // for an earlier stage.
+  TESSERA_DEVICE bool next_tile(bool pending) {
+    // Skips the blocks after this consumer's last one. kv_rings_cannot_deadlock allows for K being released here and V
+    // only later. With a block mask next_listed has skipped them.
+    if constexpr (!kCfg.block_mask) {
+      for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
+    }
+    while (true) {
+      shared.q_ring.wait_full(q);
+      const WorkTile<kCfg>& next = tile();
+      const int count = uniform(next.count), end = uniform(next.last);
+      if (count < 0) return false;
+      int first = uniform(next.first);
+      if (count > consumer * kConsumerRows && first < end) {
+        if constexpr (!kCfg.varying_tile_cost) {
+          for (const int mine = uniform(next.first_of[consumer]); first < mine; ++first) {
+            skip_k();
+            if (pending) {
+              ++bounds.unseen_v;
+            } else {
+              skip_v();
+            }
+          }
+          bounds.full_first = uniform(next.full_first_of[consumer]);
+        }
+        bounds.block = first, bounds.last = uniform(next.last_of[consumer]), bounds.end = end;
+        bounds.full_last = uniform(next.full_last_of[consumer]);
+        if (kCfg.varlen && p.cu_seqlens_q && count < (consumer + 1) * kConsumerRows) {
+          clear_q(count - consumer * kConsumerRows);
+        }
+        if constexpr (kCfg.block_mask) {
+          listed = end;
+          next_listed(true);
+          if (!pending) skip_unseen_v();
+        } else {
+          wait_k();
+        }
+        return true;
+      }
+      if (pending) return false;
+      for (; first < end; ++first) skip_k(), skip_v();
+      if (count > consumer * kConsumerRows) store_unseen_rows(p, next, consumer * kConsumerRows + warp_row());
+      release_q();
+      release_tile();
+    }
+  }
+
+  TESSERA_DEVICE void wait_k() { shared.k_ring.wait_full(k); }
+  TESSERA_DEVICE void wait_v() { shared.v_ring.wait_full(v); }
+  TESSERA_DEVICE void release_k() {
+    shared.k_ring.release(k);
+    k.advance();
+  }
+  TESSERA_DEVICE void release_v() {
+    shared.v_ring.release(v);
+    v.advance();
+  }
+  TESSERA_DEVICE void skip_k() {
+    wait_k();
+    release_k();
+  }
+  TESSERA_DEVICE void skip_v() {
+    wait_v();
+    release_v();
+  }
+  TESSERA_DEVICE void skip_unseen_v() {
+    for (; bounds.unseen_v > 0; --bounds.unseen_v) skip_v();
+  }
+  TESSERA_DEVICE void release_q() {
+    shared.q_ring.release(q);
+    q.advance(kCfg.consumers);
+  }
+  TESSERA_DEVICE void release_tile() {
+    shared.tile_ring.release(tile_at);
+    tile_at.advance();
+  }
+
+  // Clears rows from `first` on of a tile in shared memory, before this consumer's products read them. Other consumers
+  // that use the tile write the same zeros.
+  template <class Tile>
+  TESSERA_DEVICE void clear_from(uint32 base, int first) {
+    constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
+    for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128));
+         word < Tile::kRows * kRowWords; word += 128) {
+      ptx::st_shared_zero_16(Tile::at(base, word / kRowWords, word % kRowWords * 8));
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kClearedBarrier + consumer, 128);
+  }
+
+ private:
+  // In a packed tensor the rows after a sequence's last are the next sequence's.
+  TESSERA_DEVICE void clear_q(int count) { clear_from<Q>(shared_address(shared.sQ[q.stage()].data), count); }
+};
+
+// ---- from S to P ----------------------------------------------------------------------------------------------------
+//
+// S = Q K^T is in the consumer's registers: options, mask, online softmax, dropout, and the rounding to 16 bits.
+
+// By how much the max of a work tile's first block is raised if a row may see only few of that block's keys: these say
+// little about later keys, and a max that is too low makes a block cost twice. A power of two: the largest weight stays
+// exact.
+inline constexpr float kFewKeysLead_log2 = 4.0f;
+
+template <FwdSm90Config kCfg>
+struct ScoreStage {
+  static constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8, kSteps = kCfg.block_n / 16;
+  using Cursor = KvCursor<kCfg>;
+  using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
+  using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
+  static constexpr bool kOverlaps = kCfg.consumers < 4;  // the softmax also overlaps with this consumer's own products
+  // Whether P replaces S: if S, P and O do not fit beside one another into the registers of a consumer's thread, as
+  // with the 112 registers of four consumers.
+  static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
+  // A block's bias and mask fragment is loaded before its products are issued if registers can hold it beside S, P and
+  // O; otherwise it is loaded for one row at a time, when it is needed.
+  static constexpr int kEntryRegisters = kN * ScoreOptions<kCfg.score>::kEntryBytes;
+  static constexpr bool kEntriesAhead =
+      kEntryRegisters <= 48 &&
+      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <= (kCfg.consumers == 2   ? 192
+                                                                          : kCfg.consumers == 3 ? 128
+                                                                                                : 96);
+
+  // The coordinates (b, h, i, j) of the scores of a block.
+  struct Coordinates {
+    static constexpr int kRows = 2, kAheadRows = kEntriesAhead ? 2 : 1, kN = ScoreStage::kN;
+    static constexpr bool kLaneOrder = false;
+    // Packed addends fill the registers from D = 128 on: fused, they would spill up to 500 bytes.
+    static constexpr bool kFused = !ScoreOptions<kCfg.score>::kPackedAddend || kCfg.head_dim_v < 128;
+
+    const Cursor& at;
+    const FwdSm90Params& p;
+    const WorkTile<kCfg>& tile;
+    int key0;
+
+    TESSERA_DEVICE explicit Coordinates(const Cursor& at)
+        : at(at), p(at.p), tile(at.tile()), key0(at.bounds.block * kCfg.block_n) {}
+    TESSERA_DEVICE const Sequence& sequence() const { return tile.s; }
+    TESSERA_DEVICE int batch() const { return tile.batch; }
+    TESSERA_DEVICE int head(int) const { return tile.head; }
+    TESSERA_DEVICE int query(int row) const { return row; }
+    TESSERA_DEVICE static int col() { return warp_lane() % 4 * 2; }
+    TESSERA_DEVICE int row(int i) const { return min(at.query(tile, warp_lane(), i), tile.s.sq - 1); }
+  };
+  using Step = ScoreStep<kCfg.score, Coordinates>;
+
+  float rS[1][kN][4];
+  uint32 rP[kSteps][4];  // A fragments of P V
+  OnlineSoftmax<1> softmax;
+  Step step;  // holds the bias and mask fragment of the block whose scores are next
+
+  // ---- S with every option ----
+
+  // In a block that ends within the sequence, bias and mask are loaded by pairs of keys, visible or not.
+  TESSERA_DEVICE bool loads_pairs(const Cursor& at) const {
+    return at.p.bias_mask_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
+  }
+  TESSERA_DEVICE void load_entries(const Cursor& at) {
+    if constexpr (Step::kLoads && kEntriesAhead) {
+      if (loads_pairs(at)) step.load(Coordinates(at));
+    }
+  }
+
+  TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
+    if constexpr (Step::kByKeys) {
+      Step::apply_by_keys(rS, Coordinates(at));
+    } else if constexpr (kCfg.score.any()) {
+      const Coordinates scores(at);
+      const bool pairs = !Step::kLoads || loads_pairs(at);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const typename Step::Row row = Step::row(scores, scores.row(half));
+        if (pairs) {
+          if constexpr (Step::kLoads && !kEntriesAhead) {
+            reload_memory();  // the loads of one row stay after the uses of the other
+            step.load_row(scores, half, row);
+          }
+          step.apply_row(rS[0], scores, half, row);
+        } else {
+          Step::apply_each_row(rS[0], scores, half, row);
+        }
+      }
+    }
+    apply_mask(at);
+  }
+
+  // Sets scores to -inf for keys that a row does not see by position, in partial blocks.
+  TESSERA_DEVICE void apply_mask(const Cursor& at) {
+    const WorkTile<kCfg>& tile = at.tile();
+    const bool low = at.bounds.cuts_low();
+    const bool hidden = at.hides_block(), high = at.bounds.cuts_high() || hidden;
+    if (!low && !high) return;
+    const int lane = warp_lane();
+    const int key0 = at.bounds.block * kCfg.block_n + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const KeyRange keys = visible_keys<kCfg.score>(at.p, tile.s, at.query(tile, lane, half));
+      if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
+      if (high) mask_outside(rS[0], half, 0, hidden ? -1 : keys.high - key0);
+      if constexpr (Step::Options::kHidesByPosition) {
+        const Coordinates scores(at);
+        if (high) Step::hide_by_options(rS[0], scores, half, scores.row(half));
+      }
+    }
+  }
+
+  // ---- S to exponentials, in place ----
+
+  // Processes a work tile's first block: the rows' maxima are computed.
+  TESSERA_DEVICE void first_block(Cursor& at) {
+    apply_options_and_mask(at);
+    at.release_k();
+    if (!kCfg.block_mask && at.at_last_block()) at.release_q();
+    softmax.reset();
+    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
+    float alpha[1][2];
+    softmax.update_max(rS, unit, alpha, 0.0f);
+    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
+    softmax.exponentiate(rS, unit);
+  }
+
+  // Processes a later block against the stale max: no maximum is computed and nothing is rescaled. Half of the
+  // exponentials run during O += P V of the previous block, which is mostly done by then; after wait_output() the other
+  // half is interleaved with the rounding to P, whose registers are then free. A warp without a max, or whose sums
+  // exceed the bound, recomputes the block's scores with mma.sync and computes the maxima: in either case all warps of
+  // the warpgroup issue the same wgmma.
+  template <class WaitOutput>
+  TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
+    constexpr int kEarly = kSteps / 2 * 2;
+    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
+    apply_options_and_mask(at);
+    if constexpr (!kCfg.score.stale_max()) {
+      at.release_k();
+      float alpha[1][2];
+      const bool moves = softmax.update_max(rS, unit, alpha);
+      softmax.exponentiate(rS, unit);
+      wait_output();
+      if (moves) softmax.rescale(alpha, rO);
+      pack(at);
+      return;
+    }
+    const bool stale_max = softmax.ready;
+    SumParts total[1];
+    if constexpr (kCfg.varlen) total[0] = {};  // saves the one register that D = 96 lacked
+    if (stale_max) softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
+    wait_output();
+    bool fits = false;
+    if (stale_max) {
+      softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
+      pack(at);
+      fits = softmax.accept(total);
+    }
+    if (!fits) [[unlikely]] {
+      // No product is in progress here, and P's registers are free.
+      if (stale_max) {
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(at.shared.sQ[at.q.stage()].data), warp_row(),
+                                           shared_address(at.shared.sK[at.k.stage()].data));
+        apply_options_and_mask(at);
+      }
+      float alpha[1][2];
+      const bool moves = softmax.update_max(rS, unit, alpha, 0.0f);
+      softmax.exponentiate(rS, unit);
+      if (moves) softmax.rescale(alpha, rO);
+      pack(at);
+    }
+    at.release_k();
+  }
+
+  // Packs P as A fragments. The sums are computed before: the LSE is that without dropout.
+  TESSERA_DEVICE void pack(const Cursor& at) {
+    if constexpr (kCfg.score.dropout) {
+      const WorkTile<kCfg>& tile = at.tile();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        drop<kCfg.score.dropout_state>(rS[0], half, at.p, dropout_head<kCfg.score>(at.p, tile.batch, tile.head),
+                                       dropout_query<kCfg.score>(at.p, at.query(tile, warp_lane(), half)),
+                                       dropout_key<kCfg.score>(at.p, at.bounds.block * kCfg.block_n));
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
+  }
+};
+
+}  // namespace tessera
