@@ -69,6 +69,7 @@ void launch_kernel(const char* name, const Config& config, const Params& params,
 int64_t smem_bytes(const FwdSm80Config& config) { return fwd_sm80_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90D512Config& config) { return fwd_sm90_d512_layout(config).bytes; }
+int64_t smem_bytes(const FwdSm90Fp8Config& config) { return fwd_sm90_fp8_layout(config).bytes; }
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
 int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
@@ -152,6 +153,17 @@ KernelSpec spec_of(const FwdSm90D512Config& config) {
           .cluster = kFwdD512ClusterBlocks,
           .smem_bytes = smem_bytes(config),
           .claim = "sizeof(tessera::FwdSm90Params) == " + std::to_string(sizeof(FwdSm90Params))};
+}
+
+KernelSpec spec_of(const FwdSm90Fp8Config& config) {
+  return {.name = "fwd_sm90_fp8",
+          .header = "tessera/fwd_sm90/fp8/kernel.cuh",
+          .params = "FwdSm90Fp8Params",
+          .config = config_text(config),
+          .threads = (config.consumers + 1) * kWarpgroupThreads,
+          .smem_bytes = smem_bytes(config),
+          .begins_early = true,
+          .claim = shared_memory_claim("Fp8SharedMemory", config)};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
@@ -361,6 +373,11 @@ void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& par
 
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches) {
   launch_kernel("fwd_sm90_d512", config, params, grid, launches);
+}
+
+void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params& params, Grid grid,
+                         LaunchList& launches) {
+  launch_kernel("fwd_sm90_fp8", config, params, grid, launches);
 }
 
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches) {
