@@ -13,6 +13,8 @@
  * computed from data that the rank holds when the step begins, and a list of transfers that run meanwhile and are
  * complete when the step ends. So a step's exchange overlaps its computation, and no other ordering is needed.
  *
+ * tessera_ranks_attention executes the lists: over NCCL on GPUs, or between threads on the CPU.
+ *
  * The names of Liu et al., "Ring Attention" (2023), and Jacobs et al., "DeepSpeed Ulysses" (2023):
  *   ring        K and V travel, queries stay; the key block of step t comes from its owner, t ranks away, but only the
  *               chunks that some query of the receiver sees. Backward, partial dK and dV travel back to the owner.
@@ -212,6 +214,108 @@ TESSERA_API size_t tessera_ranks_plan_json(const tessera_ranks_plan* plan, int32
 TESSERA_API const char* tessera_strategy_name(int32_t strategy);  /* "ring" ..., "unknown" */
 TESSERA_API const char* tessera_rank_layout_name(int32_t layout); /* "zig_zag" ... */
 TESSERA_API const char* tessera_travels_name(int32_t travels);    /* "K, V" ... */
+
+/* ---- communicators ------------------------------------------------------------------------------------------ */
+
+/* One rank's connection with the others. Each rank has its own; one call at a time uses it. */
+typedef struct tessera_communicator tessera_communicator;
+
+/* Over NCCL, for calls on the communicator's GPU. `comm` is an ncclComm_t of the caller, who keeps it alive, and
+ * aborts it if a peer is lost. Neither building nor loading this library needs NCCL: the functions are those of the
+ * process, which has made `comm`, if it exports them; otherwise those of libnccl.so.2, or of the file that TESSERA_NCCL
+ * names. UNSUPPORTED if none can be opened, or if it is older than 2.7; the message says what to install. Makes a
+ * stream for messages, and allocates a few bytes on the GPU. */
+struct ncclComm;
+TESSERA_API tessera_status tessera_communicator_nccl(struct ncclComm* comm, tessera_communicator** communicator);
+
+/* `ranks` communicators of threads of this process, for calls on the CPU: communicators[r] is that of rank r. If a call
+ * of one rank fails, the calls of the others end with an error, too, as do all later ones. */
+TESSERA_API tessera_status tessera_communicator_threads(int32_t ranks, tessera_communicator** communicators);
+
+/* NULL is ignored. No call may use it any more. */
+TESSERA_API void tessera_communicator_destroy(tessera_communicator* communicator);
+
+/* ---- attention on ranks ------------------------------------------------------------------------------------- */
+
+/* The options of a score, the same on all ranks, with the meanings and limits that they have in tessera_problem. */
+typedef struct tessera_ranks_options {
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_ranks_options));
+  double scale TESSERA_CXX_DEFAULT(0);
+  int32_t has_scale TESSERA_CXX_DEFAULT(0); /* 0: 1 / sqrt(D) */
+  int32_t deterministic TESSERA_CXX_DEFAULT(0);
+  double softcap TESSERA_CXX_DEFAULT(0);
+  double dropout_p TESSERA_CXX_DEFAULT(0); /* chunks must then begin at multiples of 32 rows */
+  uint64_t dropout_seed TESSERA_CXX_DEFAULT(0);
+  uint64_t dropout_offset TESSERA_CXX_DEFAULT(0);
+  int32_t alibi TESSERA_CXX_DEFAULT(0); /* alibi_slopes: 0: none; 1: [Hq]; 2: [B, Hq] */
+  int32_t reserved_0 TESSERA_CXX_DEFAULT(0);
+} tessera_ranks_options;
+
+/* One rank's part of an attention, prepared: which calls, messages and copies follow each other, and their places in a
+ * workspace. It is immutable, and serves any number of calls. */
+typedef struct tessera_ranks_attention tessera_ranks_attention;
+
+/* Prepares the part of `rank`. problem->direction: FORWARD prepares the forward pass; BACKWARD both, and `head_ranks`,
+ * if it is left open, is the fastest for both together. options NULL: all defaults. device NULL: this machine's CPU.
+ * INVALID_ARGUMENT and UNSUPPORTED are those of tessera_make_ranks_plan, and of tessera_make_plan for a part.
+ *
+ * Partial results merge exactly. On the CPU, and on GPUs whose fastest kernel accumulates, every call adds to a sum in
+ * float32, which is rounded once; on other GPUs a call's result is rounded before tessera_combine merges it. Gradients
+ * are summed in float32. Sums have the order of the schedule, so that their bits do not depend on when a message
+ * arrives. */
+TESSERA_API tessera_status tessera_ranks_attention_create(const tessera_ranks_problem* problem,
+                                                          const tessera_ranks_options* options,
+                                                          const tessera_device* device, int32_t rank,
+                                                          tessera_ranks_attention** attention);
+
+/* NULL is ignored. */
+TESSERA_API void tessera_ranks_attention_destroy(tessera_ranks_attention* attention);
+
+/* The plan of a direction, which lives as long as `attention`; NULL if that direction is not prepared. */
+TESSERA_API const tessera_ranks_plan* tessera_ranks_attention_plan(const tessera_ranks_attention* attention,
+                                                                   int32_t direction);
+
+/* Bytes of workspace that a pass needs, with any alignment and content; 0 if it is not prepared. */
+TESSERA_API size_t tessera_ranks_workspace_bytes(const tessera_ranks_attention* attention, int32_t direction);
+
+/* Bytes that the forward pass leaves for the backward pass, in `saved`; 0 if only the forward pass is prepared. */
+TESSERA_API size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* attention);
+
+/* Data pointers. Every tensor is contiguous and has this rank's rows, R of them, of all heads, in the order of the
+ * chunks; q, k, v, o, d_o and the gradients have the problem's dtype. A packed batch (more than one sequence) has B 1.
+ *   q, d_q         [B, R, Hq, D]         k, d_k  [B, R, Hkv, D]        lse  float32 [B, Hq, R]
+ *   o, d_o         [B, R, Hq, Dv]        v, d_v  [B, R, Hkv, Dv]
+ *   alibi_slopes   float32 [Hq] or [B, Hq], all heads
+ *   saved          tessera_ranks_saved_bytes, aligned to 64 bytes */
+typedef struct tessera_ranks_buffers {
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_ranks_buffers));
+  const void* q TESSERA_CXX_DEFAULT(NULL);
+  const void* k TESSERA_CXX_DEFAULT(NULL);
+  const void* v TESSERA_CXX_DEFAULT(NULL);
+  void* o TESSERA_CXX_DEFAULT(NULL);    /* forward: written; backward: read */
+  float* lse TESSERA_CXX_DEFAULT(NULL); /* forward: written; backward: read */
+  const float* alibi_slopes TESSERA_CXX_DEFAULT(NULL);
+  void* saved TESSERA_CXX_DEFAULT(NULL); /* forward: written; backward: read */
+  const void* d_o TESSERA_CXX_DEFAULT(NULL);
+  void* d_q TESSERA_CXX_DEFAULT(NULL);
+  void* d_k TESSERA_CXX_DEFAULT(NULL);
+  void* d_v TESSERA_CXX_DEFAULT(NULL);
+} tessera_ranks_buffers;
+
+/* This rank's part of o and lse, or of d_q, d_k and d_v. Every rank makes the same calls in the same order. The first
+ * call of a problem compares a hash of it with those of the other ranks, which waits for them (on a GPU also for the
+ * stream, unless it is captured into a graph, where nothing is compared): ranks that disagree all get INVALID_ARGUMENT.
+ * Later calls allocate nothing. On a GPU they return at once: messages have a stream of their own, and overlap the
+ * computation in executor->stream. CPU: returns when this rank's part is complete; `cancel` of the executor ends the
+ * call of this rank, and with it those of the others. */
+TESSERA_API tessera_status tessera_ranks_forward(const tessera_ranks_attention* attention,
+                                                 tessera_communicator* communicator,
+                                                 const tessera_ranks_buffers* buffers, void* workspace,
+                                                 size_t workspace_bytes, const tessera_executor* executor);
+TESSERA_API tessera_status tessera_ranks_backward(const tessera_ranks_attention* attention,
+                                                  tessera_communicator* communicator,
+                                                  const tessera_ranks_buffers* buffers, void* workspace,
+                                                  size_t workspace_bytes, const tessera_executor* executor);
 
 #ifdef __cplusplus
 }

@@ -16,5 +16,6 @@
 #include "tessera/fwd_sm90/fp8/config.hpp"
 #include "tessera/fwd_sm90_d512/config.hpp"
 #include "tessera/live_tiles/config.hpp"
+#include "tessera/move_rows/config.hpp"
 #include "tessera/program_sums/config.hpp"
 #include "tessera/shared_prefix/config.hpp"

@@ -23,6 +23,9 @@ tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buf
                             const std::vector<core::score::CapturedBuffer>& captured, const void* workspace);
 tessera_status check_memory(const tessera_combine_call& call, const tessera_device& device);
 
+// The same for one pointer.
+tessera_status check_memory(const char* name, const void* pointer, const tessera_device& device);
+
 // Copies on the host of the index tensors and of the tensors that a score program reads, for checks of their values.
 // Making them waits for the stream.
 struct HostIndices {

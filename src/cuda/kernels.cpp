@@ -201,6 +201,16 @@ KernelSpec spec_of(const AppendConfig& config) {
           .claim = "sizeof(tessera::AppendParams) == " + std::to_string(sizeof(AppendParams))};
 }
 
+KernelSpec spec_of(const MoveRowsConfig& config) {
+  return {.name = "move_rows",
+          .header = "tessera/move_rows/kernel.cuh",
+          .params = "MoveRowsParams",
+          .config = config_text(config),
+          .threads = kMoveRowsThreads,
+          .limits = {.registers = 40},
+          .claim = "sizeof(tessera::MoveRowsParams) == " + std::to_string(sizeof(MoveRowsParams))};
+}
+
 KernelSpec spec_of(const BwdConfig& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
@@ -397,6 +407,11 @@ tessera_status launch_append(const AppendConfig& config, const AppendParams& par
     return unsupported("k: %" PRId64 " tokens of k and q, accepted up to 2^31 - 1 on a GPU", tokens);
   launch_kernel("append", config, params, Grid{static_cast<uint32_t>(append_blocks(params))}, launches);
   return ok();
+}
+
+void launch_move_rows(const MoveRowsConfig& config, const MoveRowsParams& params, LaunchList& launches) {
+  const int64_t blocks = divide_up(params.units, kMoveRowsThreads);
+  launch_kernel("move_rows", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
 }
 
 void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches) {

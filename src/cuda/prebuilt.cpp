@@ -180,6 +180,17 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
       add(append, append.limits);
     }
   }
+  // What a rank of several moves: messages, sums of gradients, their rounding; statistics may be unaligned.
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBFloat16}) {
+    for (const MoveRowsConfig& config :
+         {MoveRowsConfig{dtype, dtype, false, true}, MoveRowsConfig{dtype, Dtype::kFloat32, true, true},
+          MoveRowsConfig{Dtype::kFloat32, dtype, false, true}}) {
+      const KernelSpec moves = spec_of(config);
+      add(moves, moves.limits);
+    }
+  }
+  const KernelSpec statistics = spec_of(MoveRowsConfig{Dtype::kFloat32, Dtype::kFloat32, false, false});
+  add(statistics, statistics.limits);
   for (const bool paged : {false, true}) {
     const KernelSpec indices = spec_of(PrefixIndicesConfig{paged});
     add(indices, indices.limits);

@@ -33,6 +33,15 @@ UNUSED(cuStreamSynchronize)
 UNUSED(cuPointerGetAttribute)
 UNUSED(cuPointerGetAttributes)
 UNUSED(cuMemcpyDtoHAsync_v2)
+UNUSED(cuMemcpyHtoDAsync_v2)
+UNUSED(cuMemAlloc_v2)
+UNUSED(cuMemFree_v2)
+UNUSED(cuStreamCreate)
+UNUSED(cuStreamDestroy_v2)
+UNUSED(cuStreamWaitEvent)
+UNUSED(cuEventCreate)
+UNUSED(cuEventDestroy_v2)
+UNUSED(cuEventRecord)
 
 /* ---- what a test asks for ---- */
 

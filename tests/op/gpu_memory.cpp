@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -96,9 +99,14 @@ Gpu& Gpu::get() {
   return first;
 }
 
-Gpu& Gpu::second() {
-  static Gpu gpu(gpu_device().ordinal + 1);
-  return gpu;
+Gpu& Gpu::at(int index) {
+  if (index == 0) return get();
+  static std::mutex mutex;
+  static std::map<int, std::unique_ptr<Gpu>> gpus;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Gpu>& gpu = gpus[index];
+  if (!gpu) gpu.reset(new Gpu(gpu_device().ordinal + index));
+  return *gpu;
 }
 
 void* Gpu::current() {

@@ -16,8 +16,10 @@ class Gpu {
  public:
   // The first GPU; its context becomes current in the first thread that calls this.
   static Gpu& get();
-  // The second GPU, which must exist. Its context is current only during calls of this class.
-  static Gpu& second();
+  // The second GPU, or GPU number `index` of those from the first on, which must exist. Its context is current only
+  // during calls of this class.
+  static Gpu& second() { return at(1); }
+  static Gpu& at(int index);
   // The context that is current in this thread, NULL: none.
   static void* current();
 

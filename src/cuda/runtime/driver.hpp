@@ -14,6 +14,7 @@ using CUdevice = int;
 using CUdeviceptr = unsigned long long;
 using CUcontext = struct CUctx_st*;
 using CUstream = struct CUstream_st*;
+using CUevent = struct CUevent_st*;
 using CUlibrary = struct CUlib_st*;
 using CUkernel = struct CUkern_st*;
 using CUfunction = struct CUfunc_st*;
@@ -45,6 +46,8 @@ enum CUfunctionAttribute : int {
   kFunctionMaxDynamicSmemBytes = 8,
 };
 
+enum CUstreamFlags : unsigned { kStreamNonBlocking = 1 };
+enum CUeventFlags : unsigned { kEventDisableTiming = 2 };
 enum CUcaptureStatus : int { kCaptureNone = 0 };
 enum CUcaptureMode : int { kCaptureRelaxed = 2 };
 
@@ -105,6 +108,12 @@ struct Driver {
   CUresult (*cuCtxPushCurrent)(CUcontext context);
   CUresult (*cuCtxPopCurrent)(CUcontext* context);
 
+  CUresult (*cuStreamCreate)(CUstream* stream, unsigned flags);
+  CUresult (*cuStreamDestroy)(CUstream stream);
+  CUresult (*cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned flags);
+  CUresult (*cuEventCreate)(CUevent* event, unsigned flags);
+  CUresult (*cuEventDestroy)(CUevent event);
+  CUresult (*cuEventRecord)(CUevent event, CUstream stream);
   CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext* context);
   CUresult (*cuStreamGetId)(CUstream stream, uint64_t* id);
   CUresult (*cuStreamGetPriority)(CUstream stream, int* priority);
@@ -115,6 +124,9 @@ struct Driver {
   CUresult (*cuPointerGetAttribute)(void* value, CUpointerAttribute attribute, CUdeviceptr pointer);
   CUresult (*cuPointerGetAttributes)(unsigned count, CUpointerAttribute* attributes, void** values,
                                      CUdeviceptr pointer);
+  CUresult (*cuMemAlloc)(CUdeviceptr* device, size_t bytes);
+  CUresult (*cuMemFree)(CUdeviceptr device);
+  CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr device, const void* host, size_t bytes, CUstream stream);
   CUresult (*cuMemcpyDtoHAsync)(void* host, CUdeviceptr device, size_t bytes, CUstream stream);
   CUresult (*cuMemsetD32Async)(CUdeviceptr device, unsigned value, size_t count, CUstream stream);
 

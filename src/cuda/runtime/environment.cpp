@@ -8,6 +8,7 @@ namespace {
 constexpr EnvironmentVariable kVariables[] = {
     {kCacheFolder, "the folder of compiled kernels"},
     {kGivenNvrtc, "the compiler, or its folder"},
+    {kGivenNccl, "the library of messages between ranks"},
     {kCudaGraphs, "0: launches one by one; first: as a graph from the first call on"},
     {kLineInfo, "1: kernels carry line numbers"},
     {kBulkCopies, "0: plans whose mma.sync forward kernels take no bulk copies"},

@@ -20,6 +20,7 @@ std::string environment_variable(const char* name);
 
 inline constexpr const char* kCacheFolder = "TESSERA_CACHE_DIR";
 inline constexpr const char* kGivenNvrtc = "TESSERA_NVRTC";
+inline constexpr const char* kGivenNccl = "TESSERA_NCCL";
 inline constexpr const char* kCudaGraphs = "TESSERA_CUDA_GRAPHS";
 inline constexpr const char* kLineInfo = "TESSERA_LINEINFO";
 inline constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";

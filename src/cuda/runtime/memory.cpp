@@ -99,6 +99,12 @@ tessera_status check_memory(const tessera_combine_call& call, const tessera_devi
   });
 }
 
+tessera_status check_memory(const char* name, const void* pointer, const tessera_device& device) {
+  const Driver* driver = nullptr;
+  TESSERA_RETURN_IF_ERROR(open_driver(driver));
+  return check_pointer(*driver, name, pointer, device.ordinal);
+}
+
 tessera_status check_memory(const tessera_append_call& call, const tessera_device& device) {
   const Driver* driver = nullptr;
   TESSERA_RETURN_IF_ERROR(open_driver(driver));

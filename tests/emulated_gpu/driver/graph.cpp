@@ -128,6 +128,7 @@ EMULATED_DRIVER cuGraphLaunch(CUgraphExec executable, CUstream handle) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
   return with_stream(handle, [&](const Stream& stream) -> CUresult {
     if (stream.captured) return kCaptureUnsupported;
+    if (const CUresult result = finish_context(); result != kSuccess) return result;
     Graph& graph = own(executable)->own;
     if (graph.context != current_context() || stream.context != current_context()) return kInvalidValue;
     for (const auto& node : graph.nodes) {

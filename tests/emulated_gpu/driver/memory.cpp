@@ -99,6 +99,7 @@ EMULATED_DRIVER cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 EMULATED_DRIVER cuMemFree_v2(CUdeviceptr address) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
   if (refuses_while_captured()) return kCaptureUnsupported;
+  if (const CUresult result = finish_context(); result != kSuccess) return result;
   Memory& m = memory();
   const std::lock_guard lock(m.mutex);
   const auto at = m.entries.find(address);

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -41,7 +42,51 @@ Stream* default_stream_of(Context* context) {
   return &stream;
 }
 
+enum class Order { kAtOnce, kLate, kEarly };
+Order order() {
+  static const Order it = [] {
+    const char* const name = std::getenv("EMULATED_GPU_STREAMS");
+    return !name ? Order::kAtOnce : std::strcmp(name, "late") == 0 ? Order::kLate : Order::kEarly;
+  }();
+  return it;
+}
+
+// Executes the stream's tasks, or those up to an event's record number `times`; and of other streams those that they
+// wait for.
+CUresult run_tasks(Stream& stream, const Event* until, uint64_t times) {
+  while (!stream.tasks.empty() && !(until && until->done >= times)) {
+    const Task task = std::move(stream.tasks.front());
+    stream.tasks.pop_front();
+    const Event* const event = task.awaited;
+    const CUresult result = event ? run_tasks(*event->stream, event, task.times) : task.run();
+    if (result != kSuccess) return result;
+  }
+  return kSuccess;
+}
+CUresult finish(Stream& stream) { return run_tasks(stream, nullptr, 0); }
+
+CUresult perform(Stream& stream, std::function<CUresult()> run) {
+  if (order() == Order::kAtOnce) return run();
+  stream.tasks.push_back({std::move(run)});
+  return kSuccess;
+}
+
 }  // namespace
+
+CUresult finish_context() {
+  if (order() == Order::kAtOnce) return kSuccess;
+  std::vector<Stream*> of_context{default_stream_of(current_context())};
+  {
+    const std::lock_guard lock(streams().mutex);
+    for (Stream* const stream : streams().alive) {
+      if (stream->context == current_context()) of_context.push_back(stream);
+    }
+  }
+  for (Stream* const stream : of_context) {
+    if (const CUresult result = finish(*stream); result != kSuccess) return result;
+  }
+  return kSuccess;
+}
 
 bool refuses_while_captured() { return capture_mode != kRelaxed && global_captures.load() > 0; }
 
@@ -60,7 +105,9 @@ CUresult submit(CUstream handle, Work work) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
   return with_stream(handle, [&work](Stream& stream) -> CUresult {
     if (stream.context != current_context()) return kInvalidHandle;
-    if (!stream.captured) return execute(work, *stream.context);
+    if (!stream.captured) {
+      return perform(stream, [work = std::move(work), &stream]() mutable { return execute(work, *stream.context); });
+    }
     if (stream.invalidated) return kCaptureInvalidated;
     stream.captured->nodes.push_back(std::make_unique<Node>(Node{std::move(work)}));
     return kSuccess;
@@ -73,16 +120,14 @@ namespace {
 CUresult wait_for(CUstream handle) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
   return with_stream(handle, [](Stream& stream) -> CUresult {
-    if (!stream.captured) return kSuccess;
+    if (!stream.captured) return finish(stream);
     stream.invalidated = true;
     return kCaptureUnsupported;
   });
 }
 
 using CUevent = struct CUevent_st*;
-struct Event {
-  std::chrono::steady_clock::time_point time;
-};
+Event* own(CUevent event) { return reinterpret_cast<Event*>(event); }
 
 }  // namespace
 }  // namespace tessera::emulated
@@ -102,6 +147,9 @@ EMULATED_DRIVER cuStreamCreate(CUstream* handle, unsigned) {
 }
 EMULATED_DRIVER cuStreamDestroy_v2(CUstream handle) {
   auto* const stream = reinterpret_cast<Stream*>(handle);
+  if (const CUresult result = with_stream(handle, [](Stream& of) { return finish(of); }); result != kSuccess) {
+    return result;
+  }
   const std::lock_guard lock(streams().mutex);
   if (streams().alive.erase(stream) == 0) return kInvalidHandle;
   return delete stream, kSuccess;
@@ -178,10 +226,14 @@ EMULATED_DRIVER cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
   return fine ? copy(pointer(to), pointer(from), bytes, stream) : kInvalidValue;
 }
 EMULATED_DRIVER cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
-  return refuses_while_captured() ? kCaptureUnsupported : cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+  if (refuses_while_captured()) return kCaptureUnsupported;
+  const CUresult result = cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+  return result == kSuccess ? finish_context() : result;
 }
 EMULATED_DRIVER cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
-  return refuses_while_captured() ? kCaptureUnsupported : cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
+  if (refuses_while_captured()) return kCaptureUnsupported;
+  const CUresult result = cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
+  return result == kSuccess ? finish_context() : result;
 }
 EMULATED_DRIVER cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
   return fill(address, value, 1, count, stream);
@@ -193,18 +245,46 @@ EMULATED_DRIVER cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t cou
   return fill(address, value, sizeof value, count, stream);
 }
 
+EMULATED_DRIVER cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* argument) {
+  return with_stream(handle, [&](Stream& stream) -> CUresult {
+    if (stream.captured) return kNotSupported;
+    const CUresult result = perform(stream, [function, argument] { return function(argument), kSuccess; });
+    return result == kSuccess && order() == Order::kEarly ? finish(stream) : result;
+  });
+}
+
 // ---- events ----
 
 EMULATED_DRIVER cuEventCreate(CUevent* event, unsigned) {
   return *event = reinterpret_cast<CUevent>(new Event{}), kSuccess;
 }
-EMULATED_DRIVER cuEventDestroy_v2(CUevent event) { return delete reinterpret_cast<Event*>(event), kSuccess; }
-EMULATED_DRIVER cuEventRecord(CUevent event, CUstream) {
-  reinterpret_cast<Event*>(event)->time = std::chrono::steady_clock::now();
-  return check_context();
+EMULATED_DRIVER cuEventDestroy_v2(CUevent event) { return delete own(event), kSuccess; }
+EMULATED_DRIVER cuEventRecord(CUevent handle, CUstream stream_handle) {
+  if (const CUresult result = check_context(); result != kSuccess) return result;
+  return with_stream(stream_handle, [handle](Stream& stream) -> CUresult {
+    Event* const event = own(handle);
+    event->stream = &stream;
+    return perform(stream, [event, times = ++event->recorded] {
+      event->time = std::chrono::steady_clock::now();
+      return event->done = times, kSuccess;
+    });
+  });
 }
-EMULATED_DRIVER cuEventSynchronize(CUevent) { return check_context(); }
+EMULATED_DRIVER cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned) {
+  if (const CUresult result = check_context(); result != kSuccess) return result;
+  return with_stream(stream_handle, [handle](Stream& stream) -> CUresult {
+    Event* const event = own(handle);
+    if (event->done < event->recorded) stream.tasks.push_back({{}, event, event->recorded});
+    return kSuccess;
+  });
+}
+EMULATED_DRIVER cuEventSynchronize(CUevent handle) {
+  if (const CUresult result = check_context(); result != kSuccess) return result;
+  Event* const event = own(handle);
+  if (event->done == event->recorded) return kSuccess;
+  return run_tasks(*event->stream, event, event->recorded);
+}
 EMULATED_DRIVER cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent end) {
-  const auto time = reinterpret_cast<Event*>(end)->time - reinterpret_cast<Event*>(begin)->time;
+  const auto time = own(end)->time - own(begin)->time;
   return *milliseconds = std::chrono::duration<float, std::milli>(time).count(), kSuccess;
 }

@@ -1,0 +1,331 @@
+// The C interface of attention on ranks: communicators, prepared attentions, and their passes.
+#include "cuda/ranks.hpp"
+
+#include <cinttypes>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/device_here.hpp"
+#include "core/caller_struct.hpp"
+#include "core/guarded.hpp"
+#include "core/status.hpp"
+#include "cpu/rows.hpp"
+#include "cuda/cuda.hpp"
+#include "distributed/layout.hpp"
+#include "distributed/program.hpp"
+#include "distributed/threads.hpp"
+#include "tessera/distributed.h"
+
+using namespace tessera;
+
+struct tessera_communicator {
+  std::unique_ptr<core::Transport> transport;
+  std::unique_ptr<core::RowMoves> moves;
+  std::set<uint64_t> agreed;  // problems that all ranks have
+};
+
+struct tessera_ranks_attention {
+  std::vector<int64_t> lengths;
+  distributed::Setting setting{};
+  distributed::Program forward, backward;  // the problem's lengths are `lengths`
+  int64_t saved_bytes = 0;
+  uint64_t hash = 0;  // of everything in which ranks must agree
+};
+
+namespace {
+
+static_assert(sizeof(tessera_ranks_options) == offsetof(tessera_ranks_options, reserved_0) + sizeof(int32_t));
+static_assert(sizeof(tessera_ranks_buffers) == offsetof(tessera_ranks_buffers, d_v) + sizeof(void*));
+
+constexpr int64_t kAlignment = distributed::Arena::kAlignment;
+constexpr uintptr_t kSavedAlignment = 64;
+constexpr int64_t kDropoutRows = 32;
+
+tessera_status read_options(const tessera_ranks_options* given, tessera_ranks_options& options) {
+  options = {};
+  if (!given) return ok();
+  TESSERA_RETURN_IF_ERROR(
+      core::read_struct("options", *given, sizeof options, "{.struct_size = sizeof(tessera_ranks_options)}", options));
+  if (options.alibi < 0 || options.alibi > 2) return invalid("alibi: %d, accepted 0 .. 2", options.alibi);
+  return ok();
+}
+
+// ---- preparation ----------------------------------------------------------------------------------------------------
+
+// The ranks that divide the heads: the same for both passes, since backward uses what forward has exchanged. Left open,
+// they are the number with the shortest predicted time of both.
+tessera_status choose_head_ranks(tessera_ranks_problem& problem) {
+  tessera_ranks_plan plans[2];
+  for (const int32_t direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+    problem.direction = direction;
+    TESSERA_RETURN_IF_ERROR(tessera_make_ranks_plan(&problem, &plans[direction]));
+  }
+  const auto time = [&](int32_t direction, int32_t head_ranks) {
+    double best = -1;
+    for (int32_t n = 0; n < plans[direction].num_answers; ++n) {
+      const tessera_ranks_answer& answer = plans[direction].answers[n];
+      if (!answer.accepted || answer.head_ranks != head_ranks) continue;
+      if (problem.strategy != TESSERA_STRATEGY_AUTO && answer.strategy != problem.strategy) continue;
+      if (best < 0 || answer.predicted_us < best) best = answer.predicted_us;
+    }
+    return best;
+  };
+  double best = -1;
+  int32_t chosen = 0;
+  for (int32_t n = 0; n < plans[TESSERA_FORWARD].num_answers; ++n) {
+    const int32_t head_ranks = plans[TESSERA_FORWARD].answers[n].head_ranks;
+    if (problem.head_ranks != 0 && head_ranks != problem.head_ranks) continue;
+    const double forward = time(TESSERA_FORWARD, head_ranks), backward = time(TESSERA_BACKWARD, head_ranks);
+    if (forward < 0 || backward < 0 || (best >= 0 && forward + backward >= best)) continue;
+    best = forward + backward, chosen = head_ranks;
+  }
+  problem.head_ranks = chosen;
+  return ok();
+}
+
+tessera_status check_dropout(const tessera_ranks_plan& plan) {
+  for (const tessera_chunk& chunk : distributed::make_chunks(plan.problem)) {
+    if (chunk.begin % kDropoutRows == 0) continue;
+    return invalid("dropout_p: with a chunk that begins at row %" PRId64
+                   " of its sequence, accepted lengths whose chunks are multiples of %" PRId64 " rows",
+                   chunk.begin, kDropoutRows);
+  }
+  return ok();
+}
+
+uint64_t hash_of(uint64_t plans, const tessera_ranks_options& options) {
+  uint64_t hash = plans;
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(&options);
+  for (size_t n = sizeof options.struct_size; n < sizeof options; ++n) hash = (hash ^ bytes[n]) * 1099511628211u;
+  return hash;
+}
+
+tessera_status create(const tessera_ranks_problem* problem, const tessera_ranks_options* options,
+                      const tessera_device* device, int32_t rank, tessera_ranks_attention& attention) {
+  if (!problem) return invalid("problem: NULL, must point to a tessera_ranks_problem");
+  tessera_ranks_plan plan;
+  TESSERA_RETURN_IF_ERROR(tessera_make_ranks_plan(problem, &plan));
+  tessera_ranks_problem known = plan.problem;
+  // The choice of the plan for one direction is undone: the other one has a say.
+  known.strategy = problem->strategy, known.head_ranks = problem->head_ranks;
+  if (rank < 0 || rank >= known.ranks) return invalid("rank: %d, accepted 0 .. %d", rank, known.ranks - 1);
+  attention.lengths.assign(known.lengths, known.lengths + known.num_sequences);
+  known.lengths = attention.lengths.data();
+  distributed::Setting& setting = attention.setting;
+  TESSERA_RETURN_IF_ERROR(read_options(options, setting.options));
+  TESSERA_RETURN_IF_ERROR(api::device_here(device, setting.device));
+  setting.rank = rank;
+  setting.saves = known.direction == TESSERA_BACKWARD;
+  if (setting.saves) TESSERA_RETURN_IF_ERROR(choose_head_ranks(known));
+  known.direction = TESSERA_FORWARD;
+  TESSERA_RETURN_IF_ERROR(tessera_make_ranks_plan(&known, &plan));
+  if (setting.options.dropout_p > 0) TESSERA_RETURN_IF_ERROR(check_dropout(plan));
+  TESSERA_RETURN_IF_ERROR(distributed::make_forward(plan, setting, attention.forward, attention.saved_bytes));
+  attention.hash = hash_of(plan.hash, setting.options);
+  if (!setting.saves) return ok();
+  known.direction = TESSERA_BACKWARD;
+  TESSERA_RETURN_IF_ERROR(tessera_make_ranks_plan(&known, &plan));
+  TESSERA_RETURN_IF_ERROR(distributed::make_backward(plan, setting, attention.backward));
+  attention.hash = hash_of(attention.hash ^ plan.hash, setting.options);
+  return ok();
+}
+
+// ---- a pass ---------------------------------------------------------------------------------------------------------
+
+const distributed::Program* program_of(const tessera_ranks_attention* attention, int32_t direction) {
+  if (!attention || direction < TESSERA_FORWARD || direction > TESSERA_BACKWARD) return nullptr;
+  if (direction == TESSERA_FORWARD) return &attention->forward;
+  return attention->setting.saves ? &attention->backward : nullptr;
+}
+
+// Compares the ranks' hashes at the first call of a problem.
+tessera_status agree(const tessera_ranks_attention& attention, tessera_communicator& communicator, void* stream) {
+  core::Transport& transport = *communicator.transport;
+  if (transport.ranks() == 1 || communicator.agreed.contains(attention.hash) || transport.capturing(stream)) {
+    return ok();
+  }
+  std::vector<uint64_t> all(static_cast<size_t>(transport.ranks()));
+  const tessera_status status = transport.all_gather(attention.hash, all.data(), stream);
+  if (status.code != TESSERA_OK) {
+    transport.abandon(status.message);
+    return status;
+  }
+  std::string others;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] != attention.hash) others += (others.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (!others.empty()) {
+    return invalid(
+        "attention: rank %d has another problem than rank%s %.200s, accepted the same lengths, heads, dtype, "
+        "masks, layout, strategy and options on all",
+        transport.rank(), others.find(',') == std::string::npos ? "" : "s", others.c_str());
+  }
+  communicator.agreed.insert(attention.hash);
+  return ok();
+}
+
+tessera_status check_buffers(const tessera_ranks_attention& attention, const tessera_ranks_buffers& buffers,
+                             bool backward) {
+  if (attention.forward.plan.rows_per_rank == 0) return ok();
+  const tessera_device& device = attention.setting.device;
+  const struct {
+    const char* name;
+    const void* pointer;
+    bool needed;
+  } all[] = {{"q", buffers.q, true},
+             {"k", buffers.k, true},
+             {"v", buffers.v, true},
+             {"o", buffers.o, true},
+             {"lse", buffers.lse, true},
+             {"alibi_slopes", buffers.alibi_slopes, attention.setting.options.alibi != 0},
+             {"saved", buffers.saved, attention.saved_bytes > 0},
+             {"d_o", buffers.d_o, backward},
+             {"d_q", buffers.d_q, backward},
+             {"d_k", buffers.d_k, backward},
+             {"d_v", buffers.d_v, backward}};
+  for (const auto& buffer : all) {
+    if (!buffer.needed) continue;
+    if (!buffer.pointer) return invalid("%s: NULL, must point to its data", buffer.name);
+    if (device.backend == TESSERA_BACKEND_CUDA) {
+      TESSERA_RETURN_IF_ERROR(cuda::check_memory(buffer.name, buffer.pointer, device));
+    }
+  }
+  if (reinterpret_cast<uintptr_t>(buffers.saved) % kSavedAlignment != 0) {
+    return invalid("saved: %p, must be aligned to %d bytes", buffers.saved, static_cast<int>(kSavedAlignment));
+  }
+  return ok();
+}
+
+distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* workspace) {
+  using distributed::Base;
+  distributed::Memory memory;
+  const auto set = [&memory](Base base, const void* pointer) {
+    memory.base[static_cast<size_t>(base)] = static_cast<char*>(const_cast<void*>(pointer));
+  };
+  set(Base::kQ, buffers.q), set(Base::kK, buffers.k), set(Base::kV, buffers.v);
+  set(Base::kO, buffers.o), set(Base::kLse, buffers.lse), set(Base::kSlopes, buffers.alibi_slopes);
+  set(Base::kDO, buffers.d_o);
+  set(Base::kDQ, buffers.d_q), set(Base::kDK, buffers.d_k), set(Base::kDV, buffers.d_v);
+  set(Base::kSaved, buffers.saved);
+  const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % static_cast<uintptr_t>(kAlignment);
+  set(Base::kWorkspace, static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0));
+  return memory;
+}
+
+tessera_status pass(int32_t direction, const tessera_ranks_attention* attention, tessera_communicator* communicator,
+                    const tessera_ranks_buffers* given, void* workspace, size_t workspace_bytes,
+                    const tessera_executor* given_executor) {
+  if (!attention) return invalid("attention: NULL, accepted what tessera_ranks_attention_create made");
+  if (!communicator) return invalid("communicator: NULL, accepted this rank's");
+  if (!given) return invalid("buffers: NULL, must point to a tessera_ranks_buffers");
+  const distributed::Program* const program = program_of(attention, direction);
+  if (!program) return invalid("attention: prepared for the forward pass, accepted one of direction backward");
+  tessera_ranks_buffers buffers{};
+  TESSERA_RETURN_IF_ERROR(
+      core::read_struct("buffers", *given, sizeof buffers, "{.struct_size = sizeof(tessera_ranks_buffers)}", buffers));
+  tessera_executor executor;
+  TESSERA_RETURN_IF_ERROR(core::read_executor(given_executor, executor));
+  executor.struct_size = sizeof executor;
+  const core::Transport& transport = *communicator->transport;
+  const tessera_ranks_problem& problem = program->plan.problem;
+  if (transport.rank() != attention->setting.rank || transport.ranks() != problem.ranks) {
+    return invalid("communicator: rank %d of %d, accepted that of the attention, rank %d of %d", transport.rank(),
+                   transport.ranks(), attention->setting.rank, problem.ranks);
+  }
+  TESSERA_RETURN_IF_ERROR(transport.check(attention->setting.device));
+  TESSERA_RETURN_IF_ERROR(check_buffers(*attention, buffers, direction == TESSERA_BACKWARD));
+  const size_t needed = tessera_ranks_workspace_bytes(attention, direction);
+  if (workspace_bytes < needed) return invalid("workspace_bytes: %zu, accepted at least %zu", workspace_bytes, needed);
+  if (!workspace && needed > 0) return invalid("workspace: NULL, must hold %zu bytes", needed);
+  if (needed > 0 && attention->setting.device.backend == TESSERA_BACKEND_CUDA) {
+    TESSERA_RETURN_IF_ERROR(cuda::check_memory("workspace", workspace, attention->setting.device));
+  }
+  TESSERA_RETURN_IF_ERROR(agree(*attention, *communicator, executor.stream));
+  return distributed::walk(*program, memory_of(buffers, workspace), *communicator->moves, *communicator->transport,
+                           attention->setting.device, executor);
+}
+
+}  // namespace
+
+extern "C" {
+
+tessera_status tessera_communicator_threads(int32_t ranks, tessera_communicator** communicators) {
+  constexpr int32_t kMostRanks = 1024;
+  if (ranks < 1 || ranks > kMostRanks) return invalid("ranks: %d, accepted 1 .. %d", ranks, kMostRanks);
+  if (!communicators) return invalid("communicators: NULL, must point to %d pointers", ranks);
+  return core::guarded("tessera_communicator_threads", [&] {
+    std::vector<std::unique_ptr<tessera_communicator>> made;
+    for (std::unique_ptr<core::Transport>& transport : distributed::make_thread_transports(ranks)) {
+      made.push_back(std::make_unique<tessera_communicator>());
+      made.back()->transport = std::move(transport);
+      made.back()->moves = std::make_unique<cpu::HostRowMoves>();
+    }
+    for (int32_t rank = 0; rank < ranks; ++rank) communicators[rank] = made[static_cast<size_t>(rank)].release();
+    return ok();
+  });
+}
+
+tessera_status tessera_communicator_nccl(ncclComm* comm, tessera_communicator** communicator) {
+  if (!comm) return invalid("comm: NULL, accepted an ncclComm_t");
+  if (!communicator) return invalid("communicator: NULL, must point to a pointer");
+  return core::guarded("tessera_communicator_nccl", [&]() -> tessera_status {
+    auto made = std::make_unique<tessera_communicator>();
+    tessera_device device;
+    TESSERA_RETURN_IF_ERROR(cuda::make_nccl_transport(comm, made->transport, device));
+    made->moves = cuda::make_row_moves(device);
+    *communicator = made.release();
+    return ok();
+  });
+}
+
+void tessera_communicator_destroy(tessera_communicator* communicator) { delete communicator; }
+
+tessera_status tessera_ranks_attention_create(const tessera_ranks_problem* problem,
+                                              const tessera_ranks_options* options, const tessera_device* device,
+                                              int32_t rank, tessera_ranks_attention** attention) {
+  if (!attention) return invalid("attention: NULL, must point to a pointer");
+  return core::guarded("tessera_ranks_attention_create", [&]() -> tessera_status {
+    auto made = std::make_unique<tessera_ranks_attention>();
+    TESSERA_RETURN_IF_ERROR(create(problem, options, device, rank, *made));
+    *attention = made.release();
+    return ok();
+  });
+}
+
+void tessera_ranks_attention_destroy(tessera_ranks_attention* attention) { delete attention; }
+
+const tessera_ranks_plan* tessera_ranks_attention_plan(const tessera_ranks_attention* attention, int32_t direction) {
+  const distributed::Program* const program = program_of(attention, direction);
+  return program ? &program->plan : nullptr;
+}
+
+size_t tessera_ranks_workspace_bytes(const tessera_ranks_attention* attention, int32_t direction) {
+  const distributed::Program* const program = program_of(attention, direction);
+  return program && program->workspace_bytes > 0 ? static_cast<size_t>(program->workspace_bytes + kAlignment) : 0;
+}
+
+size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* attention) {
+  return attention ? static_cast<size_t>(attention->saved_bytes) : 0;
+}
+
+tessera_status tessera_ranks_forward(const tessera_ranks_attention* attention, tessera_communicator* communicator,
+                                     const tessera_ranks_buffers* buffers, void* workspace, size_t workspace_bytes,
+                                     const tessera_executor* executor) {
+  return core::guarded("tessera_ranks_forward", [&] {
+    return pass(TESSERA_FORWARD, attention, communicator, buffers, workspace, workspace_bytes, executor);
+  });
+}
+
+tessera_status tessera_ranks_backward(const tessera_ranks_attention* attention, tessera_communicator* communicator,
+                                      const tessera_ranks_buffers* buffers, void* workspace, size_t workspace_bytes,
+                                      const tessera_executor* executor) {
+  return core::guarded("tessera_ranks_backward", [&] {
+    return pass(TESSERA_BACKWARD, attention, communicator, buffers, workspace, workspace_bytes, executor);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,268 @@
+// The backward pass of a rank. Gradients are sums in float32, rounded at the end.
+#include <algorithm>
+#include <tuple>
+
+#include "distributed/pass.hpp"
+
+namespace tessera::distributed {
+namespace {
+
+class Backward final : public Pass {
+ public:
+  using Pass::Pass;
+
+  tessera_status make_all() {
+    TESSERA_RETURN_IF_ERROR(plan_steps());
+    int64_t saved_bytes = 0;
+    saved_ = saved(Base::kSaved, saved_bytes);
+    keys_.k = saved_.k, keys_.v = saved_.v;
+    whole_d_o_ = own_tensor(Base::kDO, problem_.heads_q, problem_.head_dim_v);
+    d_q_ = own_tensor(Base::kDQ, problem_.heads_q, problem_.head_dim);
+    d_k_ = own_tensor(Base::kDK, problem_.heads_kv, problem_.head_dim);
+    d_v_ = own_tensor(Base::kDV, problem_.heads_kv, problem_.head_dim_v);
+    const Heads hq = schedule_.heads_q, hkv = schedule_.heads_kv;
+    d_o_ = whole_d_o_;
+    if (divided_) {
+      d_o_ = make(problem_.dtype, own_.rows(), hq.count, problem_.head_dim_v);
+      move_chunks(local_.numbers(), local_, whole_d_o_, hq.first, own_, d_o_, 0, hq.count);
+    }
+    sum_q_ = zeros(own_.rows(), hq.count, problem_.head_dim);
+    keys_.sum_k = zeros(own_.rows(), hkv.count, problem_.head_dim);
+    keys_.sum_v = zeros(own_.rows(), hkv.count, problem_.head_dim_v);
+    TESSERA_RETURN_IF_ERROR(walk_steps());
+    divided_ ? finish_divided() : finish();
+    program_.workspace_bytes = arena_.bytes();
+    return ok();
+  }
+
+ private:
+  Slab zeros(int64_t rows, int64_t heads, int64_t columns) {
+    const Slab slab = make(TESSERA_FLOAT32, rows, heads, columns);
+    fill(slab, 0);
+    return slab;
+  }
+
+  // The sums for a block of keys, which outlive the keys until they have been sent to their owner.
+  std::pair<Slab, Slab> sums_of(const KeyBlock& keys) {
+    if (keys.block.numbers() == own_.numbers()) return {keys_.sum_k, keys_.sum_v};
+    for (const Returned& sums : returned_) {
+      if (sums.block.numbers() == keys.block.numbers()) return {sums.k, sums.v};
+    }
+    const int64_t rows = keys.block.rows(), heads = keys.k.heads;
+    returned_.push_back({keys.block, zeros(rows, heads, problem_.head_dim), zeros(rows, heads, problem_.head_dim_v),
+                         keys.block.numbers()});
+    return {returned_.back().k, returned_.back().v};
+  }
+
+  tessera_problem problem_on(const Rectangle& rows, const KeyBlock& keys, Call& call) const {
+    tessera_problem p = problem_of(rows, TESSERA_BACKWARD, call);
+    p.q = saved_.q.layout(rows.q_length), p.o = saved_.o.layout(rows.q_length), p.d_o = d_o_.layout(rows.q_length);
+    p.k = keys.k.layout(rows.k_length), p.v = keys.v.layout(rows.k_length);
+    p.lse = saved_.lse.layout(rows.q_length), p.lse_low = saved_.lse_low.layout(rows.q_length);
+    return p;
+  }
+  static void add_gradients(tessera_problem& p, const Rectangle& rows, const Slab& q, const Slab& k, const Slab& v) {
+    p.d_q = q.layout(rows.q_length), p.d_k = k.layout(rows.k_length), p.d_v = v.layout(rows.k_length);
+  }
+
+  tessera_status compute(size_t, const std::vector<PlannedCall>& calls) override {
+    std::vector<const KeyBlock*> used;
+    for (const PlannedCall& planned : calls) {
+      const Rectangle& rows = planned.rows;
+      const KeyBlock& keys = key_block(planned.keys);
+      if (std::find(used.begin(), used.end(), &keys) == used.end()) used.push_back(&keys);
+      const auto [sum_k, sum_v] = sums_of(keys);
+      Call call{};
+      tessera_problem p = problem_on(rows, keys, call);
+      add_gradients(p, rows, sum_q_, sum_k, sum_v);
+      p.accumulate = 1;
+      const bool adds = accumulates(p);
+      Slab q, k, v;
+      if (!adds) {
+        q = make(problem_.dtype, rows.q_length, sum_q_.heads, sum_q_.columns);
+        k = make(problem_.dtype, rows.k_length, sum_k.heads, sum_k.columns);
+        v = make(problem_.dtype, rows.k_length, sum_v.heads, sum_v.columns);
+        add_gradients(p, rows, q, k, v);
+        p.accumulate = 0;
+      }
+      TESSERA_RETURN_IF_ERROR(plan_call(p, call));
+      call.q = saved_.q.ref(rows.q_row), call.k = keys.k.ref(rows.k_row), call.v = keys.v.ref(rows.k_row);
+      call.o = saved_.o.ref(rows.q_row), call.d_o = d_o_.ref(rows.q_row);
+      call.lse = saved_.lse.ref(rows.q_row), call.lse_low = saved_.lse_low.ref(rows.q_row);
+      call.d_q = adds ? sum_q_.ref(rows.q_row) : q.at;
+      call.d_k = adds ? sum_k.ref(rows.k_row) : k.at, call.d_v = adds ? sum_v.ref(rows.k_row) : v.at;
+      const int64_t workspace = arena_.assign(program_.plans[call.plan].workspace_bytes);
+      call.workspace = {Base::kWorkspace, workspace};
+      program_.operations.emplace_back(call);
+      if (program_.plans[call.plan].workspace_bytes > 0) arena_.release(workspace);
+      if (adds) continue;
+      move(q, 0, 0, sum_q_, rows.q_row, 0, rows.q_length, q.heads, true);
+      move(k, 0, 0, sum_k, rows.k_row, 0, rows.k_length, k.heads, true);
+      move(v, 0, 0, sum_v, rows.k_row, 0, rows.k_length, v.heads, true);
+      release(q), release(k), release(v);
+    }
+    for (const KeyBlock* keys : used) take_own(*keys);
+    return ok();
+  }
+
+  // Of a block with keys of several ranks: the part of this rank's own keys.
+  void take_own(const KeyBlock& keys) {
+    if (keys.block.numbers() == own_.numbers()) return;
+    std::vector<int64_t> mine;
+    for (const int64_t number : keys.block.numbers()) {
+      if (own_.has(number)) mine.push_back(number);
+    }
+    const auto [sum_k, sum_v] = sums_of(keys);
+    move_chunks(mine, keys.block, sum_k, 0, own_, keys_.sum_k, 0, sum_k.heads, true);
+    move_chunks(mine, keys.block, sum_v, 0, own_, keys_.sum_v, 0, sum_v.heads, true);
+    for (Returned& sums : returned_) {
+      if (sums.block.numbers() != keys.block.numbers()) continue;
+      std::erase_if(sums.waiting, [&](int64_t number) { return own_.has(number); });
+    }
+  }
+
+  bool accumulates(const tessera_problem& p) const {
+    if (setting_.device.backend == TESSERA_BACKEND_CPU) return true;
+    tessera_plan plan;
+    return tessera_make_plan(&p, &setting_.device, &plan).code == TESSERA_OK;
+  }
+
+  // ---- messages ----
+
+  void prepare(const Message& message) override {
+    if (message.travels == TESSERA_TRAVELS_KV) {
+      if (message.receive) return receive_keys(message);
+      add_rows(message, own_, keys_.k);
+      add_rows(message, own_, keys_.v);
+      return;
+    }
+    if (message.travels == TESSERA_TRAVELS_D_KV && !in_group(message.peer)) {
+      message.receive ? receive_sums(message) : send_sums(message);
+      return;
+    }
+    const int32_t dtype = message.partial ? static_cast<int32_t>(TESSERA_FLOAT32) : problem_.dtype;
+    const auto exchange = [&](const Slab& from, const Block& block, int64_t head) {
+      const Slab slab = stage(message, dtype, from.columns);
+      const Block rows(schedule_.chunks, message.chunks);
+      if (message.receive) {
+        keep_staged(message, slab);
+      } else {
+        move_chunks(message.chunks, block, from, head, rows, slab, 0, message.num_heads);
+      }
+      add_staged(message, slab);
+    };
+    if (message.travels == TESSERA_TRAVELS_D_O) {
+      exchange(whole_d_o_, local_, message.first_head);
+    } else if (message.travels == TESSERA_TRAVELS_D_Q) {
+      exchange(sum_q_, own_, 0);
+    } else {
+      exchange(keys_.sum_k, own_, 0);
+      exchange(keys_.sum_v, own_, 0);
+    }
+  }
+
+  void receive_sums(const Message& message) {
+    const Block rows(schedule_.chunks, message.chunks);
+    const Slab k = stage(message, TESSERA_FLOAT32, problem_.head_dim);
+    const Slab v = stage(message, TESSERA_FLOAT32, problem_.head_dim_v);
+    add_rows(message, rows, k), add_rows(message, rows, v);
+    keep_staged(message, k), keep_staged(message, v);
+  }
+
+  void send_sums(const Message& message) {
+    const auto sums = std::find_if(returned_.begin(), returned_.end(), [&](const Returned& candidate) {
+      return std::find(candidate.waiting.begin(), candidate.waiting.end(), message.chunks.front()) !=
+             candidate.waiting.end();
+    });
+    add_rows(message, sums->block, sums->k), add_rows(message, sums->block, sums->v);
+    std::erase_if(sums->waiting, [&](int64_t number) {
+      return std::find(message.chunks.begin(), message.chunks.end(), number) != message.chunks.end();
+    });
+    if (!sums->waiting.empty()) return;
+    release_at_end_of_step(sums->k), release_at_end_of_step(sums->v);
+    returned_.erase(sums);
+  }
+
+  void deliver(const Message& message) override {
+    const Block rows(schedule_.chunks, message.chunks);
+    const auto add = [&](size_t number, const Slab& to) {
+      const Slab& slab = staged(message, number);
+      move_chunks(message.chunks, rows, slab, 0, own_, to, 0, message.num_heads, true);
+      release(slab);
+    };
+    const auto take = [&](const Block& block, const Slab& to, int64_t head) {
+      const Slab& slab = staged(message, 0);
+      move_chunks(message.chunks, rows, slab, 0, block, to, head, message.num_heads);
+      release(slab);
+    };
+    if (message.travels == TESSERA_TRAVELS_KV) {
+      fetched_.push_back({rows, staged(message, 0), staged(message, 1), {}, {}});
+    } else if (message.travels == TESSERA_TRAVELS_D_O) {
+      take(own_, d_o_, 0);
+    } else if (message.travels == TESSERA_TRAVELS_D_Q) {
+      take(local_, d_q_, message.first_head);
+    } else if (in_group(message.peer)) {
+      parts_.push_back(
+          {message.peer, message.first_head, rows, staged(message, 0), staged(message, 1), message.partial});
+    } else {
+      add(0, keys_.sum_k), add(1, keys_.sum_v);
+    }
+  }
+
+  // ---- results ----
+
+  void finish() {
+    move(sum_q_, 0, 0, d_q_, 0, 0, d_q_.rows, d_q_.heads);
+    move(keys_.sum_k, 0, 0, d_k_, 0, 0, d_k_.rows, d_k_.heads);
+    move(keys_.sum_v, 0, 0, d_v_, 0, 0, d_v_.rows, d_v_.heads);
+  }
+
+  // Joins the heads that this rank computed for its own rows with those that it received. If several ranks read one KV
+  // head, their sums are added in float32, in the order of the ranks.
+  void finish_divided() {
+    const Heads hq = schedule_.heads_q, hkv = schedule_.heads_kv;
+    move_chunks(local_.numbers(), own_, sum_q_, 0, local_, d_q_, hq.first, hq.count);
+    const bool partial = std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.partial; });
+    Slab k = d_k_, v = d_v_;
+    if (partial) {
+      k = zeros(local_.rows(), d_k_.heads, d_k_.columns), v = zeros(local_.rows(), d_v_.heads, d_v_.columns);
+    }
+    parts_.push_back({setting_.rank, hkv.first, own_, keys_.sum_k, keys_.sum_v, partial});
+    std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.rank < b.rank; });
+    for (const Part& part : parts_) {
+      const std::vector<int64_t>& chunks = part.rank == setting_.rank ? local_.numbers() : part.rows.numbers();
+      move_chunks(chunks, part.rows, part.k, 0, local_, k, part.first_head, part.k.heads, partial);
+      move_chunks(chunks, part.rows, part.v, 0, local_, v, part.first_head, part.v.heads, partial);
+    }
+    if (!partial) return;
+    move(k, 0, 0, d_k_, 0, 0, k.rows, k.heads);
+    move(v, 0, 0, d_v_, 0, 0, v.rows, v.heads);
+  }
+
+  struct Returned {
+    Block block;
+    Slab k, v;
+    std::vector<int64_t> waiting;  // chunks that have not been sent
+  };
+  struct Part {
+    int32_t rank, first_head;
+    Block rows;
+    Slab k, v;
+    bool partial;
+  };
+
+  Saved saved_{};
+  Slab whole_d_o_, d_o_, d_q_, d_k_, d_v_;
+  Slab sum_q_;
+  std::vector<Returned> returned_;
+  std::vector<Part> parts_;
+};
+
+}  // namespace
+
+tessera_status make_backward(const tessera_ranks_plan& plan, const Setting& setting, Program& program) {
+  program.plan = plan;
+  return Backward(program.plan, setting, program).make_all();
+}
+
+}  // namespace tessera::distributed

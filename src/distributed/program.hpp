@@ -1,0 +1,92 @@
+// A rank's schedule as a flat list: calls of the library, moves of rows, merges, and messages, with their places in the
+// caller's tensors and in a workspace. It is made once; a pass only walks it.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "core/exchange.hpp"
+#include "distributed/blocks.hpp"
+#include "distributed/plan.hpp"
+#include "tessera/distributed.h"
+
+namespace tessera::distributed {
+
+struct Fill {
+  Ref at;
+  float value;
+  int64_t count;
+};
+
+struct RowsRef {
+  Ref at;
+  int32_t dtype;
+  int64_t batch, row, head;
+};
+struct Move {
+  core::RowsShape shape;
+  RowsRef from, to;
+  bool add;
+};
+
+// A call of the library by plans[plan].
+struct Call {
+  size_t plan;
+  Ref q, k, v, o, lse, lse_low, slopes, d_o, d_q, d_k, d_v, workspace;
+};
+
+// By tessera_combine, whose layouts are `merge`'s.
+struct Merge {
+  tessera_combine_call merge;
+  Ref o_parts, lse_parts, lse_low_parts, o, lse, lse_low;
+};
+
+struct Piece {
+  bool receive;
+  int32_t peer;
+  Ref at;
+  int64_t bytes;
+};
+// The messages of a step are under way from Send on, and complete after Wait.
+struct Send {
+  std::vector<Piece> pieces;
+};
+struct Wait {
+  int32_t step, steps;
+};
+
+using Operation = std::variant<Fill, Move, Call, Merge, Send, Wait>;
+
+struct Program {
+  tessera_ranks_plan plan;
+  std::vector<tessera_plan> plans;
+  std::vector<Operation> operations;
+  int64_t workspace_bytes = 0;
+};
+
+// What a pass is made of, beside its plan.
+struct Setting {
+  tessera_ranks_options options;
+  tessera_device device;
+  int32_t rank;
+  bool saves;  // there is a backward pass
+};
+
+// Fails as tessera_make_plan does. saved_bytes: what forward leaves for backward.
+tessera_status make_forward(const tessera_ranks_plan& plan, const Setting& setting, Program& program,
+                            int64_t& saved_bytes);
+tessera_status make_backward(const tessera_ranks_plan& plan, const Setting& setting, Program& program);
+
+// Where the memory of each Base begins.
+struct Memory {
+  char* base[static_cast<size_t>(Base::kBases)] = {};
+  char* at(const Ref& ref) const {
+    return ref.base == Base::kNone ? nullptr : base[static_cast<size_t>(ref.base)] + ref.offset;
+  }
+};
+
+tessera_status walk(const Program& program, const Memory& memory, core::RowMoves& moves, core::Transport& transport,
+                    const tessera_device& device, const tessera_executor& executor);
+
+}  // namespace tessera::distributed

@@ -1,0 +1,81 @@
+// Executes a program's list.
+#include <cinttypes>
+#include <cstdio>
+
+#include "distributed/program.hpp"
+
+namespace tessera::distributed {
+namespace {
+
+template <class... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+
+core::Rows rows_at(const Memory& memory, const RowsRef& rows) {
+  return {memory.at(rows.at), rows.dtype, rows.batch, rows.row, rows.head};
+}
+
+tessera_status call_at(const Program& program, const Memory& memory, const Call& call,
+                       const tessera_executor& executor) {
+  const tessera_plan& plan = program.plans[call.plan];
+  tessera_buffers buffers{};
+  buffers.struct_size = sizeof buffers;
+  const auto floats = [&](const Ref& ref) { return reinterpret_cast<float*>(memory.at(ref)); };
+  buffers.q = memory.at(call.q), buffers.k = memory.at(call.k), buffers.v = memory.at(call.v);
+  buffers.o = memory.at(call.o), buffers.lse = floats(call.lse), buffers.lse_low = floats(call.lse_low);
+  buffers.alibi_slopes = floats(call.slopes);
+  buffers.d_o = memory.at(call.d_o);
+  buffers.d_q = memory.at(call.d_q), buffers.d_k = memory.at(call.d_k), buffers.d_v = memory.at(call.d_v);
+  const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
+  return run(&plan, &buffers, memory.at(call.workspace), static_cast<size_t>(plan.workspace_bytes), &executor);
+}
+
+tessera_status merge_at(const Memory& memory, const Merge& given, const tessera_device& device,
+                        const tessera_executor& executor) {
+  tessera_combine_call call = given.merge;
+  call.o_parts.data = memory.at(given.o_parts);
+  call.lse_parts.data = memory.at(given.lse_parts), call.lse_low_parts.data = memory.at(given.lse_low_parts);
+  call.o.data = memory.at(given.o), call.lse.data = memory.at(given.lse), call.lse_low.data = memory.at(given.lse_low);
+  return tessera_combine(&call, &device, &executor);
+}
+
+}  // namespace
+
+tessera_status walk(const Program& program, const Memory& memory, core::RowMoves& moves, core::Transport& transport,
+                    const tessera_device& device, const tessera_executor& executor) {
+  void* const stream = executor.stream;
+  const auto execute = Overloaded{
+      [&](const Fill& fill) {
+        return moves.fill(reinterpret_cast<float*>(memory.at(fill.at)), fill.value, fill.count, stream);
+      },
+      [&](const Move& move) {
+        return moves.move(move.shape, rows_at(memory, move.from), rows_at(memory, move.to), move.add, stream);
+      },
+      [&](const Call& call) { return call_at(program, memory, call, executor); },
+      [&](const Merge& merge) { return merge_at(memory, merge, device, executor); },
+      [&](const Send& send) -> tessera_status {
+        TESSERA_RETURN_IF_ERROR(transport.begin(stream));
+        for (const Piece& piece : send.pieces) {
+          const auto bytes = static_cast<size_t>(piece.bytes);
+          TESSERA_RETURN_IF_ERROR(piece.receive ? transport.receive(memory.at(piece.at), bytes, piece.peer)
+                                                : transport.send(memory.at(piece.at), bytes, piece.peer));
+        }
+        return transport.start();
+      },
+      [&](const Wait& wait) -> tessera_status {
+        const tessera_status status = transport.wait(stream);
+        if (status.code != TESSERA_INTERNAL) return status;
+        return internal("rank %d, step %d of %d: %.400s", transport.rank(), wait.step, wait.steps, status.message);
+      },
+  };
+  for (const Operation& operation : program.operations) {
+    const tessera_status status = std::visit(execute, operation);
+    if (status.code == TESSERA_OK) continue;
+    transport.abandon(status.message);
+    return status;
+  }
+  return ok();
+}
+
+}  // namespace tessera::distributed

@@ -1,0 +1,576 @@
+// Attention on several ranks, which are threads of this process: forward and backward against float64 and against one
+// rank, for every strategy and layout.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "error_bound.hpp"
+#include "execute.hpp"
+#include "gpu_memory.hpp"
+#include "plain.hpp"
+#include "tessera/distributed.hpp"
+
+namespace tessera::testing {
+namespace {
+
+struct Setting {
+  std::string strategy = "ring", layout = "zig_zag";
+  int32_t ranks = 2, head_ranks = 0;
+  std::vector<int64_t> lengths = {};  // of packed sequences; empty: the case's Sq
+  std::string forward_by = {};        // the only kernel family; there is then no backward pass
+
+  std::string text() const {
+    return strategy + " " + layout + " ranks " + std::to_string(ranks) + " head_ranks " + std::to_string(head_ranks) +
+           (forward_by.empty() ? "" : " by " + forward_by);
+  }
+};
+
+int32_t value_of(const std::string& name, const char* (*name_of)(int32_t)) {
+  for (int32_t value = 0; value < 8; ++value) {
+    if (name == name_of(value)) return value;
+  }
+  ADD_FAILURE() << name;
+  return 0;
+}
+
+// A case's problem on some ranks. `lengths` lies in `setting`, or in `whole`.
+tessera_ranks_problem problem_of(const Case& c, const Setting& setting, const int64_t& whole) {
+  tessera_ranks_problem p;
+  tessera_ranks_problem_init(&p);
+  p.ranks = setting.ranks, p.head_ranks = setting.head_ranks;
+  p.strategy = value_of(setting.strategy, tessera_strategy_name);
+  p.layout = value_of(setting.layout, tessera_rank_layout_name);
+  p.direction = setting.forward_by.empty() ? TESSERA_BACKWARD : TESSERA_FORWARD;
+  p.dtype = static_cast<int32_t>(c.dtype);
+  p.causal = static_cast<int32_t>(c.causal), p.window_left = c.wl, p.window_right = c.wr;
+  p.lengths = &whole, p.num_sequences = 1, p.batch = c.b;
+  if (!setting.lengths.empty()) {
+    p.lengths = setting.lengths.data(), p.num_sequences = static_cast<int64_t>(setting.lengths.size());
+    p.chunk_rows = 32;
+  }
+  p.heads_q = c.hq, p.heads_kv = c.hkv, p.head_dim = c.d, p.head_dim_v = c.dv;
+  return p;
+}
+
+RanksOptions options_of(const Call& call) {
+  RanksOptions options{};
+  options.scale = call.problem.scale, options.has_scale = call.problem.has_scale;
+  options.softcap = call.problem.softcap;
+  options.dropout_p = call.problem.dropout_p;
+  options.dropout_seed = call.problem.dropout_seed, options.dropout_offset = call.problem.dropout_offset;
+  options.alibi = call.slopes.layout().rank;
+  return options;
+}
+
+// Copies a rank's rows out of a tensor [B, S, H, D] or [B, H, S], or back. starts: of packed sequences.
+struct Shard {
+  std::vector<tessera_chunk> chunks;
+  std::vector<int64_t> starts;
+  int32_t rank;
+
+  void each_chunk(const Tensor& whole, const Tensor& part, int dim, bool out) const {
+    for (const tessera_chunk& chunk : chunks) {
+      if (chunk.rank != rank) continue;
+      const int64_t first = starts[static_cast<size_t>(chunk.sequence)] + chunk.begin;
+      Tensor rows = whole.slice(dim, first, chunk.length), mine = part.slice(dim, chunk.row, chunk.length);
+      out ? mine.store(rows.load()) : rows.store(mine.load());
+    }
+  }
+  Tensor of(const Tensor& whole, int dim) const {
+    std::vector<int64_t> shape(whole.layout().shape, whole.layout().shape + whole.layout().rank);
+    shape[static_cast<size_t>(dim)] /= ranks;
+    Tensor part(whole.layout().dtype, shape);
+    each_chunk(whole, part, dim, true);
+    return part;
+  }
+  int32_t ranks;
+};
+
+const Place& best_place() {
+  static const Place place = cpu_places().back();
+  return place;
+}
+tessera_device device_at(const Place& place) {
+  tessera_device device = cpu_device();
+  device.isa = place.isa, device.vector_isa = place.vector_isa;
+  device.threads = 1;
+  return device;
+}
+
+void on_threads(int32_t ranks, const std::function<void(int32_t)>& body) {
+  std::vector<std::thread> threads;
+  for (int32_t rank = 0; rank < ranks; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Where a rank computes.
+struct Site {
+  tessera_device device;
+  Gpu* gpu;  // NULL: on the CPU
+  const Communicator* communicator;
+};
+
+// Memory at a site. A GPU's has a copy on the host.
+class SiteMemory {
+ public:
+  SiteMemory(const Site& site, void* host, size_t bytes) : site_(site), host_(host), bytes_(bytes) {
+    if (!site.gpu || bytes == 0) return;
+    block_ = std::make_unique<GpuBlock>(bytes, false, *site.gpu);
+    upload();
+  }
+  void* data() const { return block_ ? block_->data() : host_; }
+  void upload() {
+    if (block_) site_.gpu->upload(block_->data(), host_, bytes_, site_.gpu->stream());
+  }
+  void download() {
+    if (block_) site_.gpu->download(host_, block_->data(), bytes_, site_.gpu->stream());
+  }
+
+ private:
+  const Site& site_;
+  void* host_;
+  size_t bytes_;
+  std::unique_ptr<GpuBlock> block_;
+};
+
+size_t bytes_of(const Tensor& tensor) {
+  return static_cast<size_t>(tensor.size()) * tessera_dtype_bytes(tensor.layout().dtype);
+}
+
+// Computes o, lse and the gradients of `whole`, each rank its rows; twice, since memory that a call leaves behind must
+// not matter.
+void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std::vector<Site>& sites) {
+  const int64_t rows = c.sq;
+  const tessera_ranks_problem problem = problem_of(c, setting, rows);
+  on_threads(setting.ranks, [&](int32_t rank) {
+    try {
+      const Site& site = sites[static_cast<size_t>(rank)];
+      tessera_device device = site.device;
+      std::snprintf(device.family, sizeof device.family, "%s", setting.forward_by.c_str());
+      const RanksAttention attention(problem, rank, options_of(whole), &device);
+      const RankSchedule schedule(attention.plan(), rank);
+      Shard shard{{schedule.chunks().begin(), schedule.chunks().end()}, {0}, rank, setting.ranks};
+      for (const int64_t length : setting.lengths) shard.starts.push_back(shard.starts.back() + length);
+      const Tensor q = shard.of(whole.q, 1), k = shard.of(whole.k, 1), v = shard.of(whole.v, 1);
+      const Tensor d_o = shard.of(whole.d_o, 1);
+      Tensor outputs[] = {shard.of(whole.o, 1), shard.of(whole.lse, 2), shard.of(whole.d_q, 1), shard.of(whole.d_k, 1),
+                          shard.of(whole.d_v, 1)};
+      const auto memory = [&site](const Tensor& tensor) {
+        return SiteMemory(site, tensor.present() ? tensor.data() : nullptr, tensor.present() ? bytes_of(tensor) : 0);
+      };
+      const auto poisoned = [](size_t bytes) { return std::vector<std::byte>(bytes, std::byte{0xFF}); };
+      std::vector<std::byte> saved = poisoned(attention.saved_bytes() + 64);
+      std::vector<std::byte> forward = poisoned(attention.workspace_bytes(TESSERA_FORWARD));
+      std::vector<std::byte> backward = poisoned(attention.workspace_bytes(TESSERA_BACKWARD));
+      const SiteMemory inputs[] = {memory(q), memory(k), memory(v), memory(d_o), memory(whole.slopes)};
+      const SiteMemory saved_there(site, saved.data(), saved.size());
+      const SiteMemory forward_there(site, forward.data(), forward.size());
+      const SiteMemory backward_there(site, backward.data(), backward.size());
+      SiteMemory results[] = {memory(outputs[0]), memory(outputs[1]), memory(outputs[2]), memory(outputs[3]),
+                              memory(outputs[4])};
+      const size_t misaligned = reinterpret_cast<uintptr_t>(saved_there.data()) % 64;
+      RanksBuffers buffers{};
+      buffers.q = inputs[0].data(), buffers.k = inputs[1].data(), buffers.v = inputs[2].data();
+      buffers.d_o = inputs[3].data(), buffers.alibi_slopes = static_cast<const float*>(inputs[4].data());
+      buffers.saved = static_cast<std::byte*>(saved_there.data()) + (misaligned ? 64 - misaligned : 0);
+      buffers.o = results[0].data(), buffers.lse = static_cast<float*>(results[1].data());
+      buffers.d_q = results[2].data(), buffers.d_k = results[3].data(), buffers.d_v = results[4].data();
+      tessera_executor executor{};
+      executor.stream = site.gpu ? site.gpu->stream() : nullptr;
+      const auto span_of = [](const SiteMemory& there, const std::vector<std::byte>& bytes) {
+        return std::span(static_cast<std::byte*>(there.data()), bytes.size());
+      };
+      std::vector<std::byte> first;
+      for (int times = 0; times < 2; ++times) {
+        for (size_t n = 0; n < std::size(outputs); ++n) outputs[n].poison(), results[n].upload();
+        attention.forward(*site.communicator, buffers, span_of(forward_there, forward), &executor);
+        if (problem.direction == TESSERA_BACKWARD) {
+          attention.backward(*site.communicator, buffers, span_of(backward_there, backward), &executor);
+        }
+        if (site.gpu) site.gpu->synchronize(executor.stream);
+        std::vector<std::byte> all;
+        for (size_t n = 0; n < std::size(outputs); ++n) {
+          results[n].download();
+          EXPECT_TRUE(outputs[n].unharmed_outside());
+          const std::vector<std::byte> bytes = outputs[n].bytes();
+          all.insert(all.end(), bytes.begin(), bytes.end());
+        }
+        // A GPU's dQ is deterministic only on request.
+        EXPECT_TRUE(times == 0 || site.gpu || all == first) << "the second call's bits are others";
+        first = std::move(all);
+      }
+      shard.each_chunk(whole.o, outputs[0], 1, false), shard.each_chunk(whole.lse, outputs[1], 2, false);
+      shard.each_chunk(whole.d_q, outputs[2], 1, false);
+      shard.each_chunk(whole.d_k, outputs[3], 1, false), shard.each_chunk(whole.d_v, outputs[4], 1, false);
+    } catch (const std::exception& error) {
+      // The other ranks would wait for this one for ever.
+      std::fprintf(stderr, "rank %d of %s: %s\n", rank, setting.text().c_str(), error.what());
+      std::abort();
+    }
+  });
+}
+
+// On threads of the CPU.
+void run_on_ranks(Call& whole, const Case& c, const Setting& setting) {
+  const std::vector<Communicator> communicators = thread_communicators(setting.ranks);
+  std::vector<Site> sites;
+  for (const Communicator& communicator : communicators) {
+    sites.push_back({device_at(best_place()), nullptr, &communicator});
+  }
+  run_on_ranks(whole, c, setting, sites);
+}
+
+double rms_error(const std::vector<double>& value, const std::vector<double>& exact) {
+  double sum = 0;
+  for (size_t n = 0; n < value.size(); ++n) {
+    if (std::isfinite(exact[n])) sum += (value[n] - exact[n]) * (value[n] - exact[n]);
+  }
+  return std::sqrt(sum / static_cast<double>(value.size()));
+}
+
+std::map<std::string, std::vector<double>> results(const Call& call) {
+  return {{"o", call.o.load()},
+          {"lse", call.lse.load()},
+          {"d_q", call.d_q.load()},
+          {"d_k", call.d_k.load()},
+          {"d_v", call.d_v.load()}};
+}
+
+// Each rank's part against the whole in float64. Many ranks are as exact as one: their errors are at most `factor`
+// times its.
+using RunOnRanks = void (*)(Call& whole, const Case& c, const Setting& setting);
+void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<Setting>& settings,
+                      RunOnRanks run_many = run_on_ranks, const Place& place = best_place(), double factor = 1.05) {
+  Case c = parse_case(text, nullptr).value();
+  c.dtype = dtype, c.lse = c.backward = 1;
+  c = legalised(c);
+  const Inputs in = make_inputs(c);
+  Call oracle = make_oracle_call(in);
+  ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+  ASSERT_TRUE(run(oracle, TESSERA_BACKWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+  Call one = make_call(in);
+  ASSERT_TRUE(run(one, TESSERA_FORWARD, {.place = place}).ok());
+  ASSERT_TRUE(run(one, TESSERA_BACKWARD, {.place = place}).ok());
+  const auto exact = results(oracle), of_one = results(one);
+  for (const Setting& setting : settings) {
+    SCOPED_TRACE(setting.text() + ": " + to_text(c));
+    Call many = make_call(in);
+    run_many(many, c, setting);
+    for (const auto& [name, value] : results(many)) {
+      if (!setting.forward_by.empty() && name[0] == 'd') continue;
+      for (const double x : value) ASSERT_FALSE(std::isnan(x)) << name;
+      const double allowed = factor * rms_error(of_one.at(name), exact.at(name));
+      EXPECT_LE(rms_error(value, exact.at(name)), allowed) << name;
+    }
+  }
+}
+
+const std::vector<Setting>& settings() {
+  static const std::vector<Setting> all = {
+      {"ring", "zig_zag", 1},          {"ring", "zig_zag", 2},       {"ring", "zig_zag", 4},
+      {"ring", "contiguous", 4},       {"ring", "zig_zag", 8},       {"all_gather", "zig_zag", 4},
+      {"all_gather", "contiguous", 2}, {"all_to_all", "zig_zag", 2}, {"all_to_all", "zig_zag", 4},
+      {"all_to_all", "contiguous", 4}, {"mesh", "zig_zag", 4, 2},    {"mesh", "contiguous", 8, 2}};
+  return all;
+}
+
+class Ranks : public ::testing::TestWithParam<const char*> {};
+TEST_P(Ranks, AreTheWhole) {
+  for (const int32_t dtype : {TESSERA_FLOAT32, TESSERA_BFLOAT16}) expect_the_whole(GetParam(), dtype, settings());
+}
+constexpr const char* kCases[] = {
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 causal=1 seed=1",
+    "b=1 sq=256 sk=256 hq=4 hkv=4 d=40 dv=24 seed=2",
+    "b=1 sq=512 sk=512 hq=4 hkv=1 d=32 dv=32 causal=1 wl=90 softcap=20 seed=3",
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 wl=60 wr=33 scale=0.3 seed=4",
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 causal=1 alibi=h seed=5",
+    "b=2 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 causal=1 alibi=bh dropout=0.2 seed=6",
+    "b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 dropout=0.3 wl=200 wr=0 seed=7",
+};
+INSTANTIATE_TEST_SUITE_P(Cpu, Ranks, ::testing::ValuesIn(kCases));
+
+TEST(Ranks, Float16) {
+  expect_the_whole(kCases[0], TESSERA_FLOAT16, {{"ring", "zig_zag", 4}, {"all_to_all", "zig_zag", 4}});
+}
+
+// Packed sequences, each an attention of its own: long ones are cut, short ones are not.
+TEST(Ranks, PackedSequencesAreTheWhole) {
+  const std::vector<int64_t> lengths = {160, 7, 41, 16, 0, 288};
+  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", ""}) {
+    Case c = parse_case(std::string("b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 seed=8 ") + options, nullptr).value();
+    c.lse = c.backward = 1;
+    c = legalised(c);
+    const Inputs in = make_inputs(c);
+    for (const Setting& setting :
+         {Setting{"ring", "planned", 4, 0, lengths}, Setting{"all_gather", "planned", 2, 0, lengths},
+          Setting{"all_to_all", "zig_zag", 4, 0, lengths}, Setting{"mesh", "planned", 4, 2, lengths}}) {
+      SCOPED_TRACE(setting.text() + ": " + to_text(c));
+      Call many = make_call(in), one = make_call(in), oracle = make_oracle_call(in);
+      run_on_ranks(many, c, setting);
+      std::map<std::string, std::map<std::string, std::vector<double>>> of_all;  // results by tensor
+      int64_t begin = 0;
+      for (const int64_t length : lengths) {
+        if (length == 0) continue;
+        const auto rows_of = [&](const Call& whole) {
+          Call part = whole;
+          for (Tensor* const t : {&part.q, &part.k, &part.v, &part.o, &part.d_o, &part.d_q, &part.d_k, &part.d_v}) {
+            *t = t->slice(1, begin, length);
+          }
+          part.lse = part.lse.slice(2, begin, length);
+          part.describe();
+          return part;
+        };
+        Call exact = rows_of(oracle), of_one = rows_of(one);
+        for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+          ASSERT_TRUE(run(exact, direction, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+          ASSERT_TRUE(run(of_one, direction, {.place = best_place()}).ok());
+        }
+        for (const auto& [name, values] :
+             {std::pair{"many", results(rows_of(many))}, {"exact", results(exact)}, {"one", results(of_one)}}) {
+          for (const auto& [tensor, value] : values) {
+            std::vector<double>& all = of_all[name][tensor];
+            all.insert(all.end(), value.begin(), value.end());
+          }
+        }
+        begin += length;
+      }
+      for (const auto& [tensor, exact] : of_all["exact"]) {
+        EXPECT_LE(rms_error(of_all["many"][tensor], exact), 1.05 * rms_error(of_all["one"][tensor], exact)) << tensor;
+      }
+    }
+  }
+}
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+// A small problem with its data.
+struct Small {
+  int64_t rows = 256;
+  tessera_ranks_problem problem;
+  std::vector<float> q, k, o, lse;
+  std::vector<std::byte> workspace;
+
+  explicit Small(int32_t ranks) {
+    tessera_ranks_problem_init(&problem);
+    problem.ranks = ranks, problem.dtype = TESSERA_FLOAT32, problem.causal = 1;
+    problem.lengths = &rows, problem.num_sequences = 1;
+    problem.heads_q = 2, problem.heads_kv = 1, problem.head_dim = 16;
+  }
+  Small(const Small&) = delete;
+
+  RanksBuffers data() {
+    q.assign(static_cast<size_t>(rows) * 32, 0.5f), k.assign(static_cast<size_t>(rows) * 16, 0.25f);
+    o.assign(q.size(), 0), lse.assign(static_cast<size_t>(rows) * 2, 0);
+    RanksBuffers buffers{};
+    buffers.q = q.data(), buffers.k = buffers.v = k.data(), buffers.o = o.data(), buffers.lse = lse.data();
+    return buffers;
+  }
+  std::string forward(const RanksAttention& attention, const Communicator& communicator,
+                      const tessera_executor* executor = nullptr) {
+    const RanksBuffers buffers = data();
+    workspace.resize(attention.workspace_bytes());
+    return std::string(attention.try_forward(communicator, buffers, workspace, executor).message());
+  }
+};
+
+std::string refusal(const tessera_ranks_problem& problem, const RanksOptions& options = {}, int32_t rank = 0) {
+  try {
+    const RanksAttention attention(problem, rank, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RanksErrors, NameWhatIsWrong) {
+  Small small(4);
+  EXPECT_EQ(refusal(small.problem), "");
+  EXPECT_EQ(refusal(small.problem, {}, 4), "rank: 4, accepted 0 .. 3");
+  small.problem.strategy = TESSERA_STRATEGY_ALL_TO_ALL;
+  EXPECT_NE(refusal(small.problem).find("all_to_all"), std::string::npos) << refusal(small.problem);
+  small.problem.strategy = TESSERA_STRATEGY_RING;
+  small.rows = 257;
+  EXPECT_NE(refusal(small.problem).find("257"), std::string::npos) << refusal(small.problem);
+  small.rows = 128;
+  RanksOptions options{};
+  options.dropout_p = 0.5;
+  EXPECT_NE(refusal(small.problem, options).find("multiples of 32 rows"), std::string::npos);
+  options = {};
+  options.alibi = 3;
+  EXPECT_EQ(refusal(small.problem, options), "alibi: 3, accepted 0 .. 2");
+  options.struct_size = 0;
+  EXPECT_NE(refusal(small.problem, options).find("options: struct_size 0"), std::string::npos);
+  EXPECT_THROW((void)thread_communicators(0), Error);
+}
+
+TEST(RanksErrors, OfCalls) {
+  Small small(1);
+  const RanksAttention attention(small.problem, 0);
+  const std::vector<Communicator> alone = thread_communicators(1), two = thread_communicators(2);
+  EXPECT_EQ(small.forward(attention, alone[0]), "");
+  EXPECT_EQ(small.forward(attention, two[1]), "communicator: rank 1 of 2, accepted that of the attention, rank 0 of 1");
+  RanksBuffers buffers = small.data();
+  EXPECT_EQ(attention.try_backward(alone[0], buffers, small.workspace).message(),
+            "attention: prepared for the forward pass, accepted one of direction backward");
+  EXPECT_THROW((void)attention.plan(TESSERA_BACKWARD), Error);
+  EXPECT_EQ(attention.saved_bytes(), 0u);
+  buffers.k = nullptr;
+  EXPECT_EQ(attention.try_forward(alone[0], buffers, small.workspace).message(), "k: NULL, must point to its data");
+  buffers = small.data();
+  const std::string few(attention.try_forward(alone[0], buffers, {}).message());
+  EXPECT_EQ(few.substr(0, few.find(',')), "workspace_bytes: 0");
+}
+
+TEST(RanksErrors, RanksThatDisagreeAllLearnIt) {
+  const std::vector<Communicator> communicators = thread_communicators(3);
+  std::string messages[3];
+  on_threads(3, [&](int32_t rank) {
+    Small small(3);
+    small.rows = 96;
+    small.problem.layout = TESSERA_RANKS_CONTIGUOUS, small.problem.causal = rank != 1;
+    const RanksAttention attention(small.problem, rank);
+    messages[rank] = small.forward(attention, communicators[static_cast<size_t>(rank)]);
+    // The communicator goes on to serve problems that all have.
+    Small same(3);
+    same.rows = 96, same.problem.layout = TESSERA_RANKS_CONTIGUOUS;
+    EXPECT_EQ(same.forward(RanksAttention(same.problem, rank), communicators[static_cast<size_t>(rank)]), "");
+  });
+  EXPECT_EQ(messages[0].find("attention: rank 0 has another problem than rank 1, accepted the same"), 0u)
+      << messages[0];
+  EXPECT_EQ(messages[1].find("attention: rank 1 has another problem than ranks 0, 2, accepted"), 0u) << messages[1];
+}
+
+// A rank whose call ends early: the others do not wait for it for ever.
+TEST(RanksErrors, OfOneRankEndTheOthers) {
+  const std::vector<Communicator> communicators = thread_communicators(2);
+  std::string messages[2];
+  on_threads(2, [&](int32_t rank) {
+    Small small(2);
+    small.problem.strategy = TESSERA_STRATEGY_RING;
+    const RanksAttention attention(small.problem, rank);
+    tessera_executor executor{};
+    if (rank == 1) executor.cancel = [](void*) -> int32_t { return 1; };
+    messages[rank] = small.forward(attention, communicators[static_cast<size_t>(rank)], &executor);
+  });
+  EXPECT_NE(messages[0].find("rank 1 ended its call"), std::string::npos) << messages[0];
+  EXPECT_NE(messages[0].find("step 1 of 2"), std::string::npos) << messages[0];
+  EXPECT_NE(messages[1].find("cancel"), std::string::npos) << messages[1];
+}
+
+// ---- NCCL -----------------------------------------------------------------------------------------------------------
+
+// The first GPUs, one for each rank, with communicators of NCCL: that of TESSERA_NCCL, or this machine's.
+class NcclRanks {
+ public:
+  // NULL, and the reason, without enough GPUs of one kind or without NCCL.
+  static std::unique_ptr<NcclRanks> of(int32_t ranks, std::string& missing) {
+    if (missing = gpu_missing(); !missing.empty()) return nullptr;
+    auto made = std::unique_ptr<NcclRanks>(new NcclRanks);
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      tessera_device device;
+      const tessera_status status = tessera_device_cuda(gpu_device().ordinal + rank, &device);
+      if (missing = status.message; status.code != TESSERA_OK) return nullptr;
+      made->devices_.push_back(device.ordinal);
+      made->sites.push_back({device, &Gpu::at(rank), nullptr});
+    }
+    const char* const given = std::getenv("TESSERA_NCCL");
+    void* const library = dlopen(given ? given : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (missing = library ? "" : dlerror(); !library) return nullptr;
+    using InitAll = int (*)(ncclComm**, int, const int*);
+    std::vector<ncclComm*> comms(static_cast<size_t>(ranks));
+    if (reinterpret_cast<InitAll>(dlsym(library, "ncclCommInitAll"))(comms.data(), ranks, made->devices_.data()) != 0) {
+      missing = "ncclCommInitAll fails";
+      return nullptr;
+    }
+    made->communicators_.reserve(comms.size());
+    for (size_t rank = 0; rank < comms.size(); ++rank) {
+      made->communicators_.push_back(nccl_communicator(comms[rank]));
+      made->sites[rank].communicator = &made->communicators_[rank];
+    }
+    return made;  // the process keeps NCCL's communicators
+  }
+
+  std::vector<Site> sites;
+
+ private:
+  NcclRanks() = default;
+  std::vector<int> devices_;
+  std::vector<Communicator> communicators_;
+};
+
+void run_on_gpus(Call& whole, const Case& c, const Setting& setting) {
+  std::string missing;
+  const auto ranks = NcclRanks::of(setting.ranks, missing);
+  ASSERT_TRUE(ranks) << missing;
+  run_on_ranks(whole, c, setting, ranks->sites);
+}
+
+class NcclGpuRanks : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    std::string missing;
+    if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
+  }
+};
+// A GPU's calls round their results before these are merged.
+TEST_P(NcclGpuRanks, AreTheWhole) {
+  std::string missing;
+  std::vector<Setting> settings = {{"ring", "zig_zag", 2}, {"all_to_all", "zig_zag", 2}, {"all_gather", "zig_zag", 2}};
+  if (NcclRanks::of(4, missing))
+    settings.push_back({"mesh", "contiguous", 4, 2}), settings.push_back({"ring", "zig_zag", 4});
+  expect_the_whole(GetParam(), TESSERA_BFLOAT16, settings, run_on_gpus, kGpu, 1.4);
+}
+INSTANTIATE_TEST_SUITE_P(Cuda, NcclGpuRanks,
+                         ::testing::Values("b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
+                                           "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2"));
+
+// By a kernel that does not accumulate: calls' results are merged at the end or, if they are many, on the way.
+TEST(NcclGpuRanksMerged, AreTheWhole) {
+  std::string missing;
+  if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
+  const char* const family = "fwd_fa1";
+  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 seed=1", TESSERA_BFLOAT16,
+                   {{"ring", "zig_zag", 2, 0, {}, family}, {"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus,
+                   kGpu, 1.4);
+  if (!NcclRanks::of(8, missing)) return;
+  expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 seed=2", TESSERA_BFLOAT16,
+                   {{"ring", "zig_zag", 8, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
+}
+
+std::string nccl_refusal() {
+  int none = 0;  // no communicator: NCCL is opened first
+  tessera_communicator* communicator = nullptr;
+  return tessera_communicator_nccl(reinterpret_cast<ncclComm*>(&none), &communicator).message;
+}
+// Each in a process of its own, with the environment that its name says.
+TEST(NcclMissing, SaysWhatToInstall) {
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) GTEST_SKIP() << "skipped: this machine has NCCL";
+  EXPECT_NE(nccl_refusal().find("pip install nvidia-nccl-cu13, or apt install libnccl2; or set TESSERA_NCCL"),
+            std::string::npos)
+      << nccl_refusal();
+}
+TEST(NcclTooOld, SaysWhichVersionsAreAccepted) {
+  EXPECT_NE(nccl_refusal().find("is version 2.6.4, accepted 2.7 and newer"), std::string::npos) << nccl_refusal();
+}
+TEST(NcclElsewhere, NamesTheFile) {
+  EXPECT_NE(nccl_refusal().find("TESSERA_NCCL: /nowhere/libnccl.so.2"), std::string::npos) << nccl_refusal();
+}
+TEST(NcclRelative, IsRefused) {
+  EXPECT_EQ(nccl_refusal(), "TESSERA_NCCL: libnccl.so.2, a relative path, accepted an absolute one");
+}
+
+}  // namespace
+}  // namespace tessera::testing
