@@ -67,6 +67,21 @@ def programs(n: int) -> dict[str, Callable[[], Program]]:
             mask="j <= q_pos && doc[b, i] == doc[b, j]", captured={"doc": doc},
             flex_mask=lambda b, h, i, j: (j <= i) & (doc[0, i] == doc[0, j]), causal=True,
         ),  # fmt: skip
+        "prefix": lambda: Program(
+            mask="j < 1024 || j <= q_pos", flex_mask=lambda b, h, i, j: (j < 1024) | (j <= i), causal=True
+        ),
+        "dilated window": lambda: Program(
+            mask="(q_pos - j) % 16 == 0 && abs(q_pos - j) < 1024",
+            flex_mask=lambda b, h, i, j: ((i - j) % 16 == 0) & (torch.abs(i - j) < 1024),
+        ),  # fmt: skip
+        "neighbours in an image": lambda: Program(
+            mask="abs(i // 64 - j // 64) <= 3 && abs(i % 64 - j % 64) <= 3",
+            flex_mask=lambda b, h, i, j: (torch.abs(i // 64 - j // 64) <= 3) & (torch.abs(i % 64 - j % 64) <= 3),
+        ),  # fmt: skip
+        "a mask a head": lambda: Program(
+            mask="h % 2 == 0 ? j <= q_pos : abs(i - j) <= 512",
+            flex_mask=lambda b, h, i, j: torch.where(h % 2 == 0, j <= i, torch.abs(i - j) <= 512),
+        ),  # fmt: skip
     }
 
 

@@ -6,10 +6,10 @@
 On three kinds of inputs, those of backward_errors.py: standard normal; with outliers, as in "FlashAttention-3", N(0, 1)
 + N(0, 100) Bernoulli(0.001); recorded, of the first, a middle and the last layer of a GPT-2 that is trained for --steps
 steps on this repository's documents. q is bfloat16, k and v are quantised by tessera.quantize, once with one scale for
-the tensor, a head, 128 tokens of a head, and a token and head, and once more with q and k rotated. Of each, the error
-of quantisation alone, by float64 arithmetic on the numbers that the codes and scales stand for, and of the kernel,
-which reads the codes (o in bfloat16); errors are root mean squares over the draws. Exit 1 if a
-kernel's error is more than 1.1 times that of quantisation alone.
+the tensor, a head, 128 tokens of a head, and a token and head; once as they are, once with q and k rotated, and once
+with v rotated, too, and o rotated back. Of each, the error of quantisation alone, by float64 arithmetic on the numbers
+that the codes and scales stand for, and of the kernel, which reads the codes (o in bfloat16); errors are root mean
+squares over the draws. Exit 1 if a kernel's error is more than 1.1 times that of quantisation alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import tessera
 from tessera import quantize, rotate
 
 SCHEMES = ("tensor", "head", "block", "token")
+ROTATED = ("", "k", "k and v")
 BLOCK = 128
 MOST_ADDED = 1.10  # of the kernel, times the error of quantisation alone
 HEADS, HEADS_KV = 4, 2
@@ -87,14 +88,17 @@ def recorded(options: argparse.Namespace, dim: int, length: int) -> Iterator[tup
         yield "recorded", [x[:1] for x in (inputs.q, inputs.k, inputs.v)]
 
 
-def errors(inputs: list[torch.Tensor], dtype: str, scheme: str, rotated: bool) -> tuple[float, float]:
+def errors(inputs: list[torch.Tensor], dtype: str, scheme: str, rotated: str) -> tuple[float, float]:
     """Of quantisation alone, and of the kernel."""
     q, k, v = inputs
     expected = exact(q, k, v)
-    k8, v8 = quantize(k, dtype, scheme=scheme, rotate=rotated), quantize(v, dtype, scheme=scheme)
-    turned = rotate(q) if rotated else q
-    alone = exact(rotate(q.double().float()) if rotated else q, values(k8), values(v8))
-    return relative(alone, expected), relative(by_kernel(turned, k8, v8), expected)
+    k8 = quantize(k, dtype, scheme=scheme, rotate=rotated != "")
+    v8 = quantize(v, dtype, scheme=scheme, rotate=rotated == "k and v")
+    alone = exact(rotate(q.float()) if rotated else q, values(k8), values(v8))
+    o = by_kernel(rotate(q) if rotated else q, k8, v8)
+    if rotated == "k and v":
+        alone, o = rotate(alone.float(), inverse=True), rotate(o, inverse=True)
+    return relative(alone, expected), relative(o, expected)
 
 
 def measure(options: argparse.Namespace) -> list[dict]:
@@ -108,7 +112,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
                 for data, inputs in source:
                     for dtype in options.dtypes:
                         for scheme in SCHEMES:
-                            for rotated in (False, True):
+                            for rotated in ROTATED:
                                 key = (data, dim, length, dtype, scheme, rotated)
                                 rows.setdefault(key, []).append(errors(inputs, dtype, scheme, rotated))
             print(f"D {dim}, {length} keys", flush=True)
@@ -122,8 +126,8 @@ def measure(options: argparse.Namespace) -> list[dict]:
 
 def table(rows: list[dict]) -> str:
     """Errors in per cent, quantisation alone / the kernel's, a row for each kind of input, size and dtype."""
-    columns = [(scheme, rotated) for rotated in (False, True) for scheme in SCHEMES]
-    names = [scheme + (", rotated" if rotated else "") for scheme, rotated in columns]
+    columns = [(scheme, rotated) for rotated in ROTATED for scheme in SCHEMES]
+    names = [scheme + (f", {rotated} rotated" if rotated else "") for scheme, rotated in columns]
     lines = ["| inputs | D | keys | dtype | " + " | ".join(names) + " |", "| --- " * (4 + len(names)) + "|"]
     found = {tuple(row[name] for name in ("data", "head_dim", "length", "dtype", "scheme", "rotated")): row
              for row in rows}  # fmt: skip

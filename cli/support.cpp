@@ -68,6 +68,7 @@ struct Case {
   std::function<void(tessera_problem&)> set_options = [](tessera_problem&) {};
   bool only_backward = false;
   bool of_some_dtypes = false;  // others cannot have it
+  bool of_wide_q = false;       // and in short it is asked of queries of 16 bits or more alone
 };
 
 void set_sample(const core::OptionField& field, tessera_problem& problem) {
@@ -122,7 +123,7 @@ std::vector<Case> cases() {
                                                                {"int8 cache", TESSERA_INT8}};
   for (const auto& [name, dtype] : kCaches) {
     Case& cache = add(name, "k and v of 8 bits under 16-bit q");
-    cache.sizes.kv_dtype = dtype, cache.of_some_dtypes = true;
+    cache.sizes.kv_dtype = dtype, cache.of_some_dtypes = cache.of_wide_q = true;
   }
   for (const core::TensorField& field : core::kTensorFields) {
     const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;
@@ -229,14 +230,16 @@ std::string cell_text(const Answers& answers) {
 // case.
 bool whole(const Matrix& matrix, std::size_t asked, std::size_t back_end, tessera_direction direction) {
   const Answers &answers = matrix.at(asked, back_end, direction), &plainest = matrix.at(0, back_end, direction);
-  if (matrix.cases[asked].of_some_dtypes) {
-    return std::any_of(answers.begin(), answers.end(), [](const Answer& answer) { return !answer.kernel.empty(); });
-  }
+  const Case& of = matrix.cases[asked];
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    const bool wide = tessera_dtype_bytes(kDtypes[i]) > 1;
-    if (wide && answers[i].kernel.empty() && !plainest[i].kernel.empty()) return false;
+    const bool wide = tessera_dtype_bytes(kDtypes[i]) > 1, served = !answers[i].kernel.empty();
+    if (of.of_some_dtypes) {
+      if (served && (wide || !of.of_wide_q)) return true;
+    } else if (wide && !served && !plainest[i].kernel.empty()) {
+      return false;
+    }
   }
-  return !answers.empty();
+  return !of.of_some_dtypes && !answers.empty();
 }
 
 std::string direction_text(bool forward, bool backward) {

@@ -14,7 +14,7 @@ folder=${EMULATED_GPU:-$root/build/release/tests/emulated_gpu}
 }
 state=$({ cat "$folder/libnvrtc.so.13"
   cat "$root"/tests/emulated_gpu/*.hpp "$root"/tests/emulated_gpu/{runner,tessera/ptx}/*
-  cat "$root/src/core/half.hpp"
+  cat "$root"/src/core/{half,float8}.hpp
   echo "${EMULATED_GPU_CXX:-} ${EMULATED_GPU_CXXFLAGS:-}"; } | sha256sum | cut -c1-16)
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TESSERA_NVRTC=$folder/libnvrtc.so.13

@@ -105,6 +105,11 @@ class Exact:
         """Each result's relative RMS error."""
         return self._errors([{name: results[name][at] for name, (at, _) in sample.items()} for sample in self._samples])
 
+    def error_of(self, other: Exact) -> float:
+        """The largest relative RMS error of the exact results of other inputs to the same problem."""
+        found = [{name: x for name, (_, x) in sample.items()} for sample in other._samples]
+        return max(self._errors(found).values())
+
     def errors_by_rounding_o(self) -> dict[str, float]:
         """Errors of gradients that are exact except for delta, which every backward pass computes from an O of the
         inputs' type."""

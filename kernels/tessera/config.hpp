@@ -13,6 +13,7 @@
 #include "tessera/decode_sm90/config.hpp"
 #include "tessera/fwd_sm80/config.hpp"
 #include "tessera/fwd_sm90/config.hpp"
+#include "tessera/fwd_sm90/fp8/config.hpp"
 #include "tessera/fwd_sm90_d512/config.hpp"
 #include "tessera/live_tiles/config.hpp"
 #include "tessera/move_rows/config.hpp"

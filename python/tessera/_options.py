@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     first_sequence: int
     deterministic: bool
     batch_invariant: bool
-    kernel: Literal["auto", "decode", "tiled", "shared_prefix", "reference", "decode_sm90", "mixed_sm90", "fwd_sm90", "fwd_sm80", "bwd_sm90", "bwd_sm80", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard"]
+    kernel: Literal["auto", "decode", "tiled", "shared_prefix", "reference", "decode_sm90", "mixed_sm90", "fwd_sm90", "fwd_sm90_fp8", "fwd_sm80", "bwd_sm90", "bwd_sm80", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard"]
     threads: int
     layout: Literal["bshd", "bhsd"]
     openmp: bool

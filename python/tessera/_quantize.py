@@ -31,7 +31,7 @@ def quantize(
         scheme: what shares a scale: "tensor" all of x ([1]); "head" a head ([H]); "block" 128 tokens of a sequence and
             a head ([B, ceil(S / 128), H]); "token" a token and head ([pages, page_size, H]), for pages.
         rotate: first multiply each row by an orthogonal matrix, which spreads an outlier over all columns (see
-            `rotate`). q . k is unchanged if both are rotated.
+            `rotate`). q . k is unchanged if both are rotated; of a rotated v, o is rotated back.
         heads_kv: for q: the number of KV heads, whose query heads share their scale.
 
     Returns:
@@ -68,16 +68,21 @@ def quantize(
     return Quantized(codes, scale.reshape(shape))
 
 
-def rotate(x: Any) -> Any:
+def rotate(x: Any, *, inverse: bool = False) -> Any:
     """x with each row multiplied by an orthogonal matrix: random signs, the same for every call, then a Hadamard matrix
     of the largest power of two that divides the head size, for each such part of a row. q . k is unchanged if both are
-    rotated (Shah et al., "FlashAttention-3", 2024, section 3.3). Shape, dtype and framework are x's.
+    rotated (Shah et al., "FlashAttention-3", 2024, section 3.3). Rotated values give rotated outputs, which the inverse
+    rotates back: o = rotate(P rotate(v), inverse=True). Computed in float32; shape, dtype and framework are x's.
+
+    Args:
+        x: [B, S, H, D], or pages [pages, page_size, H, D].
+        inverse: multiply by the matrix's inverse.
 
     Raises:
         tessera.Error: x is no array of rank 4.
     """
     _check_rank(x)
-    return _rotated(_namespace(x), x)
+    return _rotated(_namespace(x), x, inverse)
 
 
 def _check_rank(x: Any) -> None:
@@ -94,17 +99,19 @@ def _signs(head_dim: int) -> list[float]:
     return signs
 
 
-def _rotated(xp: Any, x: Any) -> Any:
+def _rotated(xp: Any, x: Any, inverse: bool = False) -> Any:
     head_dim = x.shape[-1]
     width = head_dim & -head_dim  # the largest power of two that divides it
-    y = xp.to_float32(x) * xp.vector(_signs(head_dim), x)
+    signs = xp.vector(_signs(head_dim), x)
+    y = xp.to_float32(x) if inverse else xp.to_float32(x) * signs
     shape = tuple(y.shape)
     step = 1
     while step < width:
         y = y.reshape(*shape[:-1], head_dim // (2 * step), 2, step)
         y = xp.stack([y[..., 0, :] + y[..., 1, :], y[..., 0, :] - y[..., 1, :]], -2).reshape(shape)
         step *= 2
-    return xp.as_dtype_of(y * width**-0.5, x)
+    y = y * width**-0.5  # a Hadamard matrix of this factor is its own inverse
+    return xp.as_dtype_of(y * signs if inverse else y, x)
 
 
 # ---- frameworks ------------------------------------------------------------------------------------------------------

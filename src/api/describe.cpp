@@ -247,6 +247,9 @@ std::string describe(const tessera_plan& plan) {
     }
   }
   line("workspace", workspace_text(plan));
+  if (const int64_t bytes = on_cuda(plan) ? cuda::program_lists_bytes(plan) : 0; bytes > 0) {
+    more(bytes_text(static_cast<double>(bytes)) + " of it lists of the blocks that the mask shows, made by the GPU");
+  }
   more(print("standard attention holds %s for the score matrix", bytes_text(plan.standard_extra_bytes).c_str()));
   const char* at_most = plan.lengths_are_data ? "at most " : "";
   line("work", print("%s%s on the visible area", at_most, flops_text(plan.flops).c_str()));
@@ -402,6 +405,7 @@ std::string to_json(const tessera_plan& plan) {
       {"scratch_bytes", plan.scratch_bytes},
       {"shared_bytes", plan.shared_bytes},
       {"workspace_bytes", plan.workspace_bytes},
+      {"program_lists_bytes", on_cuda(plan) ? cuda::program_lists_bytes(plan) : 0},
   };
   for (const auto& [name, value] : counts) json.add(name, value);
   json.add("lengths_are_data", plan.lengths_are_data != 0);

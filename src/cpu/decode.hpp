@@ -206,26 +206,23 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
   });
 }
 
-// The same, over what each row sees: keys key + first ..., with weights from index `first` on.
-template <Op kOp, class Elem>
+// The same, over what each row sees: keys key + first ..., with weights from index `first` on. read_value(out, i):
+// value i, scaled; weight(row, n); column(d): the index of column d of O while it accumulates.
+template <class ReadValue, class Weight, class Column>
 TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence, int64_t batch, const DecodeRow* rows,
-                                       int64_t row_count, float* out, int64_t out_ld, const float* scores,
-                                       int64_t scores_ld, const char* const* values, const float* scales, int64_t key,
-                                       int64_t first, int64_t count) {
+                                       int64_t row_count, float* out, int64_t out_ld, int64_t key, int64_t first,
+                                       int64_t count, const ReadValue& read_value, const Weight& weight,
+                                       const Column& column) {
   alignas(64) float value[kMaxRowFloats];
   for (int64_t i = 0; i < count; ++i) {
-    read_row<Elem>(value, values[i], p.head_dim_v);
-    for (int64_t d = 0; d < p.head_dim_v; ++d) value[d] *= scales[i];
+    read_value(value, i);
     const int64_t n = first + i;
     for (int64_t r = 0; r < row_count; ++r) {
       if (key + n < rows[r].low || key + n > rows[r].high) continue;
       if (!sees_entry(p, {sequence, batch, rows[r].head, rows[r].query, key + n})) continue;
-      float weight = scores[r * scores_ld + n];
-      if constexpr (kOp == Op::kDot) {
-        weight = float_of_bf16(reinterpret_cast<const uint16_t*>(scores + r * scores_ld)[n]);
-      }
-      if (marks_hidden(p) && weight == 0.0f && __builtin_signbit(weight)) continue;
-      for (int64_t d = 0; d < p.head_dim_v; ++d) out[r * out_ld + dot_column<kOp>(d)] += weight * value[d];
+      const float w = weight(r, n);
+      if (marks_hidden(p) && w == 0.0f && __builtin_signbit(w)) continue;
+      for (int64_t d = 0; d < p.head_dim_v; ++d) out[r * out_ld + column(d)] += w * value[d];
     }
   }
 }
@@ -394,8 +391,17 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
           finite = rows_are_finite(p.kv_dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; });
         }
         if (!finite) {
-          decode_seen<kOp, Elem>(p, sequence, batch, rows + h * row_count, row_count, s.o + h * row_count * out_ld,
-                                 out_ld, weights, scores_ld, values, scales, key, n, group.count);
+          const auto read_value = [&p, values, scales](float* out, int64_t i) {
+            read_row<Elem>(out, values[i], p.head_dim_v);
+            for (int64_t d = 0; d < p.head_dim_v; ++d) out[d] *= scales[i];
+          };
+          const auto weight = [weights, scores_ld](int64_t r, int64_t at) {
+            const float* row = weights + r * scores_ld;
+            if constexpr (kOp == Op::kDot) return float_of_bf16(reinterpret_cast<const uint16_t*>(row)[at]);
+            return row[at];
+          };
+          decode_seen(p, sequence, batch, rows + h * row_count, row_count, s.o + h * row_count * out_ld, out_ld, key, n,
+                      group.count, read_value, weight, [](int64_t d) { return dot_column<kOp>(d); });
           continue;
         }
         if (kMayDecode && v_scaled) scale_weights(weights + n, scores_ld, row_count, scales, group.count);

@@ -12,6 +12,7 @@ struct DecodeRow {
   int64_t full_high;               // the last key up to which no mask hides any
   float stale_max, shift, offset;  // as in a Tile
   LogSumExp as_tiled;              // set if its scores are huge and the lower digits are needed
+  bool rounded;                    // decode_codes.hpp, a head's first row: its weights are bfloat16
   alignas(64) float sum[kLanes];   // of 2^(log2(e) (score - shift) - offset), for each lane
 };
 

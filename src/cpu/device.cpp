@@ -174,6 +174,9 @@ tessera_status apply_threads(const char* text, tessera_device& device) {
 // Facts that do not change while the process lives; querying them takes 40 microseconds.
 struct Hardware {
   int32_t isa = look_for_isa();
+#if defined(__x86_64__)
+  bool can_multiply_codes = isa >= TESSERA_ISA_AVX512_BF16 && __builtin_cpu_supports("avx512vbmi");
+#endif
   int64_t l1_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
   int64_t l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
   char name[64];
@@ -228,6 +231,14 @@ const KernelTable& kernel_table(int32_t isa) {
 const KernelTable& decode_table(const tessera_plan& plan) {
   const bool beside = plan.device.isa == TESSERA_ISA_AMX_BF16 && plan.device.vector_isa != 0;
   return kernel_table(beside ? plan.device.vector_isa : plan.device.isa);
+}
+
+bool can_multiply_codes() {
+#if defined(__x86_64__)
+  return hardware().can_multiply_codes;
+#else
+  return false;
+#endif
 }
 
 bool is_bfloat16(const tessera_problem& problem) {

@@ -4,6 +4,9 @@
 #include "cpu/backward.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/decode.hpp"
+#if defined(TESSERA_COMPILE_AVX512_BF16)
+#include "cpu/decode_codes.hpp"
+#endif
 #include "cpu/forward.hpp"
 
 #define TESSERA_JOIN_(a, b) a##b
@@ -39,6 +42,9 @@ const KernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .forward_dot = TESSERA_BEST_KERNEL(forward),
     .decode = TESSERA_FMA_KERNEL(decode),
     .decode_dot = TESSERA_BEST_KERNEL(decode),
+#if defined(TESSERA_COMPILE_AVX512_BF16)
+    .decode_codes = decode_codes_item,
+#endif
     .backward_preprocess = backward_preprocess_item,
     .backward = TESSERA_FMA_KERNEL(backward),
     .backward_dot = TESSERA_BEST_KERNEL(backward),

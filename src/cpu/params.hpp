@@ -190,6 +190,8 @@ struct KernelTable {
   void (*forward_dot)(const Params&, int64_t item, char* scratch);
   void (*decode)(const Params&, int64_t item, char* scratch);
   void (*decode_dot)(const Params&, int64_t item, char* scratch);
+  // 8-bit keys and values, bfloat16 queries; where can_multiply_codes() (tables.hpp). NULL: none.
+  void (*decode_codes)(const Params&, int64_t item, char* scratch) = nullptr;
   void (*backward_preprocess)(const Params&, int64_t item, char* scratch);
   void (*backward)(const Params&, int64_t item, char* scratch);
   void (*backward_dot)(const Params&, int64_t item, char* scratch);

@@ -233,11 +233,19 @@ struct Served {
   int64_t packs = 0;  // super-blocks of keys to pack before the items
 };
 
+// Whether decoding multiplies bfloat16 queries with codes of 8 bits.
+bool multiplies_codes(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  return p.q.dtype == TESSERA_BFLOAT16 && core::is_8bit(p.k.dtype) && decode_table(plan).decode_codes &&
+         can_multiply_codes();
+}
+
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
   const KernelTable& table = decode_table(plan);
   const AmxKernelTable* amx = amx_kernels(plan);
-  const bool dot = table.has_dot && is_bfloat16(plan.problem);
-  Served served{base, amx ? amx->decode : dot ? table.decode_dot : table.decode};
+  const bool codes = multiplies_codes(plan);
+  const bool dot = codes || (table.has_dot && is_bfloat16(plan.problem));
+  Served served{base, amx ? amx->decode : codes ? table.decode_codes : dot ? table.decode_dot : table.decode};
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
   p.sequences = shared.sequences[kDecode];

@@ -157,7 +157,7 @@ struct DecodeShape {
 
 struct DecodeScratch {
   char* rows;      // [heads][max_rows] DecodeRow
-  float *q, *o;    // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to two vectors
+  float *q, *o;    // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to four vectors
   float* scores;   // [heads][max_rows][block_n]
   float* scales;   // [heads][block_n], of 8-bit keys or values
   float* program;  // [program_floats]
@@ -168,8 +168,8 @@ static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
   Carver carver(base);
   DecodeScratch out{};
   out.rows = carver.take<char>(s.heads * s.max_rows * s.row_bytes);
-  out.q = carver.take(s.heads * s.max_rows * padded_to(s.head_dim, 2 * s.lanes));
-  out.o = carver.take(s.heads * s.max_rows * padded_to(s.head_dim_v, 2 * s.lanes));
+  out.q = carver.take(s.heads * s.max_rows * padded_to(s.head_dim, 4 * s.lanes));
+  out.o = carver.take(s.heads * s.max_rows * padded_to(s.head_dim_v, 4 * s.lanes));
   out.scores = carver.take(s.heads * s.max_rows * s.block_n);
   out.scales = carver.take(s.heads * s.block_n);
   out.program = carver.take(s.program_floats);

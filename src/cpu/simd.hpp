@@ -5,9 +5,9 @@
 // the file of an instruction set in simd/, and no intrinsic is anywhere else, but for AMX's files. An instruction set
 // takes from simd/portable.hpp what it has no better instructions for.
 //
-// Only kernels.cpp includes this file, and it is compiled once for each instruction set. Everything is in an anonymous
-// namespace, and no inline function of a library header may be called here (one definition rule across instruction
-// sets).
+// Only kernels.cpp (compiled once for each instruction set) and code_products.cpp include this file. Everything is in
+// an anonymous namespace, and no inline function of a library header may be called here (one definition rule across
+// instruction sets).
 #pragma once
 
 #include <cstddef>

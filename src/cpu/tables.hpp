@@ -12,6 +12,9 @@ const KernelTable& kernel_table(int32_t isa);
 // The table that decodes sequences of few queries: the vectors', even if AMX tiles serve the other sequences.
 const KernelTable& decode_table(const tessera_plan& plan);
 
+// Whether this machine has the instructions of code_products.hpp.
+bool can_multiply_codes();
+
 // Whether q, k and v are bfloat16, as the dot product and AMX's tiles read them.
 bool is_bfloat16(const tessera_problem& problem);
 // The AMX kernels for a tiled plan, or NULL: another ISA, or not bfloat16.

@@ -50,6 +50,9 @@ tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, v
 // The same as text and numbers. aligned: every row of the data starts at a multiple of 16 bytes.
 std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool aligned);
 
+// The bytes of the workspace that have a score program's block lists, which the GPU makes for every call; 0: none.
+int64_t program_lists_bytes(const tessera_plan& plan);
+
 // Launches the merge of checked partial results (tessera_combine) in the stream.
 tessera_status combine(const tessera_combine_call& call, const tessera_device& device, void* stream);
 

@@ -69,6 +69,7 @@ void launch_kernel(const char* name, const Config& config, const Params& params,
 int64_t smem_bytes(const FwdSm80Config& config) { return fwd_sm80_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90D512Config& config) { return fwd_sm90_d512_layout(config).bytes; }
+int64_t smem_bytes(const FwdSm90Fp8Config& config) { return fwd_sm90_fp8_layout(config).bytes; }
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
 int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
@@ -114,6 +115,15 @@ KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
           .claim = "sizeof(tessera::BlockListsParams) == " + std::to_string(sizeof(BlockListsParams))};
 }
 
+KernelSpec spec_of(const ProgramListsConfig& config, bool bounds) {
+  return {.name = bounds ? "program_bounds" : "program_lists",
+          .header = bounds ? "tessera/block_lists/program_bounds.cuh" : "tessera/block_lists/program_lists.cuh",
+          .params = "ProgramListsParams",
+          .config = config_text(config),
+          .threads = kProgramListsThreads,
+          .claim = "sizeof(tessera::ProgramListsParams) == " + std::to_string(sizeof(ProgramListsParams))};
+}
+
 KernelSpec spec_of(const LiveTilesConfig& config) {
   return {.name = "live_tiles",
           .header = "tessera/live_tiles/kernel.cuh",
@@ -143,6 +153,17 @@ KernelSpec spec_of(const FwdSm90D512Config& config) {
           .cluster = kFwdD512ClusterBlocks,
           .smem_bytes = smem_bytes(config),
           .claim = "sizeof(tessera::FwdSm90Params) == " + std::to_string(sizeof(FwdSm90Params))};
+}
+
+KernelSpec spec_of(const FwdSm90Fp8Config& config) {
+  return {.name = "fwd_sm90_fp8",
+          .header = "tessera/fwd_sm90/fp8/kernel.cuh",
+          .params = "FwdSm90Fp8Params",
+          .config = config_text(config),
+          .threads = (config.consumers + 1) * kWarpgroupThreads,
+          .smem_bytes = smem_bytes(config),
+          .begins_early = true,
+          .claim = shared_memory_claim("Fp8SharedMemory", config)};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
@@ -332,6 +353,19 @@ void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& 
   launches.add("block_lists", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
 }
 
+KernelSpec spec_of_program_lists(const void* config) {
+  return spec_of(*static_cast<const ProgramListsConfig*>(config), false);
+}
+
+void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches) {
+  const auto bounds = [](const void* of) { return spec_of(*static_cast<const ProgramListsConfig*>(of), true); };
+  const int64_t masks = int64_t{params.batches} * params.heads;
+  const int64_t groups = masks * divide_up(params.lists.most, kBoundsGroup);
+  launches.add("program_bounds", config, bounds, Grid{static_cast<uint32_t>(groups)}, params);
+  launches.add("program_lists", config, spec_of_program_lists, Grid{static_cast<uint32_t>(masks * params.lists.tiles)},
+               params);
+}
+
 void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), true); };
   const int64_t warps = int64_t{params.batches} * params.heads * params.lists.most;
@@ -349,6 +383,11 @@ void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& par
 
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches) {
   launch_kernel("fwd_sm90_d512", config, params, grid, launches);
+}
+
+void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params& params, Grid grid,
+                         LaunchList& launches) {
+  launch_kernel("fwd_sm90_fp8", config, params, grid, launches);
 }
 
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches) {

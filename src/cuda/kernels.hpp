@@ -14,9 +14,11 @@ namespace tessera::cuda {
 KernelSpec spec_of(const FwdSm80Config& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config, bool turns);
+KernelSpec spec_of(const ProgramListsConfig& config, bool bounds);
 KernelSpec spec_of(const LiveTilesConfig& config);
 KernelSpec spec_of(const ProgramSumsConfig& config);
 KernelSpec spec_of(const FwdSm90D512Config& config);
+KernelSpec spec_of(const FwdSm90Fp8Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
 KernelSpec spec_of(const MoveRowsConfig& config);
@@ -41,6 +43,7 @@ inline constexpr int kHopperSharedBytes = 227 << 10;  // shared memory available
 int64_t smem_bytes(const FwdSm80Config& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const FwdSm90D512Config& config);
+int64_t smem_bytes(const FwdSm90Fp8Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 int64_t smem_bytes(const BwdSm90Config& config);
 int64_t smem_bytes(const DecodeSm90Config& config);
@@ -55,8 +58,13 @@ void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& par
 void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParams& params, Grid grid,
                          LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
+// The two kernels that make a score program's lists; the second one's spec.
+KernelSpec spec_of_program_lists(const void* config);
+void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches);
 void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
+void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params& params, Grid grid,
+                         LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
 void launch_move_rows(const MoveRowsConfig& config, const MoveRowsParams& params, LaunchList& launches);

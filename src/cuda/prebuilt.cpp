@@ -25,7 +25,7 @@ tessera_device device_of(int32_t arch) {
   return device;
 }
 
-constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
+constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16, TESSERA_FLOAT8_E4M3};
 
 // ---- launches of a row ----
 
@@ -53,6 +53,7 @@ tessera_problem problem_of(const PrebuiltRow& row, int32_t dtype, int64_t keys =
   tessera_problem p;
   tessera_problem_init(&p);
   p.q = p.o = contiguous(dtype, {batch, queries, kHeadsQ, d});
+  if (tessera_dtype_bytes(dtype) == 1) p.o.dtype = TESSERA_BFLOAT16;
   p.k = p.v = contiguous(dtype, {paged ? batch * keys / kPage : batch, paged ? kPage : keys, kHeadsKv, d});
   p.lse = contiguous(TESSERA_FLOAT32, {batch, kHeadsQ, queries});
   p.causal = causal;
@@ -108,6 +109,13 @@ std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) 
   return problems;
 }
 
+// Whether a row of the family is prebuilt for the dtype. What other families serve elsewhere, 16 bits, is prebuilt for
+// every architecture.
+bool builds(const Family& family, int32_t dtype, int32_t arch) {
+  const bool serves = arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
+  return (family.supports.dtypes >> dtype & 1) != 0 && (serves || tessera_dtype_bytes(dtype) > 1);
+}
+
 struct Planned {
   const Family* family;
   std::vector<KernelSpec> launches;
@@ -154,6 +162,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
     for (const Family* family : families()) {
       for (const PrebuiltRow& row : family->prebuilt) {
         for (const int32_t dtype : kDtypes) {
+          if (!builds(*family, dtype, arch)) continue;
           for (const tessera_problem& problem : problems_of(row, dtype)) {
             const Planned planned = plan_of(*family, problem, arch);
             for (const KernelSpec& spec : planned.launches) add(spec, limits_of(spec, *planned.family, row));

@@ -10,8 +10,9 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr const Family* kFamilies[] = {&kDecodeSm90,   &kMixedSm90, &kFwdSm90, &kFwdSm80,     &kBwdSm90,    &kBwdSm80,
-                                       &kSharedPrefix, &kFwdFa1,    &kBwdFa1,  &kFwdStandard, &kBwdStandard};
+constexpr const Family* kFamilies[] = {&kDecodeSm90, &kMixedSm90, &kFwdSm90,     &kFwdSm90Fp8,
+                                       &kFwdSm80,    &kBwdSm90,   &kBwdSm80,     &kSharedPrefix,
+                                       &kFwdFa1,     &kBwdFa1,    &kFwdStandard, &kBwdStandard};
 
 std::string arch_text(int32_t arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
 

@@ -110,7 +110,7 @@ const Family* cheapest(std::span<const Family* const> among, const tessera_plan&
 // The family of that name. NULL: there is none.
 const Family* find_family(std::string_view name);
 
-extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90, kSharedPrefix;
+extern const Family kFwdSm90, kFwdSm90Fp8, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90, kSharedPrefix;
 // Only for comparison.
 extern const Family kFwdFa1, kBwdFa1, kFwdStandard, kBwdStandard;
 

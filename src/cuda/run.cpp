@@ -1,12 +1,14 @@
 // Operations on a whole call.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <span>
 
 #include "core/fields.hpp"
 #include "core/status.hpp"
 #include "cuda/append_params.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/families/block_lists.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/registry.hpp"
@@ -89,6 +91,20 @@ std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool alig
     described.threads = spec.threads, described.cluster = spec.cluster;
   }
   return launches;
+}
+
+int64_t program_lists_bytes(const tessera_plan& plan) {
+  LaunchList list;
+  int64_t bytes = 0;
+  if (!core::score::has_program(plan) || lower(plan, tessera_buffers{}, nullptr, list).code != TESSERA_OK) return 0;
+  for (const Launch& launch : list) {
+    if (launch.spec_of != spec_of_program_lists) continue;
+    ProgramListsConfig config;
+    ProgramListsParams params;
+    std::memcpy(&config, launch.config, sizeof config), std::memcpy(&params, launch.params, sizeof params);
+    bytes += program_lists_of(plan, config).bounds_bytes + params.end_word * int64_t{sizeof(int)};
+  }
+  return bytes;
 }
 
 // The data's addresses are unknown: these are the kernels for rows that are aligned wherever the strides allow it.

@@ -152,12 +152,29 @@ int32_t o_dtype(const Case& c) {
   return tessera_dtype_bytes(static_cast<int32_t>(c.dtype)) == 1 ? TESSERA_BFLOAT16 : static_cast<int32_t>(c.dtype);
 }
 
-bool cpu_alone(const Case& c, tessera_direction direction) {
-  constexpr int64_t kMostBackwardHeadDim = 512;
-  return c.places || has_8bit(c) || (direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs));
+namespace {
+
+// What fwd_sm90_fp8 supports.
+bool fits_fp8_kernel(const Case& c) {
+  constexpr int64_t kMostHeadDim = 256, kColumns = 16;
+  const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.d % kColumns == 0 && c.dv % kColumns == 0;
+  const bool layout = c.k_form != kPaged && c.gap == 0 && !c.reversed && !c.shared_kv && c.sk > 0;
+  const bool tensors = c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
+  return c.dtype == TESSERA_FLOAT8_E4M3 && dims && layout && tensors && c.dropout == 0;
 }
 
-bool cpu_alone(const Case& c) { return cpu_alone(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD); }
+}  // namespace
+
+bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
+  constexpr int64_t kMostBackwardHeadDim = 512;
+  constexpr int32_t kHopper = 90;
+  if (c.places || (has_8bit(c) && !(arch == kHopper && fits_fp8_kernel(c)))) return false;
+  return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
+}
+
+bool served_by_gpu(const Case& c, int32_t arch) {
+  return served_by_gpu(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD, arch);
+}
 
 std::string to_text(const Case& c) {
   const Case standard;

@@ -115,9 +115,10 @@ Case legalised(Case c);
 // The table.
 std::vector<Case> case_table();
 
-// Whether only the CPU supports the case, in a direction; in any direction of the case.
-bool cpu_alone(const Case& c, tessera_direction direction);
-bool cpu_alone(const Case& c);
+// Whether a GPU of this compute capability (10 * major + minor) supports the case, in a direction; in all directions of
+// the case.
+bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch);
+bool served_by_gpu(const Case& c, int32_t arch);
 
 // Its part for fwd_sm90, before legalised() and without seeds.
 std::vector<Case> hopper_cases();

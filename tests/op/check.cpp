@@ -131,7 +131,7 @@ class Checker {
         }
         continue;
       }
-      if (cpu_alone(c_)) continue;  // refused: CudaPlan.TakesEveryCaseOfTheTable
+      if (!served_by_gpu(c_, gpu_device().arch)) continue;  // refused: CudaPlan.TakesEveryCaseOfTheTable
       if (options_.comparison) {
         check_for_comparison(options_of);
         continue;
@@ -306,7 +306,11 @@ class Checker {
         }
       }
     }
-    const PlainTensor& plain = plain_tensor(standard_plain_ ? *standard_plain_ : plain_, name);
+    if (place == kGpu && c_.dtype == TESSERA_FLOAT8_E4M3 && !fp8_plain_) {
+      fp8_plain_ = plain_attention(in_, Precision::kFp8Weights);
+    }
+    const PlainResult& all = standard_plain_ ? *standard_plain_ : place == kGpu && fp8_plain_ ? *fp8_plain_ : plain_;
+    const PlainTensor& plain = plain_tensor(all, name);
     for (size_t n = 0; standard_plain_ && n < value.size(); ++n) {
       if (!std::isfinite(plain.value[n]) && std::isfinite(oracle[n]))
         value[n] = oracle[n];  // a score overflows its dtype
@@ -350,6 +354,7 @@ class Checker {
   const CheckOptions& options_;
   const Inputs in_;
   Call call_, oracle_call_;
+  std::optional<PlainResult> fp8_plain_;                 // of a GPU, if q, k and v are e4m3
   std::optional<PlainResult> standard_plain_;            // while a kernel runs that stores its scores
   std::map<std::string, std::vector<double>> expected_;  // the oracle's answer, by output name
   PlainResult plain_;

@@ -135,8 +135,30 @@ TEST_P(CudaPrograms, DecodeAsTheOracle) {
   check(call, TESSERA_KERNEL_DECODE_SM90, TESSERA_KERNEL_AUTO);
 }
 
+// Masks whose lists of visible blocks are made on the GPU, with several tiles of queries and of keys.
+class CudaProgramMasks : public CudaPrograms {};
+
+TEST_P(CudaProgramMasks, SkipBlocksOfKeys) {
+  constexpr std::int64_t kQueries = 150, kKeys = 330;
+  Programmed call(GetParam(), true, World(GetParam() + 1, kQueries, kKeys), kQueries, 64, 64);
+  call.run_oracle();
+  check(call, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_AUTO);
+  if (!has(TESSERA_KERNEL_FWD_SM90)) return;
+  call.captured_gradients = false;
+  check(call, TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_BWD_SM90);
+}
+
+std::vector<std::size_t> masks() {
+  std::vector<std::size_t> places;
+  for (std::size_t n = 0; n < definitions().size(); ++n) {
+    if (*definitions()[n].mask) places.push_back(n);
+  }
+  return places;
+}
+
 std::string name_of(const ::testing::TestParamInfo<std::size_t>& info) { return name_for_tests(info.param); }
 INSTANTIATE_TEST_SUITE_P(Definitions, CudaPrograms, ::testing::Range<std::size_t>(0, definitions().size()), name_of);
+INSTANTIATE_TEST_SUITE_P(Definitions, CudaProgramMasks, ::testing::ValuesIn(masks()), name_of);
 
 }  // namespace
 }  // namespace tessera::testing

@@ -105,11 +105,12 @@ std::vector<Real> gather(const std::vector<double>& tensor, int64_t count, int64
 template <class Real>
 class Plain {
  public:
-  Plain(const Inputs& in, PlainResult& out, bool stores_scores = false)
+  Plain(const Inputs& in, PlainResult& out, Precision precision)
       : in_(in),
         c_(in.c),
         out_(out),
-        stores_scores_(stores_scores),
+        stores_scores_(precision == Precision::kScoresToo),
+        fp8_weights_(precision == Precision::kFp8Weights),
         problem_(make_oracle_call(in).problem),
         scale_(static_cast<Real>(in.scale())) {
     // Relative errors: some roundings of float32 arithmetic; one rounding to the stored type, at most half a unit.
@@ -136,6 +137,13 @@ class Plain {
   Real stored(Real value) const {
     if constexpr (std::is_same_v<Real, double>) return value;
     return c_.dtype == TESSERA_FLOAT32 ? value : static_cast<Real>(round_to(o_dtype(c_), value));
+  }
+
+  // Half a unit in the last place, at most: of a weight, and of one below the format's normal numbers.
+  static constexpr double kFp8Half = 0x1p-4, kFp8LeastHalf = 0x1p-10 / 256;
+  static Real fp8_weight(Real weight) {
+    constexpr Real kShift = 256;
+    return static_cast<Real>(round_to(TESSERA_FLOAT8_E4M3, weight * kShift)) / kShift;
   }
 
   Real stored_score(Real value) const { return stores_scores_ ? stored(value) : value; }
@@ -280,9 +288,10 @@ class Plain {
       p_[j] /= sum;
       kept_[j] = p_drop_ == 0 || (s_[j] != -kInf && kept_in_whole(b, h, i, j)) ? keep_scale : Real{0};
       if (p_drop_ == 0) kept_[j] = 1;
-      const Real p = stored(p_[j] * kept_[j]);
+      const Real p = fp8_weights_ ? fp8_weight(p_[j] * sum) / sum : stored(p_[j] * kept_[j]);
       if (s_[j] == -kInf) continue;
-      add_row(out_.o, row * c_.dv, p, p * (epsilon_stored_ + noise_[j]), head_.v.row(j), c_.dv);
+      const double rounding = fp8_weights_ ? kFp8Half * p + kFp8LeastHalf / sum : epsilon_stored_ * p;
+      add_row(out_.o, row * c_.dv, p, rounding + p * noise_[j], head_.v.row(j), c_.dv);
     }
   }
 
@@ -352,7 +361,7 @@ class Plain {
   const Inputs& in_;
   const Case& c_;
   PlainResult& out_;
-  const bool stores_scores_;
+  const bool stores_scores_, fp8_weights_;
   const tessera_problem problem_;
   Head<Real> head_{};
   std::vector<Real> qk_, s_, p_, kept_, d_p_;
@@ -366,9 +375,9 @@ class Plain {
 PlainResult plain_attention(const Inputs& in, Precision precision) {
   PlainResult out;
   if (precision == Precision::kFloat64) {
-    Plain<double>(in, out).run();
+    Plain<double>(in, out, precision).run();
   } else {
-    Plain<float>(in, out, precision == Precision::kScoresToo).run();
+    Plain<float>(in, out, precision).run();
   }
   return out;
 }

@@ -583,6 +583,25 @@ constexpr const char* k8Bit[] = {
     "b=2 sq=40 sk=500 hq=2 hkv=1 d=64 dv=64 data=shared low=1 scales=fine",
     "b=2 sq=20 sk=400 hq=2 hkv=1 d=32 dv=32 data=growing scales=fine tree=1",
 };
+// For fwd_sm90_fp8: each of its tiles, rings that go round, scales of each shape, options, scores that outgrow what
+// they were scaled by, and products whose scale is negative.
+constexpr const char* kFp8Hopper[] = {
+    "dtype=e4m3 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1 scales=bh cores=3",
+    "dtype=e4m3 b=2 sq=200 sk=390 hq=4 hkv=2 d=64 dv=64 scales=h sink=1 low=1 cores=3",
+    "dtype=e4m3 b=1 sq=150 sk=300 hq=2 hkv=1 d=256 dv=256 causal=1 scales=one",
+    "dtype=e4m3 b=1 sq=150 sk=300 hq=2 hkv=1 d=192 dv=128 wl=60 wr=30",
+    "dtype=e4m3 b=2 sq=200 sk=200 hq=2 hkv=2 d=192 dv=192 scales=fine top_left=1 causal=1",
+    "dtype=e4m3 b=2 sq=150 sk=400 hq=2 hkv=1 d=128 dv=128 scales=fine causal=1",
+    "dtype=e4m3 b=3 sq=200 sk=300 hq=4 hkv=1 d=64 dv=64 q=packed k=packed scales=fine causal=1 cores=3",
+    "dtype=e4m3 b=2 sq=130 sk=400 hq=2 hkv=1 d=128 dv=64 q=packed k=packed scales=fine wl=70 wr=0 lead=3 sink=2",
+    "dtype=e4m3 b=3 sq=200 sk=300 hq=2 hkv=1 d=80 dv=48 used=1 softcap=20",
+    "dtype=e4m3 b=2 sq=100 sk=300 hq=2 hkv=2 d=96 dv=160 data=outlier order=bhsd",
+    "dtype=e4m3 b=1 sq=70 sk=500 hq=2 hkv=1 d=64 dv=64 data=growing",
+    "dtype=e4m3 b=1 sq=70 sk=500 hq=2 hkv=1 d=64 dv=64 data=falling causal_seqs=1",
+    "dtype=e4m3 b=1 sq=140 sk=270 hq=2 hkv=1 d=64 dv=64 data=nan_key wl=16 wr=0 scales=bh",
+    "dtype=e4m3 b=1 sq=300 sk=150 hq=2 hkv=1 d=64 dv=64 causal=1 tree=1",
+    "dtype=e4m3 b=1 sq=100 sk=200 hq=2 hkv=1 d=64 dv=64 alibi=h scale=-0.2",
+};
 
 }  // namespace
 
@@ -610,6 +629,7 @@ std::vector<Case> case_table() {
   for (const char* dtypes : k8BitDtypes) {
     for (const char* line : k8Bit) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
   }
+  for (const char* line : kFp8Hopper) table.add(line);
   return table.take();
 }
 

@@ -123,6 +123,42 @@ TESSERA_DEVICE void multiply_by_wgmma(uint32* out, const uint32* in) {
     out[(warp * 16 + g + i / 2 % 2 * 8) * kN + i / 4 * 8 + 2 * c + i % 2] = __float_as_uint(d[i]);
   }
 }
+
+// The same of e4m3, B as [n][inner] alone.
+template <int kN>
+TESSERA_DEVICE void multiply_by_wgmma_e4m3(uint32* out, const uint32* in) {
+  using A = SwizzledTile<64, 64>;  // 128 columns of 8 bits
+  using B = SwizzledTile<kN, 64>;
+  using Product = ptx::WgmmaE4m3<kN>;
+  __shared__ A sA;
+  __shared__ B sB;
+  const int lane = lane_id(), g = lane / 4, c = lane % 4, warp = static_cast<int>(threadIdx.x) / 32;
+  const TileDescriptor a{descriptor_address(shared_address(sA.data)), kDescriptorHigh};
+  const TileDescriptor b{descriptor_address(shared_address(sB.data)), kDescriptorHigh};
+  uint32 rA[4][4];
+  for (int k = 0; k < 4; ++k)
+    for (int i = 0; i < 4; ++i) rA[k][i] = in[(warp * 16 + g + i % 2 * 8) * 32 + k * 8 + i / 2 * 4 + c];
+  float d[kN / 2];
+  fill_swizzled(sA, in);
+  fill_swizzled(sB, in + 64 * 32);
+  ptx::wgmma_forget(d);
+  ptx::fence_proxy_async();
+  __syncthreads();
+  ptx::wgmma_pin(d);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) ptx::wgmma_pin(rA[k]);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Product::ss(d, inner_major<A>(a, 0, k * 16), inner_major<B>(b, 0, k * 16), k > 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Product::rs(d, rA[k], inner_major<B>(b, 0, k * 16), 1);
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>();
+  ptx::wgmma_pin(d);
+  for (int i = 0; i < kN / 2; ++i) {
+    out[(warp * 16 + g + i / 2 % 2 * 8) * kN + i / 4 * 8 + 2 * c + i % 2] = __float_as_uint(d[i]);
+  }
+}
 #endif
 
 }  // namespace tessera
@@ -130,7 +166,8 @@ TESSERA_DEVICE void multiply_by_wgmma(uint32* out, const uint32* in) {
 
 std::string source_for(int32_t arch) {
   std::set<std::string> headers = {"tessera/tile/wgmma_tile.cuh", "tessera/tile/product.cuh",
-                                   "tessera/ptx/async_copy.cuh", "tessera/tile/pipeline.cuh"};
+                                   "tessera/ptx/async_copy.cuh", "tessera/tile/pipeline.cuh",
+                                   "tessera/ptx/wgmma_e4m3.cuh"};
   for (const DeviceTest& test : registered()) headers.insert(test.header);
   std::ostringstream source;
   for (const std::string& header : headers) source << "#include \"" << header << "\"\n";

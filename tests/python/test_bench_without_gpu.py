@@ -14,6 +14,7 @@ COMMANDS = (
     ["block_sparse", "--csv", "unwritten.csv"],
     ["cuda_against_pytorch"],
     ["cuda_fallback"],
+    ["cuda_fp8"],
     ["cuda_rules", "kvcache"],
     ["cuda_serving", "--out", "unwritten"],
     ["kernel_times", "sparse", "--csv", "unwritten.csv"],

@@ -87,6 +87,39 @@ def test_rotation_keeps_products(framework, head_dim):
 
 
 @pytest.mark.parametrize("framework", frameworks())
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_the_inverse_rotates_back(framework, head_dim):
+    x = np.random.default_rng(5).standard_normal((2, 7, 3, head_dim)).astype(np.float32)
+    rotated = tessera.rotate(maker(framework)(x))
+    assert np.abs(numbers(rotated) - x).max() > 0.5
+    np.testing.assert_allclose(numbers(tessera.rotate(rotated, inverse=True)), x, atol=2e-6)
+    back = tessera.rotate(maker(framework)(x.astype(np.float16)), inverse=True)
+    assert str(back.dtype).endswith("float16") and tuple(back.shape) == x.shape
+
+
+@pytest.mark.parametrize("dtype, most", [("int8", 0.5), ("float8_e4m3", 0.75)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_rotated_keys_and_values_stand_outliers(dtype, most, head_dim):
+    """Against one scale of the tensor, by the inputs of "FlashAttention-3"; e4m3 rounds v alone by 2.6 %."""
+    rng = np.random.default_rng(6)
+    errors = {"tensor": [], "block": []}
+    for _ in range(4):
+        q, k, v = (rng.standard_normal((1, rows, heads, head_dim)) for rows, heads in ((8, 4), (512, 2), (512, 2)))
+        for x in (k, v):
+            x += (rng.random(x.shape) < 1e-3) * 10 * rng.standard_normal(x.shape)
+        q, k, v = (x.astype(np.float32) for x in (q, k, v))
+        expected = tessera.attention(q, k, v)
+        q = q.astype(np.float16)
+        for scheme, found in errors.items():
+            rotates = scheme == "block"
+            (k8, k_scale), (v8, v_scale) = (tessera.quantize(x, dtype, scheme=scheme, rotate=rotates) for x in (k, v))
+            o = tessera.attention(tessera.rotate(q) if rotates else q, k8, v8, k_descale=k_scale, v_descale=v_scale)
+            o = tessera.rotate(o, inverse=True) if rotates else o
+            found.append(np.square(o.astype(np.float64) - expected).mean())
+    assert np.sqrt(np.mean(errors["block"]) / np.mean(errors["tensor"])) < most
+
+
+@pytest.mark.parametrize("framework", frameworks())
 @pytest.mark.parametrize("dtype", LARGEST)
 @pytest.mark.parametrize("scheme", ["tensor", "head", "block"])
 @pytest.mark.parametrize("rows", [2, 70])

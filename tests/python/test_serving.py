@@ -82,11 +82,19 @@ def cache_of(layout, blocks, size, dtype):
     return memory.permute([order.index(axis) for axis in range(5)])[1]
 
 
+def in_8_bits(x, code_dtype, scale):
+    """x as an 8-bit cache with this scale holds it: saturated."""
+    most = torch.finfo(code_dtype).max
+    return (x.float() / scale).clamp(-most, most).to(code_dtype).float() * scale
+
+
 class VllmEngine:
     """What vLLM's runner does around its layers: blocks, slots, padded batches."""
 
     def __init__(self, layout="LBNHC", size=16, dtype=torch.float32, **options):
         self.size, self.dtype = size, dtype
+        self.stored_k = self.stored_v = lambda x: x
+        self.layer = SimpleNamespace(_k_scale=None, _v_scale=None)
         self.impl = vllm.Attention(HEADS, D, SCALE, HEADS_KV, **options)
         self.max_blocks = -(-100 // size)
         self.kv_cache = cache_of(layout, 1 + 3 * self.max_blocks, size, dtype)
@@ -116,8 +124,8 @@ class VllmEngine:
                 if place % self.size == 0:
                     self.blocks[b].append(self.free.pop())
                 slots.append(self.blocks[b][-1] * self.size + place % self.size)
-            self.keys[b] = torch.cat([self.keys[b], k[begin:end]])
-            self.values[b] = torch.cat([self.values[b], v[begin:end]])
+            self.keys[b] = torch.cat([self.keys[b], self.stored_k(k[begin:end])])
+            self.values[b] = torch.cat([self.values[b], self.stored_v(v[begin:end])])
             table[b, : len(self.blocks[b])] = torch.tensor(self.blocks[b], device="cpu")
             starts.append(end)
             lengths.append(len(self.keys[b]))
@@ -139,7 +147,7 @@ class VllmEngine:
         )
         metadata = self.metadata(common)
         out = torch.full_like(q, math.nan)
-        layer = SimpleNamespace(_k_scale=None, _v_scale=None)
+        layer = self.layer
         self.impl.do_kv_cache_update(layer, k, v, self.kv_cache, metadata.slot_mapping)
         assert self.impl.forward(layer, q, k, v, self.kv_cache, metadata, output=out) is out
         return out, q
@@ -170,6 +178,20 @@ def test_vllm_dtypes(device, dtype):
     engine = VllmEngine(dtype=dtype)
     for counts in STEPS:
         engine.check(counts, *engine.step(counts))
+
+
+@pytest.mark.parametrize("name, code_dtype", [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_vllm_caches_of_8_bits(name, code_dtype, dtype):
+    """vLLM declares their memory as bytes, and a layer has a scale for its keys and one for its values."""
+    k_scale, v_scale = torch.tensor(0.0625), torch.tensor(0.25)
+    engine = VllmEngine(dtype=dtype, kv_cache_dtype=name)
+    engine.kv_cache = torch.full(engine.kv_cache.shape, 0x7F, dtype=torch.uint8)  # NaN
+    engine.layer = SimpleNamespace(_k_scale=k_scale, _v_scale=v_scale)
+    engine.stored_k = lambda x: in_8_bits(x, code_dtype, k_scale)
+    engine.stored_v = lambda x: in_8_bits(x, code_dtype, v_scale)
+    for counts in STEPS:
+        engine.check(counts, *engine.step(counts, padding=2))
 
 
 def test_vllm_padded_to_the_shape_of_a_graph(device):
@@ -226,7 +248,7 @@ def test_vllm_profiling_and_shared_caches(device):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (dict(kv_cache_dtype="fp8_e4m3"), "^kv_cache_dtype: 'fp8_e4m3', accepted"),
+        (dict(kv_cache_dtype="fp8_inc"), "^kv_cache_dtype: 'fp8_inc', accepted"),
         (dict(attn_type="encoder_only"), "^attn_type: 'encoder_only', accepted"),
     ],
 )
@@ -352,6 +374,34 @@ def test_sglang_extends_and_decodes(device, page_size):
     engine.step("decode", [0, 2], [1, 1])
     engine.step("extend", [3, 2, 0], [17, 9, 1])  # with prefixes in the cache
     engine.step("decode", [0, 3, 2], [1, 1, 1])
+
+
+@pytest.mark.parametrize("code_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("scales", [(0.0625, 0.25), (None, None)])
+def test_sglang_caches_of_8_bits(code_dtype, scales):
+    """A layer's scales are numbers or tensors; without them they are 1."""
+    engine = SglangEngine(page_size=16)
+    pool = engine.pool
+    pool.k, pool.v = (torch.full(x.shape, math.nan).to(code_dtype) for x in (pool.k, pool.v))
+    layer = layer_of(k_scale=scales[0], v_scale=None if scales[1] is None else torch.tensor(scales[1]))
+    k_scale, v_scale = (scale or 1.0 for scale in scales)
+    keys, values = {}, {}
+    for mode, requests, counts in (("extend", [2, 0], [33, 20]), ("decode", [0, 2], [1, 1]), ("extend", [2], [9])):
+        slots = sum((engine.pool.allocate(r, n) for r, n in zip(requests, counts)), [])
+        q, k, v = (x.to(torch.bfloat16) for x in engine.inputs(len(slots)))
+        batch = batch_of(engine.pool, mode, requests, counts)
+        batch.out_cache_loc = torch.tensor(slots)
+        engine.backend.init_forward_metadata(batch)
+        out = engine.backend.forward(q, k, v, layer, batch)
+        begin = 0
+        for r, n in zip(requests, counts):
+            rows = slice(begin, begin + n)
+            new = in_8_bits(k[rows], code_dtype, k_scale), in_8_bits(v[rows], code_dtype, v_scale)
+            for of, x in zip((keys, values), new):
+                of[r] = torch.cat([of.get(r, x[:0].view(0, HEADS_KV, D)), x.view(n, HEADS_KV, D)])
+            expected = alone(q[rows].view(n, HEADS, D), keys[r], values[r])
+            assert_rows(out[rows].view(n, HEADS, D), expected, torch.bfloat16)
+            begin += n
 
 
 def test_sglang_layers(device):
@@ -585,7 +635,7 @@ def test_sglang_lengths_of_either_kind(kind):
 
 
 def test_vllm_refuses_what_changes_the_result():
-    for cache in ("fp8", "int8", "nvfp4", "fp8_per_token_head"):
+    for cache in ("fp8_inc", "int8", "nvfp4", "fp8_per_token_head"):
         with pytest.raises(tessera.Error, match="^kv_cache_dtype: "):
             vllm.Attention(HEADS, D, SCALE, kv_cache_dtype=cache)
     step, q, pages = SimpleNamespace(dcp_context_kv_lens=torch.ones(1)), normal(1, HEADS, D), normal(2, 1, 16, HEADS, D)

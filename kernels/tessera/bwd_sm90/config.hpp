@@ -23,10 +23,17 @@ struct BwdSm90Config {
   bool staged_dq;      // dQ is added by bulk copies from shared memory; otherwise by vector additions from registers
   bool d_bias;         // every query has its own bias entries; sequences and heads may share them
   ScoreConfig score;   // without a block mask; nothing is added to a score that softcap has changed
-  bool block_mask;     // query tiles come from block lists (block_lists/kernel), not all from first to last
+  // Query tiles come from block lists (block_lists/kernel or, for program_lists(), block_lists/program_lists), not all
+  // from first to last.
+  bool block_mask;
   // The query heads of a KV head span several blocks; dK and dV are stored in float32: group_sums.cuh.
   bool split_group;
 
+  // Whether the lists are made from a program's mask. A deterministic kernel has no order of the additions to dQ for
+  // these, nor have the warps that generate dropout bits.
+  TESSERA_HOST_DEVICE constexpr bool program_lists() const {
+    return block_mask && score.program && !deterministic && !score.dropout;
+  }
   // Of V and dO: 128 if Q and K have 192 columns.
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
   // Queries whose scores a warpgroup computes at once: 32 with head sizes 192 and 128, whose dK and dV leave no

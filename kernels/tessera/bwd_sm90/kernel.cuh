@@ -54,11 +54,11 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       index = atomicAdd(p.ticket, 1);
     }
     if constexpr (kCfg.block_mask && !kCfg.deterministic) {
-      ptx::griddepcontrol_wait();  // the previous kernel computed the order
-      index = p.order[index];
+      ptx::griddepcontrol_wait();  // the previous kernels computed the lists and the order
+      if constexpr (!kCfg.program_lists()) index = p.order[index];
     }
     block = key_block<kCfg>(p, index);
-    if constexpr (kCfg.block_mask) use_lists(p, block, kCfg.block_n);
+    if constexpr (kCfg.block_mask) use_lists<kCfg.program_lists()>(p, block, kCfg.block_n);
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();

@@ -50,7 +50,7 @@ struct BwdSm90Producer {
   }
 
   TESSERA_DEVICE int load_row0() const {
-    return (kCfg.block_mask ? list_block(block.load_entry) : block.load_tile) * kCfg.block_m;
+    return (kCfg.block_mask ? list_block<kCfg.program_lists()>(block.load_entry) : block.load_tile) * kCfg.block_m;
   }
 
   TESSERA_DEVICE int load_turn() const {
@@ -67,7 +67,8 @@ struct BwdSm90Producer {
     const int slot = block.load_head * p.q_slots + block.slot0 + load_row0() / kCfg.block_m;
     if constexpr (kFirst) load_keys<typename Shared::Keys>(Shared::kAt.k, &p.k_map, shared.k_full());
     shared.wait_empty(Shared::kQ, at);
-    const int hidden = kCfg.block_mask ? block.load_entry & kListHidden : 0;
+    constexpr int kEntryBits = kCfg.program_lists() ? (1 << kProgramEntryBits) - 1 : kListHidden;
+    const int hidden = kCfg.block_mask ? block.load_entry & kEntryBits : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
     if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_turn());
     load_queries<typename Shared::Queries>(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
@@ -96,7 +97,7 @@ struct BwdSm90Producer {
     if (block.steps == 0) return;
     load_step<true>(block.steps);
     for (int left = block.steps - 1; left > 0; --left) {
-      if constexpr (kCfg.block_mask) find_entry(p, block, kCfg.block_n);
+      if constexpr (kCfg.block_mask) find_entry<kCfg.program_lists()>(p, block, kCfg.block_n);
       load_step(left);
     }
   }

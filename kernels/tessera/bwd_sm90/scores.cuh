@@ -258,7 +258,15 @@ struct ScoreWarpgroup {
 
   // Turns S - LSE into P in float16.
   TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
-    if constexpr (kCfg.score.scaled()) score_step.apply(Coordinates(*this), rS[0]);
+    if constexpr (kCfg.program_lists()) {
+      if (list_is_full(step_word(), warpgroup)) {
+        score_step.template apply<true>(Coordinates(*this), rS[0]);
+      } else {
+        score_step.apply(Coordinates(*this), rS[0]);
+      }
+    } else if constexpr (kCfg.score.scaled()) {
+      score_step.apply(Coordinates(*this), rS[0]);
+    }
     if (far) [[unlikely]] {
       far_exponents();
     } else if (Step::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
@@ -324,8 +332,8 @@ struct ScoreWarpgroup {
       }
   }
 
-  // step_word() is the step's first query; with a block mask its lowest bits say from which score warpgroup's keys the
-  // queries are hidden. step_row0() is the part's first query.
+  // step_word() is the step's first query; with a block mask its lowest bits are the list entry's: from which score
+  // warpgroup's keys the queries are hidden. step_row0() is the part's first query.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
   TESSERA_DEVICE int step_row0() const {
     return (kCfg.block_mask ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;

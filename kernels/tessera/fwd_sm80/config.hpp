@@ -5,6 +5,7 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
+#include "tessera/block_lists/config.hpp"
 #include "tessera/ptx/layout.hpp"
 
 namespace tessera {
@@ -79,6 +80,7 @@ struct FwdSm80Params : ProblemParams {
   float *partial_lse, *partial_lse_low;  // [num_splits, heads_q, rows_total], natural logarithm
   WorkOrder order;                       // of persistent blocks
   PositionMasks masks;
+  BlockLists lists;  // with a program: of the tiles of keys that its mask shows; no words: there are none
 };
 
 // If tiles are loaded by bulk copies: FwdSm80Config::bulk. The maps are of [batch, head, row, two columns], with boxes

@@ -54,20 +54,23 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
     return;
   }
   const int warp_row = uniform(static_cast<int>(threadIdx.x) / 32) * (kM * 16);
+  const KeyTiles<kCfg> tiles(p, b);
 
   // 2. Q: global -> shared, with the first tiles of K and V.
   load_queries(shared.sQ, p, b);
   // Each load is a group of its own; past the last tile groups are empty, so that their count stays the same.
   const auto load_k = [&](int tile, int stage) {
-    if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
+    if (tile < tiles.last) load_keys(shared.sK[stage], p, p.k, b, tiles.tile(tile) * kCfg.block_n, 0, p.head_dim);
     ptx::cp_async_commit_group();
   };
   const auto load_v = [&](int tile, int stage) {
-    if (tile < b.last) load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
+    if (tile < tiles.last) {
+      load_keys(shared.sV[stage], p, p.v, b, tiles.tile(tile) * kCfg.block_n, b.dv_begin, b.dv_count);
+    }
     ptx::cp_async_commit_group();
   };
   constexpr int kAhead = kCfg.stages - 1;  // tiles that are loaded before they are needed
-  if constexpr (kAhead == 0) load_k(b.first, 0);
+  if constexpr (kAhead == 0) load_k(tiles.first, 0);
 
   // 3. For every tile of keys that a row of the warp sees. The kAhead iterations before the first tile only load.
   float rO[kM][kD][4];
@@ -76,11 +79,11 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
   const TileRange mine = b.seen_by(p, warp_row, kM * 16);
   int stage = kAhead == 0 ? 0 : 1;  // kAhead iterations before stage 0
 #pragma unroll 1
-  for (int tile = b.first - kAhead; tile < b.last; ++tile) {
+  for (int tile = tiles.first - kAhead; tile < tiles.last; ++tile) {
     // The first tile waits only for K before its product; the others, loaded long before, wait for V too, which saves a
     // barrier.
-    const bool v_later = kCfg.stages == 1 || tile == b.first;
-    if (tile >= b.first) {
+    const bool v_later = kCfg.stages == 1 || tile == tiles.first;
+    if (tile >= tiles.first) {
       if (v_later) {
         ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 1>();
       } else {
@@ -96,12 +99,12 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
     }
     const int stage_here = stage;
     stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
-    if (tile < b.first) continue;
+    if (tile < tiles.first) continue;
 
     //    S = Q K^T; with options the score is changed; in a partial tile, -inf for keys that a row does not see; online
     //    softmax: P replaces S, and O is rescaled. The stale max is tried first if the config allows it:
     //    attention/softmax.
-    const int key0 = tile * kCfg.block_n;
+    const int key0 = tiles.tile(tile) * kCfg.block_n;
     if (!v_later && key0 > mine.some.high) continue;  // the warp's rows see none of it: the end of a causal mask
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
@@ -120,7 +123,15 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
           continue;
         }
       }
-      scores.apply(rS, at, loaded, full);
+      if constexpr (scores.kByKeys) {
+        if (tiles.is_full(tile)) {
+          scores.template apply<true>(rS, at, loaded, full);
+        } else {
+          scores.apply(rS, at, loaded, full);
+        }
+      } else {
+        scores.apply(rS, at, loaded, full);
+      }
       if (stale_max) {
         if (softmax.try_stale_max(rS, unit)) break;
         continue;
@@ -142,7 +153,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
   }
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-  if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
+  if (kCfg.head_dim != kCfg.head_dim_v || tiles.last <= tiles.first) {
     ptx::cp_async_wait_all();  // without an iteration, Q's loads are in no group
     __syncthreads();           // no warp reads or loads Q any more, which O overlays
   } else {

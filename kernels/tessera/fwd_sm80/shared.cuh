@@ -109,6 +109,32 @@ struct FwdBlock {
   }
 };
 
+// The tiles of keys that a block visits, in order: number first ... last - 1. With the lists of a program's mask, the
+// tiles of the work tile's list; otherwise all that are visible by position.
+template <FwdSm80Config kCfg>
+struct KeyTiles {
+  int first, last;
+  TESSERA_DEVICE KeyTiles(const FwdSm80Params&, const FwdBlock<kCfg>& b) : first(b.first), last(b.last) {}
+  TESSERA_DEVICE static constexpr int tile(int n) { return n; }
+  TESSERA_DEVICE static constexpr bool is_full(int) { return false; }
+};
+template <FwdSm80Config kCfg>
+requires(kCfg.score.program) struct KeyTiles<kCfg> {
+  int first, last;
+  const int* entries = nullptr;  // NULL: tile n is number n
+  TESSERA_DEVICE KeyTiles(const FwdSm80Params& p, const FwdBlock<kCfg>& b) : first(b.first), last(b.last) {
+    if (!p.lists.words) return;
+    const ListHead list = list_head<true>(p.lists, p.lists.at(b.work.batch, b.work.head, b.work.tile));
+    if (list.count == kListNotMade) return;
+    first = 0, last = list.count, entries = list.entries;
+  }
+  TESSERA_DEVICE int tile(int n) const { return entries ? list_block<true>(entries[n]) : n; }
+  // Whether the program's mask shows all rows all keys of the tile.
+  TESSERA_DEVICE bool is_full(int n) const {
+    return entries && list_is_full(entries[n], 0) && list_is_full(entries[n], 1);
+  }
+};
+
 template <FwdSm80Config kCfg>
 struct FwdSharedMemory {
   union {

@@ -23,12 +23,17 @@ struct FwdSm90Config {
   bool varying_tile_cost;  // causal: later queries see more keys, so the scheduler orders work tiles by cost
   int cluster;  // blocks that multicast K and V to one another, 1 or 2; 2: neighbouring work tiles see the same keys
   bool varlen;  // cu_seqlens or seqused: a sequence may end anywhere within a tile
-  bool block_mask;  // K/V blocks come from block lists (block_lists/kernel), not all from first to last
+  // K/V blocks come from block lists (block_lists/kernel or, with a program, block_lists/program_lists), not all from
+  // first to last.
+  bool block_mask;
   // Packed batches: work tiles are listed by live_tiles/kernel, not derived from the sequences' offsets.
   bool live_tiles;
   bool pack_gqa;  // row r of a KV head's tile is query r / group of its head r % group; group divides kConsumerRows
   bool split;     // keys are split into parts, which combine/kernel merges
   ScoreConfig score;
+
+  // Whether the block lists are made from a program's mask.
+  TESSERA_HOST_DEVICE constexpr bool program_lists() const { return block_mask && score.program; }
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
                       o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,

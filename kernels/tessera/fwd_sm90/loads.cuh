@@ -136,18 +136,23 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
               begin = tile.s.k_begin;
     const int batch = tile.k_batch(p);
     if constexpr (kCfg.block_mask) {
-      const int* entries = p.lists.entries(tile.list(p));
+      const ListHead list = list_head<kCfg.program_lists()>(p.lists, tile.list(p));
+      [[maybe_unused]] const int first_block = tile.first_visible_block();
+      const auto entry_at = [&](int n) {
+        if (kCfg.program_lists() && list.count == kListNotMade) return unlisted_entry(first_block, n);
+        return list.entries[n];
+      };
       shared.tile_ring.release_alone(tile_at);
       tile_at.advance();
-      int entry = last > 0 ? entries[0] : 0;
+      int entry = last > 0 ? entry_at(0) : 0;
       for (int n = 0; n < last; ++n) {
-        const int next = n + 1 < last ? entries[n + 1] : 0;  // loaded by the time the stage is free
+        const int next = n + 1 < last ? entry_at(n + 1) : 0;  // loaded by the time the stage is free
         ring.wait_empty(at);
         // Before the arrival that makes it visible to consumers.
         if constexpr (kIsK) shared.k_entries.of[at.stage()] = entry;
         ring.expect(at, Tile::kBytes);
-        copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(), list_block(entry) * kCfg.block_n, head,
-                  batch);
+        copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(),
+                  list_block<kCfg.program_lists()>(entry) * kCfg.block_n, head, batch);
         at.advance();
         entry = next;
       }

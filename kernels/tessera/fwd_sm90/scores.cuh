@@ -70,7 +70,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
       const int entry = this->entry();
       if (!list_hides(entry, consumer) || bounds.unseen_v == kMostUnseenV || (first && listed == 1)) {
         --listed;
-        bounds.block = list_block(entry);
+        bounds.block = list_block<kCfg.program_lists()>(entry);
         return true;
       }
       release_k();
@@ -85,6 +85,9 @@ struct KvCursor : ConsumerGroup<kCfg> {
     if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
     return false;
   }
+
+  // With lists of a program: whether its mask shows these rows all of the block, whose K is not released yet.
+  TESSERA_DEVICE bool shows_block() const { return list_is_full(entry(), consumer); }
 
   TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
   // The query of one of a lane's two rows: row lane / 4 of the warp's 16 rows, or lane / 4 + 8.
@@ -259,7 +262,13 @@ struct ScoreStage {
   }
 
   TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
-    if constexpr (Step::kByKeys) {
+    if constexpr (Step::kByKeys && kCfg.program_lists()) {
+      if (at.shows_block()) {
+        Step::template apply_by_keys<true>(rS, Coordinates(at));
+      } else {
+        Step::apply_by_keys(rS, Coordinates(at));
+      }
+    } else if constexpr (Step::kByKeys) {
       Step::apply_by_keys(rS, Coordinates(at));
     } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);

@@ -79,7 +79,7 @@ struct WorkTile {
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
     if constexpr (kCfg.block_mask) {
       first = last = 0;
-      if (count > 0) last = *p.lists.count(list(p));
+      if (count > 0) last = listed_blocks(p);
     }
     if constexpr (kCfg.split) {
       const int blocks = max(last - first, 0), each = (blocks + p.num_splits.value - 1) / p.num_splits;
@@ -110,10 +110,19 @@ struct WorkTile {
     TileCoord place{index / p.order.tiles, index % p.order.tiles};
     if constexpr (kCfg.varying_tile_cost) place = tile_coord(p.order, index);
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
-    return is_long_list(*p.lists.count(p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot)), p.lists.most);
+    const int list = p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot);
+    return is_long_list(list_head<kCfg.program_lists()>(p.lists, list).count, p.lists.most);
   }
   // The index of the tile's list.
   TESSERA_DEVICE int list(const FwdSm90Params& p) const { return p.lists.at(batch, head, row0 / kBlockM); }
+
+  // The blocks of the tile's list or, if that was not made, those that are visible by position.
+  TESSERA_DEVICE int listed_blocks(const FwdSm90Params& p) const {
+    const int count = list_head<kCfg.program_lists()>(p.lists, list(p)).count;
+    if (!kCfg.program_lists() || count != kListNotMade) return count;
+    return max((visible.some.high + kCfg.block_n) / kCfg.block_n - first_visible_block(), 0);
+  }
+  TESSERA_DEVICE int first_visible_block() const { return max(visible.some.low, 0) / kCfg.block_n; }
 
   // The batch index in the tensor maps: a packed tensor is one sequence to them.
   TESSERA_DEVICE int q_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.cu_seqlens_q ? 0 : batch; }

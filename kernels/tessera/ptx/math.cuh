@@ -65,6 +65,22 @@ TESSERA_DEVICE uint32 max_bf16x2(uint32 a, uint32 b) {
   return pair;
 }
 
+// Two e4m3 in bits 0 ... 15, `low` in bits 0 ... 7, each rounded to nearest; what is too large becomes 448.
+TESSERA_DEVICE unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Four bytes of the eight that b and a have, b's being bytes 4 ... 7: byte n of the result is byte (kBytes >> 4n) % 8.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-prmt
+template <uint32 kBytes>
+TESSERA_DEVICE uint32 prmt(uint32 a, uint32 b) {
+  uint32 bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "n"(kBytes));
+  return bytes;
+}
+
 TESSERA_DEVICE float cvt_f32_f16(unsigned short bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

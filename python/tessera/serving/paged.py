@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -84,10 +84,12 @@ def bound(length: int, most: int) -> int:
     return max(1, min(1 << max(length - 1, 0).bit_length(), most))
 
 
-def write_slots(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def write_slots(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, descales: Optional[Dict[str, Tensor]] = None
+) -> None:
     """Writes k [T, Hkv, D] and v [T, Hkv, Dv] to `slots` [T] of pages [pages, page_size, Hkv, D | Dv] with any strides:
     slot s is key s % page_size of page s // page_size. Negative slots are skipped. Tokens after the slots are
-    padding."""
+    padding. `descales`: of pages of 8 bits."""
     k, v = k[: slots.shape[0]], v[: slots.shape[0]]
     if not k.is_cuda:  # a GPU's kernel skips a page out of range; here it would be refused
         kept = slots >= 0
@@ -96,7 +98,20 @@ def write_slots(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: T
     # Each token is a sequence of its own, from the start of the slot's page to the slot, whose last key is new.
     pages = torch.div(slots, page_size, rounding_mode="floor").to(torch.int32)
     lengths = (torch.remainder(slots, page_size) + 1).to(torch.int32)
-    cache.append(k[:, None], v[:, None], k_cache, v_cache, lengths, page_table=pages[:, None])
+    cache.append(k[:, None], v[:, None], k_cache, v_cache, lengths, page_table=pages[:, None], **(descales or {}))
+
+
+Scale = Union[Tensor, float, None]
+
+
+def descales_of(k_scale: Scale, v_scale: Scale, device: torch.device) -> Dict[str, Tensor]:
+    """k_descale and v_descale [1] of an engine's scales of an 8-bit cache, a number each (value = scale * code); None
+    is 1. Waits for no GPU if they are tensors of the device."""
+
+    def of(scale: Scale) -> Tensor:
+        return torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float32, device=device).detach().reshape(1)
+
+    return {"k_descale": of(k_scale), "v_descale": of(v_scale)}
 
 
 def key_lengths(indptr: Tensor, last_page_len: Optional[Tensor], page_size: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tessera._core import Error
 
-from .paged import attend, key_lengths, write_slots
+from .paged import attend, descales_of, key_lengths, write_slots
 
 NAME = "tessera"  # --attention-backend tessera
 
@@ -177,11 +177,16 @@ class Backend:
             return q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         step, pool = self.step, self.token_to_kv_pool
         buffers = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        descales = {}
+        if buffers[0].element_size() == 1:
+            descales = descales_of(getattr(layer, "k_scale", None), getattr(layer, "v_scale", None), q.device)
+        else:
+            _refuse_attributes("layer", layer, _SCALES)
         k_cache, v_cache = (buffer.unflatten(0, (-1, step.page_size)) for buffer in buffers)
         if save_kv_cache and k is not None:
             new_k = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
             new_v = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
-            write_slots(new_k, new_v, k_cache, v_cache, forward_batch.out_cache_loc)
+            write_slots(new_k, new_v, k_cache, v_cache, forward_batch.out_cache_loc, descales)
         causal, window = _is_causal(layer), getattr(layer, "sliding_window_size", None)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         attend(
@@ -192,6 +197,7 @@ class Backend:
             scale=layer.scaling, causal=causal and step.tree_mask is None, tree_mask=step.tree_mask,
             softcap=getattr(layer, "logit_cap", 0) or None,
             window=None if window is None or window < 0 else (window, 0 if causal else window), sink=sinks,
+            **descales,
         )  # fmt: skip
         return out
 
@@ -216,13 +222,12 @@ def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
 # Attributes that change what is computed, what they say where they do not, and the only values that are served.
 _LAYER_REFUSED = (
     ("is_cross_attention", False, "the queries' own keys"),
-    ("k_scale", None, "a cache that is not quantised"),
-    ("v_scale", None, "a cache that is not quantised"),
     ("use_irope", False, "attention that is not in chunks"),
     ("pos_encoding_mode", "NONE", "positions in q and k"),
     ("logit_capping_method", "tanh", "logit_cap tanh(s / logit_cap)"),
     ("xai_temperature_len", -1, "one scale for all positions"),
 )
+_SCALES = (("k_scale", None, "a cache of 16 or 32 bits"), ("v_scale", None, "a cache of 16 or 32 bits"))
 _BATCH_REFUSED = (
     ("encoder_lens", None, "decoders"),
     ("cross_attention_custom_mask", None, "decoders"),

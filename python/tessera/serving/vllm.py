@@ -6,17 +6,19 @@ vllm_backend.py has the classes that vLLM's registry loads; what they compute is
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from tessera._core import Error
 
-from .paged import attend, write_slots
+from .paged import attend, descales_of, write_slots
 
 NAME = "TESSERA"  # vllm serve --attention-backend TESSERA
 CACHE_DTYPES = ("auto", "float16", "bfloat16")  # vLLM's names; "auto" is the model's dtype
+# Of 8 bits, in memory that vLLM declares as uint8; on the CPU. The back end does not offer them to vLLM.
+FP8_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 # Of a step: what changes the result and is not supported.
 _REFUSED = (
     "dcp_context_kv_lens", "dcp_local_seq_lens", "encoder_seq_lens", "mm_prefix_range", "mm_req_doc_ranges",
@@ -74,7 +76,8 @@ class Metadata:
 class Attention:
     """A layer's attention, as vLLM makes and calls it (AttentionImpl).
 
-    q, k, v are float32, float16 or bfloat16, and the cache has their dtype. The cache is [blocks, Hkv, block_size,
+    q, k, v are float32, float16 or bfloat16, and the cache has their dtype; or, of the latter two, 8 bits with the
+    layer's scales _k_scale and _v_scale. The cache is [blocks, Hkv, block_size,
     D + Dv]: a token's key in the first D of its last dimension, its value in the rest. Any block size and any strides
     of the other dimensions are accepted, so every layout of vLLM's KVCacheLayout; and keys and values one after the
     other, [2, blocks, block_size, Hkv, D], as earlier releases of vLLM have them. do_kv_cache_update writes the cache,
@@ -96,8 +99,9 @@ class Attention:
         sinks: Optional[Tensor] = None,
         batch_invariant: bool = False,
     ) -> None:
-        if kv_cache_dtype not in CACHE_DTYPES:
-            raise Error(f"kv_cache_dtype: '{kv_cache_dtype}', accepted {', '.join(map(repr, CACHE_DTYPES))}")
+        if kv_cache_dtype not in CACHE_DTYPES and kv_cache_dtype not in FP8_DTYPES:
+            accepted = ", ".join(map(repr, (*CACHE_DTYPES, *FP8_DTYPES)))
+            raise Error(f"kv_cache_dtype: '{kv_cache_dtype}', accepted {accepted}")
         if attn_type != "decoder":
             served = "tessera.attention serves the others, without a cache"
             raise Error(f"attn_type: '{attn_type}', accepted 'decoder': {served}")
@@ -112,10 +116,17 @@ class Attention:
 
     def _caches(self, kv_cache: Tensor) -> Tuple[Tensor, Tensor]:
         """k [blocks, block_size, Hkv, D] and v [blocks, block_size, Hkv, Dv], views of kv_cache."""
+        if self.kv_cache_dtype in FP8_DTYPES:
+            kv_cache = kv_cache.view(FP8_DTYPES[self.kv_cache_dtype])
         if kv_cache.dim() == 5:
             return kv_cache[0], kv_cache[1]
         cache = kv_cache.transpose(1, 2)
         return cache[..., : self.head_size], cache[..., self.head_size :]
+
+    def _descales(self, layer: Any, device: torch.device) -> Dict[str, Tensor]:
+        if self.kv_cache_dtype not in FP8_DTYPES:
+            return {}
+        return descales_of(getattr(layer, "_k_scale", None), getattr(layer, "_v_scale", None), device)
 
     def _window(self, causal: Union[bool, Tensor]) -> Optional[Tuple[int, int]]:
         """A window of n keys is the query's own and n - 1 before it; a sequence that is not causal sees n - 1 after it,
@@ -155,6 +166,7 @@ class Attention:
             max_seqlen_q=step.max_query_len, max_seqlen_k=step.max_seq_len,
             causal=None if a_flag_each else step.causal, causal_seqs=step.causal if a_flag_each else None,
             window=self._window(step.causal), alibi_slopes=self.alibi_slopes, sink=self.sinks, **self.options,
+            **self._descales(layer, query.device),
         )  # fmt: skip
         return output
 
@@ -164,4 +176,4 @@ class Attention:
         """Writes key [T, Hkv, D] and value [T, Hkv, Dv] to their slots; slot -1 writes nothing."""
         if self.kv_sharing_target_layer_name is not None or key is None or value is None:
             return
-        write_slots(key, value, *self._caches(kv_cache), slot_mapping)
+        write_slots(key, value, *self._caches(kv_cache), slot_mapping, self._descales(layer, key.device))

@@ -17,6 +17,8 @@ namespace tessera::core::score {
 namespace {
 
 constexpr const char* kCudaTypes[] = {"float", "int", "bool"};
+constexpr const char* kBoundsTypes[] = {"FloatBounds", "IntBounds", "BoolBounds"};
+constexpr const char* kAnyBounds[] = {"any_float()", "any_int()", "any_bool()"};
 constexpr InputSet kOfRow = input_bit(Op::kI) | input_bit(Op::kQPos), kOfColumn = input_bit(Op::kJ),
                    kOfPair = input_bit(Op::kS) | input_bit(Op::kG);
 
@@ -98,6 +100,59 @@ class Values {
     return "  struct " + type + " {\n" + members + "  };\n  TESSERA_DEVICE static " + type + " " + function +
            "([[maybe_unused]] const ScoreProgramParams& p, [[maybe_unused]] const ProgramPlace& at) {\n" +
            statements(made, part) + "    return {" + values + "};\n  }\n";
+  }
+
+  // The number of values that hoisted_text's struct has.
+  int hoisted_count(Part part) const { return static_cast<int>(std::count(hoisted_.begin(), hoisted_.end(), part)); }
+
+  // "struct MaskRowBounds { ... };" with the bounds of each value of hoisted_text's struct `values`.
+  std::string hoisted_bounds_text(Part part, const std::string& values) const {
+    std::string members, include, join, visit;
+    for (int place = 0; place < size(); ++place) {
+      if (hoisted_[index(place)] != part) continue;
+      members += std::string("    ") + kBoundsTypes[static_cast<int>(at(place).type)] + " " + name(place) + ";\n";
+      include += "      bounds_join(" + name(place) + ", bounds_exactly(x." + name(place) + "));\n";
+      join += "      bounds_join(" + name(place) + ", x." + name(place) + ");\n";
+      visit += "      visitor(" + name(place) + ");\n";
+    }
+    const auto method = [](const std::string& declaration, const std::string& body) {
+      return "    " + declaration + " {\n" + body + "    }\n";
+    };
+    return "  struct " + values + "Bounds {\n" + members +
+           method("TESSERA_DEVICE void include([[maybe_unused]] const " + values + "& x)", include) +
+           method("TESSERA_DEVICE void join([[maybe_unused]] const " + values + "Bounds& x)", join) +
+           method("template <class Visitor>\n    TESSERA_DEVICE void visit([[maybe_unused]] Visitor&& visitor)",
+                  visit) +
+           "  };\n";
+  }
+
+  // Statements that return the bounds of a boolean, in a function that has the bounds of rows, columns and places.
+  std::string bounds_text(int root) const {
+    std::vector<bool> needed(program_.values.size());
+    needed[index(root)] = true;
+    const auto is_bounded = [this](int place) {
+      return is_computed(place) && !is_read(place, kPair) && operation(at(place).op).cuda_bounds;
+    };
+    for (int place = size() - 1; place >= 0; --place) {
+      if (!needed[index(place)] || !is_bounded(place)) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) needed[index(at(place).operands[n])] = true;
+    }
+    const auto bounds = [&](int place) -> std::string {
+      const Value& value = at(place);
+      if (is_bounded(place) || is_read(place, kPair)) return operand(place, kPair);
+      if (value.op == Op::kConstant || value.op == Op::kScalar) return "bounds_exactly(" + name_or_input(place) + ")";
+      const bool is_place = !is_computed(place) && !depends_on_s(place);
+      return is_place ? operation(value.op).cuda : kAnyBounds[static_cast<int>(value.type)];
+    };
+    std::string text;
+    for (int place = 0; place < size(); ++place) {
+      if (!needed[index(place)] || !is_bounded(place)) continue;
+      text += std::string("    const ") + kBoundsTypes[static_cast<int>(at(place).type)] + " " + name(place) +
+              " = bounds_" + operation(at(place).op).cuda_bounds + "(";
+      for (int n = 0; n < operand_count(at(place)); ++n) text += (n > 0 ? ", " : "") + bounds(at(place).operands[n]);
+      text += ");\n";
+    }
+    return text + "    return " + bounds(root) + ";\n";
   }
 
   // Statements that make `results`, in a function that has the pair's row and column.
@@ -402,7 +457,33 @@ std::string function(const char* result, const char* name, const char* row, cons
          row + "& row, [[maybe_unused]] const " + column + "& column, " + kPlace + more + ") {\n" + body + "  }\n";
 }
 
+// The mask alone, and its bounds over a tile of pairs.
+std::string mask_text(const Program& program, std::span<const int32_t> dtypes) {
+  const bool given = program.mask >= 0;
+  const Values values(program, dtypes, given ? std::vector<int>{program.mask} : std::vector<int>{});
+  std::string text = "  static constexpr int kMaskRowValues = " + number(values.hoisted_count(Values::kRow)) +
+                     ", kMaskColumnValues = " + number(values.hoisted_count(Values::kColumn)) + ";\n";
+  text += values.hoisted_text(Values::kRow, "MaskRow", "mask_row") +
+          values.hoisted_text(Values::kColumn, "MaskColumn", "mask_column") +
+          values.hoisted_bounds_text(Values::kRow, "MaskRow") +
+          values.hoisted_bounds_text(Values::kColumn, "MaskColumn");
+  text += function("bool", "mask", "MaskRow", "MaskColumn", ", [[maybe_unused]] float s",
+                   given ? values.pair_text({program.mask}) + "    return " + values.result(program.mask) + ";\n"
+                         : "    return true;\n");
+  return text + std::string("  TESSERA_DEVICE static BoolBounds mask_bounds(") + kParams +
+         ", [[maybe_unused]] const MaskRowBounds& row, [[maybe_unused]] const MaskColumnBounds& column, "
+         "[[maybe_unused]] const PlaceBounds& at) {\n" +
+         (given ? values.bounds_text(program.mask) : "    return bounds_exactly(true);\n") + "  }\n\n";
+}
+
 }  // namespace
+
+MaskValues mask_values(const Program& program) {
+  if (program.mask < 0) return {0, 0};
+  const std::vector<int32_t> unused(program.tensors.size());
+  const Values values(program, unused, {program.mask});
+  return {values.hoisted_count(Values::kRow), values.hoisted_count(Values::kColumn)};
+}
 
 std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near, const char* name) {
   const Program& program = checked.program;
@@ -411,9 +492,10 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   char version[80];
   std::snprintf(version, sizeof version, "// Program %016" PRIx64 " by version %d of core/score/cuda_text.\n",
                 checked.hash, kCudaTextVersion);
-  std::string text = std::string(version) +
-                     "#include \"tessera/attention/score/program.cuh\"\n\nnamespace tessera::program {\n\nstruct " +
-                     name + " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
+  std::string text =
+      std::string(version) +
+      "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\nstruct " + name +
+      " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
   text += values.hoisted_text(Values::kRow, "Row", "row") + values.hoisted_text(Values::kColumn, "Column", "column");
 
   const auto value_of = [&](int root, const char* otherwise) {
@@ -425,6 +507,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   text += function("bool", "visible", "Row", "Column", kScore, value_of(program.mask, "true"));
   text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + ") {\n" +
           values.check_text(program.score, program.mask) + "  }\n\n";
+  text += mask_text(program, dtypes);
 
   text += slopes.hoisted_text(Values::kRow, "GradientRow", "gradient_row") +
           slopes.hoisted_text(Values::kColumn, "GradientColumn", "gradient_column");

@@ -11,6 +11,10 @@
 //     static Column column(params, place);
 //     static float score(params, row, column, place, s);    the new score
 //     static bool visible(params, row, column, place, s);   the mask's result; s: the score before the program
+//     struct MaskRow, MaskColumn; mask_row, mask_column     the same for the mask alone
+//     static bool mask(params, row, column, place, s);
+//     struct MaskRowBounds, MaskColumnBounds;               bounds of their members over rows, or columns
+//     static BoolBounds mask_bounds(params, row bounds, column bounds, place bounds);
 //     struct GradientRow, GradientColumn;                   the same for the gradient's values
 //     static GradientRow gradient_row(params, place);
 //     static GradientColumn gradient_column(params, place);
@@ -23,6 +27,9 @@
 // (int32, one for each axis of the tensor) receives `adjoint` if `inside`. `check` writes 1 to params.read_outside if
 // the mask, or the score of a pair that the mask shows, evaluates a load that is outside its tensor; loads that depend
 // on s do not count (indices.hpp). In all other functions such a load gives 0 and reads nothing.
+//
+// `mask_bounds` holds for all pairs of the tile; a value without known bounds, as an element that differs from pair
+// to pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).
 //
 // A load is not read if each of its uses is on a side of where, && or || that is not evaluated, as far as the
 // conditions are known before it.
@@ -37,12 +44,18 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 2;
+inline constexpr int kCudaTextVersion = 3;
 
 // `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
 // have at most 32 bits. `name`: the name of the struct.
 std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near,
                       const char* name = "ScoreProgram");
+
+// The number of members of MaskRow and MaskColumn; each has bounds of 8 bytes.
+struct MaskValues {
+  int row, column;
+};
+MaskValues mask_values(const Program& program);
 
 // A hash of everything that determines the text but the name.
 uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, bool near);

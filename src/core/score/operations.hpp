@@ -27,6 +27,8 @@ struct Operation {
   double (*evaluate)(const double* x);   // nullptr: inputs, constants, loads
   Interval (*bound)(const Interval* x);  // nullptr: any value of its type
   const char* cuda;                      // %0, %1, %2: the variables of its operands
+  // The function bounds_... of attention/score/program_bounds.cuh; nullptr: any value of its type.
+  const char* cuda_bounds = nullptr;
 };
 
 // Precedence, from loosest to tightest. & | ^ bind tighter than comparisons, as in Python, so that `a & 1 == 0`

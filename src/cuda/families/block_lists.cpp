@@ -1,10 +1,16 @@
 #include "cuda/families/block_lists.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 
+#include "core/asking.hpp"
 #include "core/geometry.hpp"
+#include "core/score/cuda_text.hpp"
+#include "core/score/facts.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/runtime/environment.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -23,7 +29,74 @@ BlockListsParams params_of(const tessera_plan& plan, const BlockLists& lists, co
 // Queries or keys of a warpgroup's product. The size of a mask block must be a multiple of it.
 constexpr int64_t kListedRows = 64;
 
+// Pairs of a tile and a block that are visible by causal and the window: for each tile the blocks that its rows see.
+int64_t visible_blocks(const tessera_plan& plan, const ProgramListsConfig& config, const BlockLists& lists) {
+  const double all = static_cast<double>(lists.tiles) * lists.most;
+  const double edges = 3.0 * lists.tiles * (1 + config.rows / config.cols);
+  return static_cast<int64_t>(std::min(all, all * visible_part(plan) + edges));
+}
+
 }  // namespace
+
+namespace {
+bool find_lists_program(const tessera_plan& plan) {
+  constexpr int64_t kLeastQueries = 128, kLeastKeys = 256;
+  const tessera_problem& p = plan.problem;
+  if (!core::score::has_program(plan)) return false;
+  if (core::present(p.block_mask)) return true;
+  if (plan.max_seqlen_q < kLeastQueries || plan.max_seqlen_k < kLeastKeys) return false;
+  if (core::score::bind(plan).program().mask < 0) return false;
+  const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p) && !core::present(p.seqused_k);
+  return dense && !core::present(p.causal_seqs) && !core::present(p.tree_mask);
+}
+}  // namespace
+
+bool lists_program(const tessera_plan& plan) {
+  static thread_local core::Once<bool> once;
+  return once(plan, find_lists_program);
+}
+
+ProgramListsConfig program_lists_config(int rows, int cols, bool transposed) {
+  ProgramListsConfig config{};
+  config.rows = rows, config.cols = cols, config.transposed = transposed;
+  config.score.program = true;
+  return config;
+}
+
+// The pool has an entry for every visible pair of a tile and a block, but at most kMostPoolBytes and then
+// kEntriesOfList for each list.
+ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsConfig& config) {
+  constexpr int64_t kMostPoolBytes = int64_t{64} << 20, kEntriesOfList = 64, kMostWords = int64_t{1} << 30;
+  using core::score::Op;
+  const tessera_problem& p = plan.problem;
+  const core::score::Bound bound = core::score::bind(plan);
+  const core::score::InputSet inputs = core::score::facts_of(*bound.checked).mask_inputs;
+  const core::score::MaskValues values = core::score::mask_values(bound.program());
+  const bool of_batch = (inputs & input_bit(Op::kB)) != 0 || (core::present(p.block_mask) && p.block_mask.shape[0] > 1);
+  const bool of_head = (inputs & (input_bit(Op::kH) | input_bit(Op::kHkv))) != 0 ||
+                       (core::present(p.block_mask) && p.block_mask.shape[1] > 1);
+  const int64_t rows = config.transposed ? plan.max_seqlen_k : plan.max_seqlen_q;
+  const int64_t cols = config.transposed ? plan.max_seqlen_q : plan.max_seqlen_k;
+  ProgramListsShape shape{};
+  shape.batches = of_batch ? static_cast<int>(plan.batch) : 1;
+  shape.heads = of_head ? static_cast<int>(plan.heads_q) : 1;
+  shape.lists.tiles = static_cast<int>(divide_up(rows, config.rows));
+  shape.lists.most = static_cast<int>(divide_up(cols, config.cols));
+  shape.lists.head = shape.heads > 1 ? shape.lists.tiles : 0;
+  shape.lists.batch = shape.batches > 1 ? shape.heads * shape.lists.tiles : 0;
+  const int64_t masks = int64_t{shape.batches} * shape.heads, count = masks * shape.lists.tiles;
+  const int64_t bounds = divide_up(shape.lists.most, kBoundsGroup) + shape.lists.most;
+  constexpr int64_t kBoundBytes = 8;
+  shape.bounds_bytes =
+      padded_to((config.transposed ? values.row : values.column) * kBoundBytes * masks * bounds, kWorkspaceAlignment);
+  int64_t most = std::max(kMostPoolBytes / int64_t{sizeof(int)}, kEntriesOfList * count);
+  if (const std::string given = environment_variable(kListEntries); !given.empty()) {
+    most = std::max<int64_t>(std::atoll(given.c_str()), 0);
+  }
+  const int64_t pool = std::min(masks * visible_blocks(plan, config, shape.lists), most);
+  shape.words = std::min(kProgramHeadsAt + 2 * count + pool, kMostWords);
+  return shape;
+}
 
 std::string refuse_block_lists(const tessera_problem& p) {
   if (!core::present(p.block_mask)) return "";
@@ -64,6 +137,21 @@ BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config,
   p.long_lists = counters.long_lists, p.tile_counter = counters.tile_counter;
   launch_block_lists(config, p, launches);
   return lists;
+}
+
+BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& config, int words,
+                        const tessera_buffers& buffers, void* memory, LaunchList& launches,
+                        const ListCounters& counters) {
+  const ProgramListsShape shape = program_lists_of(plan, config);
+  ProgramListsParams p{};
+  fill_problem_params(p, plan, buffers);
+  p.lists = shape.lists;
+  p.lists.words = memory ? reinterpret_cast<int*>(static_cast<char*>(memory) + shape.bounds_bytes) : nullptr;
+  p.batches = shape.batches, p.heads = shape.heads;
+  p.bounds = memory, p.end_word = words;
+  p.long_lists = counters.long_lists, p.tile_counter = counters.tile_counter;
+  launch_program_lists(config, p, launches);
+  return p.lists;
 }
 
 int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists) {

@@ -18,6 +18,28 @@ BlockLists block_lists_of(const tessera_problem& problem, int64_t tiles, int64_t
 
 int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& lists);
 
+// ---- lists of a score program's mask, which kernels/tessera/block_lists/program_lists makes for every call ----
+
+// Whether a kernel that reads block lists gets such lists: the program has a mask, or a block mask is beside it; there
+// are enough blocks of keys to skip some; and the sequences are as refuse_block_lists accepts them.
+bool lists_program(const tessera_plan& plan);
+
+// The part of the blocks that a program's lists leave, for estimates: only the data tell.
+inline double listed_part(bool listed) { return listed ? 0.5 : 1.0; }
+
+// The shape of the lists, and their memory: what the columns' bounds take, then the lists' heads and their pool.
+struct ProgramListsShape {
+  BlockLists lists;    // without memory
+  int batches, heads;  // that have lists of their own
+  int64_t bounds_bytes;
+  int64_t words;  // of the heads and the pool
+  int count() const { return batches * heads * lists.tiles; }
+  int64_t bytes() const { return bounds_bytes + words * int64_t{sizeof(int)}; }
+};
+// Tiles of `rows` rows and blocks of `cols` columns: queries and keys, or transposed keys and queries.
+ProgramListsConfig program_lists_config(int rows, int cols, bool transposed);
+ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsConfig& config);
+
 // The number of lists.
 int64_t lists_count(const tessera_problem& problem, const BlockLists& lists);
 
@@ -30,6 +52,12 @@ struct ListCounters {
 BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config, BlockLists lists,
                        const tessera_buffers& buffers, void* memory, LaunchList& launches,
                        const ListCounters& counters = {});
+
+// Adds the kernels that make a program's lists. `words`: ProgramListsShape::words of when the plan was made; `memory`
+// holds its bytes().
+BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& config, int words,
+                        const tessera_buffers& buffers, void* memory, LaunchList& launches,
+                        const ListCounters& counters = {});
 
 // The same for the order in which deterministic kernels add to dQ, made from transposed lists.
 int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists);

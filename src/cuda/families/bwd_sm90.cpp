@@ -48,6 +48,7 @@ struct BwdSm90Plan {
   BwdWorkspace workspace;
   int64_t d_k_parts, d_v_parts;  // the split group's partial gradients, in the workspace
   BlockLists lists;              // lists of a block mask, stored after `workspace`
+  int program_words;             // of the lists, if they are a score program's
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
@@ -80,9 +81,10 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.varlen = varies_in_length(p);
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
-  config.block_mask = core::present(p.block_mask);
-  if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys
   config.score = score_config_beside_block_mask(p);
+  config.block_mask = core::present(p.block_mask);
+  if (!config.block_mask && !config.deterministic && !config.score.dropout) config.block_mask = lists_program(plan);
+  if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys
   // The code for variable lengths fits its registers; that for dense sequences is short of two, or of sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
   if (config.score.mask && config.head_dim > kBwdSm90HeadDim) config.varlen = true;
@@ -114,6 +116,11 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
     own.config = make_config(plan, *tile_of(plan));
   }
   return own;
+}
+
+bool lists_are_programs(const BwdSm90Plan& own) { return !own.pair && !own.quad && own.config.program_lists(); }
+ProgramListsConfig listed_blocks(const BlockShape& shape) {
+  return program_lists_config(shape.block_n, shape.block_m, true);
 }
 
 struct Tiles {
@@ -254,7 +261,9 @@ std::string refuse(const tessera_plan& plan) {
 
 // An H100, 8192 tokens, full (bwd_sm90_tiles.inc, docs/status.md).
 constexpr Rate kRates[] = {{64, 478}, {96, 503}, {128, 547}, {256, 520}, {512, 450}};
-double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, kRates); }
+double estimate_us(const tessera_plan& plan) {
+  return listed_part(lists_are_programs(configs_of(plan))) * us_at_rate(plan, kRates);
+}
 
 // The number of blocks that the query heads of a KV head are split over if the blocks do not fill the GPU: the fewest
 // that are within a tenth of the best time. With a full mask, a head takes one round for each GPU's worth of blocks.
@@ -284,7 +293,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .d_sink = core::present(plan.problem.d_sink),
               .d_bias = core::present(plan.problem.d_bias),
               .deterministic = plan.problem.deterministic != 0,
-              .block_mask = core::present(plan.problem.block_mask)};
+              .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own)};
   Tiles tiles = tiles_of(plan, shape);
   own.group_splits = own.pair || own.quad ? 1 : static_cast<int>(group_splits(plan, tiles));
   if (own.group_splits > 1) own.config.split_group = true;
@@ -299,6 +308,10 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
   if (own.rows.block_mask) {
     own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
+  }
+  if (lists_are_programs(own)) {
+    const ProgramListsShape program = program_lists_of(plan, listed_blocks(shape));
+    own.lists = program.lists, own.program_words = static_cast<int>(program.words);
   }
   own.workspace =
       backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
@@ -330,6 +343,7 @@ void configure(tessera_plan& plan) {
   if (own.rows.block_mask) {
     step.workspace_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
   }
+  if (lists_are_programs(own)) step.workspace_bytes += program_lists_of(plan, listed_blocks(shape)).bytes();
   core::keep_config(step, own);
 }
 
@@ -414,6 +428,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     } else {
       p.order = reinterpret_cast<int*>(memory);
     }
+  }
+  if (lists_are_programs(own)) {
+    char* const memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
+    p.lists = list_program(plan, listed_blocks(shape), own.program_words, buffers, memory, launches);
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
   if (own.pair) {

@@ -12,6 +12,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/estimate.hpp"
+#include "cuda/families/block_lists.hpp"
 #include "cuda/families/split_keys.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -92,6 +93,7 @@ struct FwdSm80Plan {
   Divisor tiles;         // tiles of a head (packed: of all sequences)
   Grid grid;
   int num_splits, split_keys;
+  int program_words;  // of the lists of a score program's mask, which are the step's workspace; 0: none
 };
 
 struct Choice {
@@ -222,6 +224,16 @@ FwdSm80Config unaligned(FwdSm80Config config) {
   return config;
 }
 
+// Whether the tiles of keys come from lists of a score program's mask. A block mask beside it has blocks of any size.
+bool reads_lists(const tessera_plan& plan, const FwdSm80Config& config) {
+  constexpr int kLaneKeys = 32;  // a list's kernel evaluates so many keys at once
+  return !config.split && !config.pack_gqa && config.block_n % kLaneKeys == 0 &&
+         !core::present(plan.problem.block_mask) && lists_program(plan);
+}
+ProgramListsConfig listed_blocks(const FwdSm80Config& config) {
+  return program_lists_config(config.block_m, config.block_n, false);
+}
+
 FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_splits) {
   const tessera_problem& p = plan.problem;
   FwdSm80Plan own{};
@@ -234,6 +246,9 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   own.config.split = merges_parts(plan.problem, num_splits);
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
   if (!may_be_aligned) own.config = unaligned(own.config);
+  if (reads_lists(plan, own.config)) {
+    own.program_words = static_cast<int>(program_lists_of(plan, listed_blocks(own.config)).words);
+  }
   return own;
 }
 
@@ -330,7 +345,8 @@ double find_us(const tessera_plan& plan) {
     const double packed = rows <= 32 ? times.rows_32 : times.rows_64 * static_cast<double>(divide_up(rows, 64));
     ns = kv_heads(plan) * packed / cores_of(plan);
   } else {
-    ns = estimate_tiles_ns(plan, times), more_us = 0;
+    const bool listed = lists_program(plan) && !core::present(plan.problem.block_mask);
+    ns = listed_part(listed) * estimate_tiles_ns(plan, times), more_us = 0;
   }
   return more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
 }
@@ -374,6 +390,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v,
                                             box(config.block_n, config.head_dim_v), p.v_map));
+  }
+  if (own.program_words > 0) {
+    p.lists = list_program(plan, listed_blocks(own.config), own.program_words, buffers, workspace, launches);
   }
   launch_fwd_sm80(config, p, own.grid, launches);
   return merged ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
@@ -421,7 +440,9 @@ void add_fwd_sm80(tessera_plan& plan, Splits splits) {
   step.num_splits = splits == Splits::kNone ? 1 : splits_of(choice, plan);
   step.num_items = choice.blocks * step.num_splits * choice.slices;
   if (merges_parts(plan.problem, step.num_splits)) step.workspace_bytes = split_parts_bytes(plan, step.num_splits);
-  core::keep_config(step, planned(plan, choice, step.num_splits));
+  const FwdSm80Plan own = planned(plan, choice, step.num_splits);
+  if (own.program_words > 0) step.workspace_bytes = program_lists_of(plan, listed_blocks(own.config)).bytes();
+  core::keep_config(step, own);
 }
 
 void add_fwd_sm80_stand_in(tessera_plan& plan) { add_fwd_sm80(plan, Splits::kNone); }

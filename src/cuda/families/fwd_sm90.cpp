@@ -43,6 +43,8 @@ struct FwdSm90Plan {
   Grid grid;
   bool schedules_dynamically;  // the counter is in the workspace
   BlockLists lists;            // shape of a block mask's lists, which are stored in the workspace
+  int program_words;           // of the lists, if they are a score program's
+  int most_long_lists;         // see FwdSm90Params
   int short_tile_blocks;       // see FwdSm90Params
   int num_splits;              // parts of the keys, in the workspace from kListsAt on
 };
@@ -68,6 +70,11 @@ struct Choice {
 };
 
 bool by_pairs(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v) > kFwdSm90HeadDim; }
+
+// Whether K/V blocks come from lists: of a block mask, or of a score program's mask.
+bool reads_lists(const tessera_plan& plan) {
+  return core::present(plan.problem.block_mask) || (!by_pairs(plan) && lists_program(plan));
+}
 
 // Whether the blocks of a cluster, which process neighbouring work tiles, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
@@ -187,8 +194,7 @@ bool mostly_empty(const tessera_plan& plan, const Choice& choice) {
 // The number of parts that the keys are split into: more than one only if work tiles leave multiprocessors idle.
 int splits_of(const tessera_plan& plan, const Choice& choice) {
   constexpr double kGain = 1.1;
-  const tessera_problem& p = plan.problem;
-  if (choice.pair || !may_divide(plan) || core::present(p.block_mask) || filled_tiles(plan, choice) == 0) return 1;
+  if (choice.pair || !may_divide(plan) || choice.config.block_mask || filled_tiles(plan, choice) == 0) return 1;
   if (const std::string forced = environment_variable(kForcedSplits); !forced.empty()) {
     return std::clamp(std::atoi(forced.c_str()), 1, static_cast<int>(kMaxSplits));
   }
@@ -207,7 +213,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.dtype = static_cast<Dtype>(p.q.dtype);
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
   config.varying_tile_cost = is_causal(p);
-  config.block_mask = core::present(p.block_mask);
+  config.block_mask = reads_lists(plan);
   config.score = score_config_beside_block_mask(p);
   config.pack_gqa = packs_heads(plan);
   tile.apply(config);
@@ -259,7 +265,7 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 
 // The tile from the table.
 std::optional<Choice> find_choice(const tessera_plan& plan) {
-  if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
+  if (reads_lists(plan)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
   Sm90Case wanted{plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)};
   if (packs_heads(plan)) wanted.area = Area::kFull, wanted.rows = 0, wanted.rows_a_sm = rows_of_kv_head(plan);
@@ -324,6 +330,10 @@ BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
   return block_lists_of(plan.problem, choice.tiles, divide_up(plan.max_seqlen_k, choice.config.block_n));
 }
 
+ProgramListsConfig listed_blocks(const FwdSm90Config& config) {
+  return program_lists_config(config.consumers * kConsumerRows, config.block_n, false);
+}
+
 std::string refuse_pages(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (const int64_t rows = core::sizes(p).page_size; rows % kPageRows != 0) {
@@ -383,7 +393,8 @@ double find_us(const tessera_plan& plan) {
   const double memory = choice.pack_gqa() ? times.memory_packed : times.memory;
   const double ns = std::max(kv_heads(plan) * memory, waves * tile / choice.num_splits);
   const bool few_read = idle || (has_few_long_chunks(plan) && !choice.pack_gqa());
-  const double us = forward_us(plan, few_read ? kIdleFactor * ns : ns);
+  const bool listed = choice.config.block_mask && lists_program(plan);
+  const double us = forward_us(plan, listed_part(listed) * (few_read ? kIdleFactor * ns : ns));
   if (mostly_empty(plan, choice)) return us + few_rows_us(plan);
   // Beyond kCallUs, which has one block's merge of a few parts: two launches, and the second consumer of a tile.
   constexpr double kLaunchUs = 1.5, kSecondUs = 2;
@@ -477,8 +488,16 @@ void configure(tessera_plan& plan) {
   FwdSm90Plan own{};
   own.num_splits = choice.num_splits;
   if (config.block_mask) {
-    own.lists = lists_of(plan, choice);
-    step.workspace_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
+    if (lists_program(plan)) {
+      const ProgramListsShape shape = program_lists_of(plan, listed_blocks(config));
+      own.lists = shape.lists, own.program_words = static_cast<int>(shape.words);
+      own.most_long_lists = shape.count() / kListsALongOne;
+      step.workspace_bytes = kListsAt + shape.bytes();
+    } else {
+      own.lists = lists_of(plan, choice);
+      own.most_long_lists = static_cast<int>(lists_count(plan.problem, own.lists) / kListsALongOne);
+      step.workspace_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
+    }
   }
   own.pair = choice.pair, own.config = config, own.pair_config = choice.pair_config;
   const int64_t blocks = blocks_of(plan, choice);
@@ -522,7 +541,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
       if (p.tile_counter) ++p.tile_counter;
       counters.tile_counter = p.tile_counter;
       p.long_lists = counters.long_lists;
-      p.most_long_lists = static_cast<int>(lists_count(problem, own.lists) / kListsALongOne);
+      p.most_long_lists = own.most_long_lists;
     }
     p.short_tile_blocks = own.short_tile_blocks;
   }
@@ -534,8 +553,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   if (own.config.block_mask) {
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
-    p.lists = list_blocks(plan, {own.config.consumers * kConsumerRows, own.config.block_n, false}, own.lists, buffers,
-                          memory, launches, counters);
+    if (own.program_words > 0) {
+      p.lists = list_program(plan, listed_blocks(own.config), own.program_words, buffers, memory, launches, counters);
+    } else {
+      p.lists = list_blocks(plan, {own.config.consumers * kConsumerRows, own.config.block_n, false}, own.lists, buffers,
+                            memory, launches, counters);
+    }
   }
   if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };

@@ -14,8 +14,8 @@ struct SplitParts {
   float *o, *lse, *lse_low;  // o has head_dim_v columns
 };
 
-// Whether a forward kernel stores its tiles as parts in float32, which a merge turns into o: of split keys, and of a call
-// that accumulates or whose o has another dtype than q.
+// Whether a forward kernel stores its tiles as parts in float32, which a merge turns into o: of split keys, and of a
+// call that accumulates or whose o has another dtype than q.
 bool merges_parts(const tessera_problem& problem, int num_splits);
 
 int64_t split_parts_bytes(const tessera_plan& plan, int num_splits);

@@ -13,7 +13,9 @@ constexpr EnvironmentVariable kVariables[] = {
     {kLineInfo, "1: kernels carry line numbers"},
     {kBulkCopies, "0: plans whose mma.sync forward kernels take no bulk copies"},
     {kForcedTile, "the tile of plans for fwd_sm90"},
+    {kForcedFp8Tile, "the tile of plans for fwd_sm90_fp8"},
     {kForcedSplits, "the number of parts of the keys of plans for fwd_sm90"},
+    {kListEntries, "the most entries of the block lists that plans have for a score program's mask"},
     {kForcedBackwardTile, "the tile of plans for bwd_sm90"},
     {kFa1Keys, "keys of a tile of plans for fwd_fa1: 32, 64, 128 or 256"},
 };

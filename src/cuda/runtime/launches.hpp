@@ -37,7 +37,8 @@ class Launches {
   // Launches everything in the stream.
   tessera_status run();
 
-  static constexpr int kMaxKernels = 6;  // per call: three to five in the backward pass, six in standard attention
+  // Per call: at most nine, in a backward pass with a score program's lists and gradients.
+  static constexpr int kMaxKernels = 9;
   // Making a graph costs the host about as much as the graph saves in this many calls: a few hundred microseconds, at
   // savings of 1.6 per call of one kernel to 8 per call of three (docs/lab/runtime.md). So that many calls of a form
   // are launched one by one first, and a form that is called less often never pays for a graph.

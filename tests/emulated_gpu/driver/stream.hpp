@@ -1,7 +1,7 @@
 // Streams. Their work is executed when it is launched, or added to a graph while they are captured.
-//   EMULATED_GPU_STREAMS late: work is executed when a call waits for it, that of other streams when an event needs it;
-//                        early: the same, but host functions (messages between GPUs) are executed when they are
-//                        launched, with what they wait for. These are the two extremes of what a GPU may do.
+//   EMULATED_GPU_STREAMS  late: executed when a call waits for it, that of other streams when an event needs it;
+//                         early: the same, but host functions (messages between GPUs) are executed when they are
+//                         launched, with what they wait for. These are the two extremes of what a GPU may do.
 // In these modes a stream is used by one thread at a time, and a graph is executed when it is launched.
 #pragma once
 

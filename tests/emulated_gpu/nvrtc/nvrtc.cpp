@@ -200,7 +200,10 @@ std::vector<Header> emulated_headers() {
     }
   }
   std::sort(headers.begin(), headers.end());
-  headers.emplace_back("core/half.hpp", read_file(source / "src/core/half.hpp"));
+  for (const char* name : {"core/half.hpp", "core/float8.hpp"}) {
+    headers.emplace_back(name, read_file(source / "src" / name));
+  }
+  headers.emplace_back("tessera/tessera.h", read_file(source / "include/tessera/tessera.h"));
   return headers;
 }
 

@@ -1,4 +1,4 @@
-// wgmma's descriptors of matrices in shared memory, of 16-bit elements, swizzled over 128 bytes.
+// wgmma's descriptors of matrices in shared memory, of 16-bit or e4m3 elements, swizzled over 128 bytes.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-shared-memory-layout-matrix-descriptor
 #pragma once
 
@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/float8.hpp"
 #include "core/half.hpp"
 #include "runner/swizzle_bits.hpp"
 #include "shared_window.hpp"
 
 namespace tessera::emulated {
+
+inline float e4m3_to_float(uint32_t code) { return core::float8_to_float(core::kE4M3, static_cast<uint8_t>(code)); }
 
 class MatrixDescriptor {
  public:
@@ -26,20 +29,36 @@ class MatrixDescriptor {
                                   : "";
   }
 
-  // Reads rows of 16 contiguous inner columns: `to` [64][16]. All three functions return "" or the error.
-  const char* read_inner_major(float (&to)[64][16], bool bfloat16, const SharedWindow& shared) const {
-    return inner_major(64, bfloat16, shared,
-                       [&to](int row, int k, const float(&x)[8]) { std::memcpy(to[row] + k, x, sizeof x); });
+  // Reads rows of 16 contiguous inner columns: `to` [64][16]. All functions return "" or the error.
+  const char* read_inner_major(float (&to)[64][32], bool bfloat16, const SharedWindow& shared) const {
+    return inner_major(64, shared, [&to, bfloat16](int row, int word, const char* from) {
+      float x[8];
+      eight(x, from, bfloat16);
+      std::memcpy(to[row] + word * 8, x, sizeof x);
+    });
   }
   // The same, transposed: `to` [16][count].
-  const char* read_inner_major_turned(float (&to)[16][256], int count, bool bfloat16,
+  const char* read_inner_major_turned(float (&to)[32][256], int count, bool bfloat16,
                                       const SharedWindow& shared) const {
-    return inner_major(count, bfloat16, shared, [&to](int row, int k, const float(&x)[8]) {
-      for (int i = 0; i < 8; ++i) to[k + i][row] = x[i];
+    return inner_major(count, shared, [&to, bfloat16](int row, int word, const char* from) {
+      float x[8];
+      eight(x, from, bfloat16);
+      for (int i = 0; i < 8; ++i) to[word * 8 + i][row] = x[i];
+    });
+  }
+  // Both, of 32 columns of e4m3.
+  const char* read_inner_major_e4m3(float (&to)[64][32], const SharedWindow& shared) const {
+    return inner_major(64, shared, [&to](int row, int word, const char* from) {
+      for (int i = 0; i < 16; ++i) to[row][word * 16 + i] = e4m3_to_float(static_cast<uint8_t>(from[i]));
+    });
+  }
+  const char* read_inner_major_turned_e4m3(float (&to)[32][256], int count, const SharedWindow& shared) const {
+    return inner_major(count, shared, [&to](int row, int word, const char* from) {
+      for (int i = 0; i < 16; ++i) to[word * 16 + i][row] = e4m3_to_float(static_cast<uint8_t>(from[i]));
     });
   }
   // Reads 16 inner rows of `count` contiguous columns, in chunks of 64: `to` [16][count].
-  const char* read_outer_major(float (&to)[16][256], int count, bool bfloat16, const SharedWindow& shared) const {
+  const char* read_outer_major(float (&to)[32][256], int count, bool bfloat16, const SharedWindow& shared) const {
     if (*wrong_) return wrong_;
     if (start_ % kRowBytes + static_cast<uint32_t>(count < kChunkCols ? count : kChunkCols) * 2 > kRowBytes) {
       return "columns of a matrix descriptor that leave their row of 128 bytes";
@@ -87,19 +106,18 @@ class MatrixDescriptor {
   }
 #endif
 
+  // Calls put(row, word, from) for both 16-byte words of each row.
   template <class Put>
-  const char* inner_major(int rows, bool bfloat16, const SharedWindow& shared, const Put& put) const {
+  const char* inner_major(int rows, const SharedWindow& shared, const Put& put) const {
     if (*wrong_) return wrong_;
     if (start_ % kRowBytes + 32 > kRowBytes) return "columns of a matrix descriptor that leave their row of 128 bytes";
     for (int row = 0; row < rows; ++row)
-      for (int k = 0; k < 16; k += 8) {
+      for (int word = 0; word < 2; ++word) {
         const uint32_t at = start_ + static_cast<uint32_t>(row / 8) * stride_ +
-                            static_cast<uint32_t>(row % 8) * kRowBytes + static_cast<uint32_t>(k) * 2;
+                            static_cast<uint32_t>(row % 8) * kRowBytes + static_cast<uint32_t>(word) * 16;
         const char* const from = shared.at(swizzled_128b(at), 16);
         if (!from) return kOutside;
-        float x[8];
-        eight(x, from, bfloat16);
-        put(row, k, x);
+        put(row, word, from);
       }
     return "";
   }

@@ -1,5 +1,6 @@
 // The products (wgmma) that a warpgroup has issued. They run in order, at once or when one is waited for, and their
-// results are in the threads' registers after the wait.
+// results are in the threads' registers after the wait. Every sum is in float32: it is not emulated that a GPU's tensor
+// cores keep fewer bits of a sum of 8-bit products.
 #pragma once
 
 #include <cstdint>
@@ -121,13 +122,23 @@ class WarpgroupProducts {
     held_ = true;
     if (!p.accumulate) std::memset(static_cast<void*>(sums_.get()), 0, sizeof *sums_);
 
-    // B [16][cols], A [64][16]
-    alignas(64) float b[kProductInner][kMostProductCols], a[kProductRows][kProductInner];
+    // B [inner][cols], A [64][inner]
+    const int inner = p.inner();
+    alignas(64) float b[kMostProductInner][kMostProductCols], a[kProductRows][kMostProductInner];
     const MatrixDescriptor from_b(p.b);
-    const char* wrong = p.b_transposed ? from_b.read_outer_major(b, p.cols, p.bfloat16, shared)
-                                       : from_b.read_inner_major_turned(b, p.cols, p.bfloat16, shared);
+    const char* wrong = p.e4m3           ? from_b.read_inner_major_turned_e4m3(b, p.cols, shared)
+                        : p.b_transposed ? from_b.read_outer_major(b, p.cols, p.bfloat16, shared)
+                                         : from_b.read_inner_major_turned(b, p.cols, p.bfloat16, shared);
     if (*wrong) return wrong;
-    if (p.a_in_registers) {
+    if (p.a_in_registers && p.e4m3) {
+      for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
+        const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 4;
+        for (int r = 0; r < 4; ++r)
+          for (int byte = 0; byte < 4; ++byte) {
+            a[row + r % 2 * 8][col + r / 2 * 16 + byte] = e4m3_to_float(of.a[thread][r] >> 8 * byte);
+          }
+      }
+    } else if (p.a_in_registers) {
       for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
         const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
         for (int r = 0; r < 4; ++r) {
@@ -136,16 +147,17 @@ class WarpgroupProducts {
         }
       }
     } else {
-      wrong = MatrixDescriptor(p.a).read_inner_major(a, p.bfloat16, shared);
+      const MatrixDescriptor from_a(p.a);
+      wrong = p.e4m3 ? from_a.read_inner_major_e4m3(a, shared) : from_a.read_inner_major(a, p.bfloat16, shared);
       if (*wrong) return wrong;
     }
     for (int v = 0; v < p.cols / kVectorCols; ++v) {
-      Vector rb[kProductInner];
-      for (int k = 0; k < kProductInner; ++k) rb[k] = *reinterpret_cast<const Vector*>(b[k] + v * kVectorCols);
+      Vector rb[kMostProductInner];
+      for (int k = 0; k < inner; ++k) rb[k] = *reinterpret_cast<const Vector*>(b[k] + v * kVectorCols);
       for (int row = 0; row < kProductRows; row += 4) {
         Vector sum[4];
         for (int r = 0; r < 4; ++r) sum[r] = sums_->at[row + r][v];
-        for (int k = 0; k < kProductInner; ++k)
+        for (int k = 0; k < inner; ++k)
           for (int r = 0; r < 4; ++r) sum[r] += a[row + r][k] * rb[k];
         for (int r = 0; r < 4; ++r) sums_->at[row + r][v] = sum[r];
       }

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "core/float8.hpp"
 #include "device_test.hpp"
 
 namespace tessera::testing {
@@ -17,6 +18,9 @@ std::string one_each(const std::string& call) {
   return "if (t < 8) out[t] = __float_as_uint(ptx::" + call + "(__uint_as_float(in[t])));";
 }
 float same(float x) { return x; }
+
+constexpr float kForE4m3[16] = {0.0f,   -0.0f, 1.0f,      1.0625f, 1.1875f,  -3.25f,    255.9f,    256.0f,
+                                447.0f, 1e6f,  -INFINITY, 0x1p-9f, 0x1p-10f, 0x1.8p-9f, 0x1.1p-7f, -0x1p-30f};
 
 const DeviceTests kTests({
     {.name = "ex2_approx_ftz",
@@ -72,6 +76,30 @@ const DeviceTests kTests({
     out[1] = ptx::cvt_rn_relu_bf16x2(negative, negative);
     out[2] = ptx::max_f16x2(ptx::cvt_rn_f16x2(-negative, negative), 0);
     out[3] = ptx::max_bf16x2(ptx::cvt_rn_bf16x2(-negative, negative), 0xff80ff80u);
+  })"},
+    // Ties to even, subnormals, what is too large, NaN.
+    {.name = "cvt_e4m3_pairs",
+     .header = "tessera/ptx/math.cuh",
+     .archs = Archs::kHopperOn,
+     .in = words(16, [](int i) { return word(kForE4m3[i]); }),
+     .expected = words(8,
+                       [](int i) {
+                         const auto code = [](float x) { return uint32_t{core::float_to_float8(core::kE4M3, x)}; };
+                         return code(kForE4m3[2 * i]) | code(kForE4m3[2 * i + 1]) << 8;
+                       }),
+     .body = R"(
+  if (t < 8) {
+    out[t] = ptx::cvt_rn_satfinite_e4m3x2(__uint_as_float(in[2 * t]), __uint_as_float(in[2 * t + 1]));
+  })"},
+    {.name = "prmt",
+     .header = "tessera/ptx/math.cuh",
+     .in = {0x33221100u, 0x77665544u},
+     .expected = {0x66442200u, 0x77553311u, 0x00776655u},
+     .body = R"(
+  if (t == 0) {
+    out[0] = ptx::prmt<0x6420>(in[0], in[1]);
+    out[1] = ptx::prmt<0x7531>(in[0], in[1]);
+    out[2] = ptx::prmt<0x0765>(in[0], in[1]);
   })"},
     // 10 bits of mantissa, ties away from zero.
     {.name = "cvt_rna_tf32",

@@ -40,22 +40,56 @@ Problem large_problem(std::int64_t d, std::int64_t dv, std::int64_t length = 409
   return problem;
 }
 
-// No GPU family reads 8 bits: each says so.
+Problem fp8_problem(std::int64_t d, std::int64_t dv, DType out = bfloat16) {
+  Problem problem = large_problem(d, dv, 4096, float8_e4m3);
+  problem.o.dtype = static_cast<int32_t>(out);
+  return problem;
+}
+
+TEST(CudaPlan, TakesFloat8OnHopper) {
+  for (const auto& [d, dv] : {std::pair{16, 64}, {64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
+    for (const DType out : {bfloat16, float16, float32}) {
+      Problem problem = fp8_problem(d, dv, out);
+      problem.causal = d == 128, problem.softcap = dv == 64 ? 20 : 0;
+      problem.q_descale = layout(float32, {16});
+      problem.k_descale = problem.v_descale = layout(float32, {4, 32, 16});
+      const Plan plan = tessera::plan(problem, gpu());
+      EXPECT_STREQ(plan.family, "fwd_sm90_fp8");
+      EXPECT_EQ(128 % plan.steps[0].block_n, 0) << "one scale a tile of keys";
+    }
+  }
+}
+
+// What GPUs do not read of 8 bits, in words.
 TEST(CudaPlan, RefusesEightBits) {
   Problem cached = large_problem(128, 128);
   cached.k.dtype = cached.v.dtype = TESSERA_FLOAT8_E4M3;
   cached.k_descale = layout(float32, {16});
-  Problem float8 = large_problem(128, 128, 4096, float8_e4m3);
-  float8.o.dtype = TESSERA_BFLOAT16;
+  Problem e5m2 = large_problem(128, 128, 4096, float8_e5m2);
+  e5m2.o.dtype = TESSERA_BFLOAT16;
+  Problem biased = fp8_problem(128, 128), dropped = fp8_problem(128, 128), paged = fp8_problem(128, 128);
+  biased.bias = layout(bfloat16, {1, 1, 4096, 4096});
+  dropped.dropout_p = 0.5;
+  for (tessera_layout* tensor : {&paged.k, &paged.v}) *tensor = layout(float8_e4m3, {1024, 16, 16, 128});
+  paged.page_table = layout(int32, {4, 256}), paged.seqused_k = layout(int32, {4});
   const std::pair<Problem, std::string> refused[] = {
       {cached, "fwd_sm90: keys and values of float8_e4m3, accepted those of q's dtype"},
-      {float8, "fwd_sm80: float8_e4m3, accepted"}};
+      {e5m2, "fwd_sm90_fp8: float8_e5m2, accepted float8_e4m3"},
+      {biased, "fwd_sm90_fp8: bias: not taken"},
+      {dropped, "fwd_sm90_fp8: dropout: not taken"},
+      {paged, "fwd_sm90_fp8: page_table: not taken"},
+      {fp8_problem(72, 64), "fwd_sm90_fp8: q: head size 72, must be a multiple of 16"},
+      {fp8_problem(512, 512), "fwd_sm90_fp8: head size 512, at most 256"}};
   for (const auto& [problem, reason] : refused) {
     Plan plan;
     const Status status = try_plan(problem, gpu(), plan);
     EXPECT_EQ(status.code(), Code::unsupported);
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   }
+  Plan plan;
+  const Status elsewhere = try_plan(fp8_problem(128, 128), gpu(80), plan);
+  EXPECT_NE(elsewhere.message().find("fwd_sm90_fp8: compute capability 8.0, must be 9.0"), std::string::npos)
+      << elsewhere.message();
 }
 
 Problem packed_large_problem() {

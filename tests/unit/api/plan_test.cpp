@@ -147,8 +147,12 @@ TEST(Plan, TakesFamiliesByName) {
     std::memcpy(named.family, family.name, sizeof named.family);
     numbered.kernel = family.kernel;
     Plan by_name, by_number;
-    const Status said = try_plan(dense_problem(), named, by_name),
-                 same = try_plan(dense_problem(), numbered, by_number);
+    const Status said = try_plan(dense_problem(), named, by_name);
+    if (family.kernel == TESSERA_KERNEL_AUTO) {
+      if (said.ok()) EXPECT_STREQ(by_name.family, family.name);
+      continue;
+    }
+    const Status same = try_plan(dense_problem(), numbered, by_number);
     EXPECT_EQ(said.code(), same.code());
     EXPECT_EQ(said.message(), same.message());
     if (!said.ok()) continue;

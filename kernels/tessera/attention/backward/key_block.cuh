@@ -86,7 +86,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
 }
 
 // With a block mask: the list of a key tile for one query head, and the number of entries of the lists of all query
-// heads of the group.
+// heads of the group. kProgram: the lists are a program's.
 TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
   return p.lists.at(b.batch, head, b.key0 / block_n);
 }
@@ -98,16 +98,39 @@ TESSERA_DEVICE int steps_of(const BwdSm90Params& p, int batch, int first_head, i
 TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
   return steps_of(p, at.head / p.heads_kv, at.head % p.heads_kv * p.group, at.slot);
 }
+// The entries of a list; of one that was not made, the tiles that are visible by position.
+template <bool kProgram>
+TESSERA_DEVICE int listed_tiles(const BwdSm90Params& p, const KeyBlock& b, int list) {
+  const int count = list_head<kProgram>(p.lists, list).count;
+  return kProgram && count == kListNotMade ? b.tiles : count;
+}
+template <bool kProgram>
+TESSERA_DEVICE int listed_entry(const BwdSm90Params& p, const KeyBlock& b, int list, int n) {
+  const ListHead head = list_head<kProgram>(p.lists, list);
+  if (kProgram && head.count == kListNotMade) return unlisted_entry(b.first_tile, n);
+  return head.entries[n];
+}
 // Advances to the next list entry, from b.load_tile of b.load_head on. Precondition: there is one.
+template <bool kProgram = false>
 TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
-  while (b.load_tile == *p.lists.count(list_of(p, b, block_n, b.load_head))) ++b.load_head, b.load_tile = 0;
-  b.load_entry = p.lists.entries(list_of(p, b, block_n, b.load_head))[b.load_tile];
+  while (b.load_tile == listed_tiles<kProgram>(p, b, list_of(p, b, block_n, b.load_head))) {
+    ++b.load_head, b.load_tile = 0;
+  }
+  b.load_entry = listed_entry<kProgram>(p, b, list_of(p, b, block_n, b.load_head), b.load_tile);
 }
 // Replaces the block's steps by the entries of its lists.
+template <bool kProgram = false>
 TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
-  b.steps = steps_of(p, b.batch, b.load_head, b.key0 / block_n);
+  if constexpr (kProgram) {
+    b.steps = 0;
+    for (int n = 0; n < p.group; ++n) {
+      b.steps += listed_tiles<true>(p, b, list_of(p, b, block_n, b.load_head + n));
+    }
+  } else {
+    b.steps = steps_of(p, b.batch, b.load_head, b.key0 / block_n);
+  }
   b.load_tile = 0;
-  if (b.steps > 0) find_entry(p, b, block_n);
+  if (b.steps > 0) find_entry<kProgram>(p, b, block_n);
 }
 
 // Deterministic: the number of blocks that add to the query tile of row0 before this one.

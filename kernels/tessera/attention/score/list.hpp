@@ -4,8 +4,8 @@
 //
 //   number(Class, flag, facts ...)           reads no tensor
 //   tensor(Class, flag, tensor, facts ...)   the kernels' params have the tensor as a member of its name, a ScoreTensor
-//   special(Class, flag, tensor, facts ...)  on GPUs the params have it in a form of its own, which cuda/params.cpp fills
-//                                            in: ALiBi's slopes, and the masks by position, which not all kernels have
+//   special(Class, flag, tensor, facts ...)  on GPUs the params have it in a form of its own, filled in by params.cpp:
+//                                            ALiBi's slopes, and the masks by position, which not all kernels have
 //
 // A score program reads a score in natural units, as what is added to it does: it "adds".
 //

@@ -21,6 +21,11 @@ struct ProgramPlace {
   int b, h, h_kv, i, j, q_pos, len_q, len_k;
 };
 
+// Specialised by a kernel that is compiled with a program: `Program`, the struct of the program's text, and `Params`,
+// ProgrammedParams of the kernel's params.
+template <bool kGiven>
+struct ProgramTypes;
+
 // Each function of floats is within 4 ulp of the exact value for every operand, including infinities and subnormal
 // numbers.
 namespace program {
@@ -266,11 +271,6 @@ TESSERA_DEVICE int64 sum_index(const ProgramTensor& tensor, Index... index) {
 // compiled with its text (core/score/cuda_text.hpp), which defines program::ScoreProgram, and gets its tensors and
 // scalars at the end of its params.
 
-// Specialised by a kernel that is compiled with a program: `Program`, the struct of the program's text, and `Params`,
-// ProgrammedParams of the kernel's params.
-template <bool kGiven>
-struct ProgramTypes;
-
 template <ScoreConfig kCfg>
 struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFacts> {
   static constexpr bool kGiven = kCfg.program;
@@ -283,7 +283,8 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
   // The coordinates common to a query's pairs.
   struct Row {
     const ScoreProgramParams& program;
-    ProgramPlace place;  // without j
+    ProgramPlace place;      // without j
+    bool shows_all = false;  // the mask is known to be true: a constant where it is set
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& of)
         : program(params(p)), place{of.batch, of.head, of.head / p.group, of.query, 0, of.query + of.len_k - of.len_q,
@@ -304,7 +305,7 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     const float s = kScaled ? r.value : __fmul_rn(r.value, unit);
     const auto of_row = Program::row(program, at);
     const auto of_column = Program::column(program, at);
-    const bool visible = !Program::kHasMask || Program::visible(program, of_row, of_column, at, s);
+    const bool visible = !Program::kHasMask || row.shows_all || Program::visible(program, of_row, of_column, at, s);
     r.before_program = s;
     r.value = visible ? Program::score(program, of_row, of_column, at, s) : -infinity();
   }

@@ -48,13 +48,13 @@ struct ScoreStep {
   }
 
   // Turns products into scores. loaded: uses the entries of load(). full: every row sees all keys of the tile by
-  // position, which must be so if entries are loaded.
-  template <int kM>
+  // position, which must be so if entries are loaded. kShowsAll: a program's mask shows all of the scores.
+  template <bool kShowsAll = false, int kM>
   TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded,
                             bool full) const {
     if constexpr (!kCfg.entries()) {
       if constexpr (kByKeys) {
-        apply_by_keys(s, at);
+        apply_by_keys<kShowsAll>(s, at);
       } else if constexpr (kCfg.scaled()) {
         apply_rows(s, at);
       }
@@ -84,12 +84,13 @@ struct ScoreStep {
   }
 
   // Turns products into scores key by key: what a program reads or computes for a key serves a lane's two rows, and
-  // needs no registers for all keys of the tile.
-  template <int kM>
+  // needs no registers for all keys of the tile. kShowsAll: the program's mask shows all of the scores.
+  template <bool kShowsAll = false, int kM>
   TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
+      Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
+      if constexpr (kShowsAll) upper.shows_all = lower.shows_all = true;
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -170,10 +171,11 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Whether a mask hides the score.
   TESSERA_DEVICE bool hides(int m, int half, int e) const { return entries.hides(m, half, e); }
 
-  // Turns products into scores, as if all were visible.
+  // Turns products into scores, as if all were visible. kShowsAll: a program's mask shows all of them.
+  template <bool kShowsAll = false>
   TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4]) {
     if constexpr (kCfg.program) {
-      apply_program(at, s);
+      apply_program<kShowsAll>(at, s);
     } else if constexpr (kCfg.facts().reshapes) {
       const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
       if (__all_sync(0xffffffff, small)) {
@@ -217,6 +219,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
 
  private:
   // A program sees each score's own query and key. Those of queries past the last are hidden.
+  template <bool kShowsAll>
   TESSERA_DEVICE static void apply_program(const Coordinates& at, float (&s)[kM][4]) {
     static_assert(!kCfg.entries() && !kCfg.facts().reshapes, "the program's score is of the product alone");
     const int query0 = at.row0() + at.lane() % 4 * 2, key = at.key() + at.lane() / 4, end = at.sequence().sq;
@@ -227,7 +230,8 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int query = query0 + m * 8 + e;
-        const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
+        typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
+        if constexpr (kShowsAll) row.shows_all = true;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = s[m][2 * half + e];

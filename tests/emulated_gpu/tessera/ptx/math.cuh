@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "core/float8.hpp"
 #include "core/half.hpp"
 #include "tessera/ptx/device.cuh"
 
@@ -31,6 +32,18 @@ inline uint32 cvt_rn_bf16x2(float low, float high) {
 inline uint32 cvt_rn_relu_bf16x2(float low, float high) {
   const auto relu = [](float x) { return x < 0 ? 0.0f : x; };
   return cvt_rn_bf16x2(relu(low), relu(high));
+}
+
+inline unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
+  const auto code = [](float x) { return core::float_to_float8(core::kE4M3, x); };
+  return static_cast<unsigned short>(code(low) | code(high) << 8);
+}
+template <uint32 kBytes>
+uint32 prmt(uint32 a, uint32 b) {
+  const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
+  uint32 bytes = 0;
+  for (int n = 0; n < 4; ++n) bytes |= static_cast<uint32>(both >> 8 * (kBytes >> 4 * n & 7) & 0xff) << 8 * n;
+  return bytes;
 }
 
 inline uint32 max_f16x2(uint32 a, uint32 b) {

@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "tessera/attention/score/program.cuh"
+#include "tessera/block_lists/program_bounds.cuh"
+#include "tessera/block_lists/program_lists.cuh"
+#include "unit_launch.hpp"
 
 namespace tessera::testing {
 
@@ -29,8 +32,36 @@ struct CudaTextEntry {
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
   void (*check)(const ScoreProgramParams& p, const ProgramPlace& at);
+  // Runs the two kernels that make the mask's lists; NULL: the program has no mask.
+  void (*lists)(const ProgramListsParams& p, const ScoreProgramParams& program);
+  void (*transposed_lists)(const ProgramListsParams& p, const ScoreProgramParams& program);
+  bool mask_needs_s;
+  int mask_row_values, mask_column_values;
 };
+inline constexpr int kListRows = 64, kListCols = 32;  // of a tile and of a block
 extern const CudaTextEntry kCudaTexts[];
+
+template <class Program, bool kTransposed>
+void run_lists(const ProgramListsParams& p, const ScoreProgramParams& program) {
+  constexpr ScoreConfig kScore = [] {
+    ScoreConfig score{};
+    score.program = true;
+    return score;
+  }();
+  constexpr ProgramListsConfig kConfig{kListRows, kListCols, kTransposed, kScore};
+  const unsigned masks = static_cast<unsigned>(p.batches * p.heads), tiles = static_cast<unsigned>(p.lists.tiles);
+  const unsigned groups = static_cast<unsigned>((p.lists.most + kBoundsGroup - 1) / kBoundsGroup);
+  emulated::run_blocks({groups * masks, 1, 1}, kProgramListsThreads, 0,
+                       [&] { bound_columns<kConfig, Program>(p, program); });
+  emulated::run_blocks({masks * tiles, 1, 1}, kProgramListsThreads, 0,
+                       [&] { make_list<kConfig, Program>(p, program); });
+}
+
+template <class Program, bool kTransposed>
+auto lists_of() -> decltype(CudaTextEntry::lists) {
+  if constexpr (Program::kHasMask) return run_lists<Program, kTransposed>;
+  return nullptr;
+}
 
 template <class Program>
 CudaTextEntry entry_of() {
@@ -43,7 +74,12 @@ CudaTextEntry entry_of() {
           [](const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink) {
             return Program::gradient(p, Program::gradient_row(p, at), Program::gradient_column(p, at), at, g, s, sink);
           },
-          [](const ScoreProgramParams& p, const ProgramPlace& at) { Program::check(p, at); }};
+          [](const ScoreProgramParams& p, const ProgramPlace& at) { Program::check(p, at); },
+          lists_of<Program, false>(),
+          lists_of<Program, true>(),
+          Program::kMaskNeedsS,
+          Program::kMaskRowValues,
+          Program::kMaskColumnValues};
 }
 
 }  // namespace tessera::testing

@@ -17,6 +17,7 @@
 #include "core/score/cuda_text_table.hpp"
 #include "core/score/definitions.hpp"
 #include "core/score/facts.hpp"
+#include "core/score/storage.hpp"
 #include "cuda/score_program.hpp"
 
 namespace tessera::core::score {
@@ -25,6 +26,7 @@ namespace {
 using tessera::testing::CudaProgram;
 using testing::CudaTextEntry;
 using testing::Received;
+using testing::Storage;
 using testing::World;
 
 constexpr double kEpsilon = 0x1p-24;  // half of the distance between 1 and the next float32
@@ -209,42 +211,6 @@ bool agrees(float got, const Approximate& expected) {
   if (std::isnan(expected.x) || std::isnan(got)) return std::isnan(expected.x) && std::isnan(got);
   return got == expected.x || std::fabs(got - expected.x) <= expected.error + 0x1p-149;
 }
-
-// The world's tensors in the element types of a program, which the world's own elements are rounded to.
-struct Storage {
-  Bound bound;
-  std::map<std::string, std::vector<char>> bytes;
-
-  Storage(const CudaProgram& program, World& world) {
-    bound.checked = program.checked;
-    const Program& names = program.checked->program;
-    for (size_t n = 0; n < names.tensors.size(); ++n) {
-      testing::WorldTensor& tensor = world.tensors.at(names.tensors[n].text);
-      const int32_t dtype = program.dtypes[n];
-      const size_t size = tessera_dtype_bytes(static_cast<tessera_dtype>(dtype));
-      std::vector<char>& to = bytes[names.tensors[n].text];
-      to.resize(size * tensor.data.size());
-      BoundTensor& of = bound.tensors[n];
-      of.data = to.data(), of.dtype = dtype, of.rank = static_cast<int32_t>(tensor.shape.size());
-      int64_t stride = static_cast<int64_t>(size);
-      for (size_t axis = tensor.shape.size(); axis-- > 0; stride *= tensor.shape[axis]) {
-        of.shape[axis] = tensor.shape[axis], of.stride_bytes[axis] = stride;
-      }
-      for_each_element(of, [&](const int64_t* index, int64_t at) {
-        double& element = tensor.data[static_cast<size_t>(at)];
-        if (names.tensors[n].type == Type::kFloat) {
-          store(dtype, to.data(), at, element);
-        } else {
-          const int64_t integer = static_cast<int64_t>(element);  // its low bytes are the narrower types'
-          std::memcpy(to.data() + at * static_cast<int64_t>(size), &integer, size);
-        }
-        element = load_element(of, index);
-      });
-    }
-    bound.num_tensors = static_cast<int>(names.tensors.size());
-    for (size_t n = 0; n < names.scalars.size(); ++n) bound.scalars[n] = world.scalars.at(names.scalars[n].text);
-  }
-};
 
 class ScoreCudaText : public ::testing::TestWithParam<size_t> {
  protected:

@@ -41,7 +41,7 @@ double WorldTensor::at(std::initializer_list<int64_t> index) const {
   return data[static_cast<size_t>(offset(std::data(index)))];
 }
 
-World::World(uint64_t seed) {
+World::World(uint64_t seed, int64_t queries, int64_t keys) : len_q(queries), len_k(keys) {
   std::mt19937_64 random(seed);
   const auto add = [&](const char* name, Type type, std::vector<int64_t> shape, auto draw) {
     WorldTensor& tensor = tensors[name];
@@ -73,9 +73,10 @@ World::World(uint64_t seed) {
   add("decay", Type::kFloat, {heads}, [&](int64_t n) { return 1 - std::exp2(-5.0 - static_cast<double>(n)); });
   add("id", Type::kInt, {batch, len_k}, below(7));
   add("embedding", Type::kFloat, {7}, any);
-  int64_t document = 0;  // runs of one to eight tokens
+  int64_t document = 0;  // runs of about eight tokens, or seven in a sequence
+  const uint64_t run = static_cast<uint64_t>(most / 7);
   add("doc", Type::kInt, {batch, most},
-      [&](int64_t) -> double { return static_cast<double>(document += random() % 8 == 0); });
+      [&](int64_t) -> double { return static_cast<double>(document += random() % run == 0); });
   add("span", Type::kInt, {batch, most},
       [&](int64_t n) -> double { return n / 5 % 3 == 0 ? static_cast<double>(n / 5) : 0.0; });
   add("keep", Type::kBool, {batch, len_k}, below(2));

@@ -25,11 +25,11 @@ struct WorldTensor {
 
 // What programs of the table are evaluated over: sizes, and a tensor or a number behind each name.
 struct World {
-  int64_t batch = 2, heads = 4, heads_kv = 2, len_q = 40, len_k = 56;
+  int64_t batch = 2, heads = 4, heads_kv = 2, len_q, len_k;
   std::map<std::string, WorldTensor> tensors;
   std::map<std::string, double> scalars;
 
-  explicit World(uint64_t seed);
+  explicit World(uint64_t seed, int64_t queries = 40, int64_t keys = 56);
   std::vector<core::score::Name> names() const;
   // Of a program's names; it must outlive what is returned.
   core::score::Bindings bindings(const core::score::Program& program) const;

@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/score/definitions.hpp"
@@ -39,7 +40,10 @@ inline std::vector<std::uint16_t> as_bf16(const std::vector<double>& x) {
 struct Programmed {
   Programmed(size_t number, bool is_bf16, std::int64_t queries, std::int64_t head_dim = 16,
              std::int64_t head_dim_v = 24)
-      : definition(definitions()[number]), world(number + 1), bf16(is_bf16), d(head_dim), dv(head_dim_v) {
+      : Programmed(number, is_bf16, World(number + 1), queries, head_dim, head_dim_v) {}
+  Programmed(size_t number, bool is_bf16, World of, std::int64_t queries, std::int64_t head_dim,
+             std::int64_t head_dim_v)
+      : definition(definitions()[number]), world(std::move(of)), bf16(is_bf16), d(head_dim), dv(head_dim_v) {
     world.len_q = queries;
     for (auto& [name, tensor] : world.tensors) {
       for (double& x : tensor.data) x = static_cast<float>(x);

@@ -1,0 +1,115 @@
+// What a score program's mask shows of blocks of columns to the rows of one tile: by bounds, or entry by entry.
+#pragma once
+
+#include "tessera/block_lists/entry.cuh"
+#include "tessera/block_lists/program_side.cuh"
+
+namespace tessera {
+
+// The rows of one list, and the bounds of what the mask reads of each half of them.
+template <ProgramListsConfig kCfg, class Program>
+struct ProgramTile {
+  static constexpr int kHalfRows = kCfg.rows / kListHalves;
+  using Rows = MaskSide<Program, kCfg.transposed>;
+  using Columns = MaskSide<Program, !kCfg.transposed>;
+  using RowBounds = typename Rows::Bounds;
+
+  const ProgramListsParams& p;
+  const ScoreProgramParams& program;
+  Sequence s;
+  int batch, head, tile;
+  const RowBounds* halves;  // [kListHalves]
+
+  TESSERA_DEVICE int first_row(int half) const { return tile * kCfg.rows + half * kHalfRows; }
+  TESSERA_DEVICE int end_row(int half) const { return min(first_row(half) + kHalfRows, kCfg.transposed ? s.sk : s.sq); }
+
+  // The blocks of columns that some of the rows may see by position: first ... last.
+  TESSERA_DEVICE KeyRange blocks() const {
+    const int row0 = first_row(0), row1 = max(end_row(0), end_row(kListHalves - 1)) - 1;
+    const KeyRange seen = kCfg.transposed ? seeing_queries(p, s, row0, row1) : visible_keys(p, s, row0, row1).some;
+    if (row0 > row1 || seen.low > seen.high || seen.high < 0) return {0, -1};
+    return {max(seen.low, 0) / kCfg.cols, min(seen.high / kCfg.cols, p.lists.most - 1)};
+  }
+
+  // What is known of columns col0 ... col1 by position and by bounds: bits of an entry. A half with neither bit sees
+  // some of the columns, or is not decided. kBlock: the columns are one block, to which a block mask applies, too.
+  template <bool kBlock>
+  TESSERA_DEVICE int known(int col0, int col1, const typename Columns::Bounds& columns) const {
+    col1 = min(col1, (kCfg.transposed ? s.sq : s.sk) - 1);
+    int bits = 0;
+#pragma unroll
+    for (int half = 0; half < kListHalves; ++half) {
+      const int row0 = first_row(half), row1 = end_row(half) - 1;
+      const int q0 = kCfg.transposed ? col0 : row0, q1 = kCfg.transposed ? col1 : row1;
+      const int k0 = kCfg.transposed ? row0 : col0, k1 = kCfg.transposed ? row1 : col1;
+      program::BoolBounds shown{0, 0};
+      if (sees<kBlock>(q0, q1, k0, k1)) {
+        const int diagonal = s.sk - s.sq;
+        const program::PlaceBounds at{{batch, batch}, {head, head}, program::bounds_exactly(head / p.group),
+                                      {q0, q1},       {k0, k1},     {q0 + diagonal, q1 + diagonal},
+                                      {s.sq, s.sq},   {s.sk, s.sk}};
+        if constexpr (kCfg.transposed) {
+          shown = Program::mask_bounds(program, columns, halves[half], at);
+        } else {
+          shown = Program::mask_bounds(program, halves[half], columns, at);
+        }
+      }
+      if (shown.high == 0) bits |= 1 << half;
+      if (shown.low == 1) bits |= 1 << (kListHalves + half);
+    }
+    return bits;
+  }
+  TESSERA_DEVICE static bool is_hidden(int bits) { return (bits & kListHidden) == kListHidden; }
+  TESSERA_DEVICE static bool is_decided(int bits, int half) {
+    return (bits >> half & 1) != 0 || (bits >> (kListHalves + half) & 1) != 0;
+  }
+
+  // The same bits of one half and block, by a warp: the mask of every pair that is visible by position, until one is
+  // found that it shows and one that it hides.
+  TESSERA_DEVICE int evaluated(int half, int block) const {
+    constexpr int kKeys = kCfg.transposed ? kHalfRows : kCfg.cols, kLaneKeys = kKeys / 32, kQueriesAVote = 8;
+    static_assert(kKeys % 32 == 0);
+    const int col0 = block * kCfg.cols, col1 = min(col0 + kCfg.cols, kCfg.transposed ? s.sq : s.sk) - 1;
+    const int q0 = kCfg.transposed ? col0 : first_row(half), q1 = kCfg.transposed ? col1 : end_row(half) - 1;
+    const int k0 = (kCfg.transposed ? first_row(half) : col0) + static_cast<int>(threadIdx.x % 32);
+    typename Program::MaskColumn columns[kLaneKeys];
+#pragma unroll
+    for (int n = 0; n < kLaneKeys; ++n) {
+      columns[n] = Program::mask_column(program, key_place(p, s, batch, head, min(k0 + 32 * n, s.sk - 1)));
+    }
+    bool shows = false, hides = false;
+    for (int query = q0; query <= q1; ++query) {
+      ProgramPlace at = query_place(p, s, batch, head, query);
+      const typename Program::MaskRow row = Program::mask_row(program, at);
+      const KeyRange keys = visible_keys(p, s, query);
+#pragma unroll
+      for (int n = 0; n < kLaneKeys; ++n) {
+        at.j = k0 + 32 * n;
+        if (!keys.holds(at.j, 1)) continue;
+        const bool shown = Program::mask(program, row, columns[n], at, 0.0f);
+        shows = shows || shown, hides = hides || !shown;
+      }
+      if (query % kQueriesAVote == kQueriesAVote - 1 && __any_sync(0xffffffff, shows) &&
+          __any_sync(0xffffffff, hides)) {
+        return 0;
+      }
+    }
+    if (!__any_sync(0xffffffff, shows)) return 1 << half;
+    return __any_sync(0xffffffff, hides) ? 0 : 1 << (kListHalves + half);
+  }
+
+ private:
+  template <bool kBlock>
+  TESSERA_DEVICE bool sees(int q0, int q1, int k0, int k1) const {
+    if (q0 > q1 || k0 > k1) return false;
+    if (kBlock && p.block_mask.data) {
+      const char* mask =
+          static_cast<const char*>(p.block_mask.data) + p.block_mask.batch * batch + p.block_mask.head * head;
+      return sees_some(p, s, mask, q0, q1, k0, k1);
+    }
+    const KeyRange keys = visible_keys(p, s, q0, q1).some;
+    return keys.low <= k1 && k0 <= keys.high;
+  }
+};
+
+}  // namespace tessera

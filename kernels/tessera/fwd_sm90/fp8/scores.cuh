@@ -1,0 +1,320 @@
+// The consumer warpgroups of fwd_sm90_fp8: each has 64 query rows of a work tile.
+#pragma once
+
+#include "tessera/fwd_sm90/fp8/shared.cuh"
+#include "tessera/fwd_sm90/scores.cuh"
+#include "tessera/ptx/wgmma_e4m3.cuh"
+
+namespace tessera {
+
+// P is multiplied by this power of two before it is rounded to e4m3, whose largest number is 448 and whose normal
+// numbers begin at 2^-6: weights down to 2^-14 keep all of their bits. Sums count the weights before rounding.
+inline constexpr float kWeightShift_log2 = 8.0f, kWeightShift = 256.0f;
+
+TESSERA_DEVICE float load_scale(const ScaleTensor& scales, int batch, int head, int token) {
+  return scales.data ? scales.data[scales.batch * batch + scales.row * (token / kScaleTokens) + scales.head * head]
+                     : 1.0f;
+}
+
+// fwd_sm90's for 16-bit outputs, which its cursor calls: stores O = 0 and LSE = -inf for a warp's 16 rows from row0 on,
+// which see no key.
+template <FwdSm90Config kCfg>
+requires(kCfg.dtype == Dtype::kFloat8E4M3) TESSERA_DEVICE
+    void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row0) {
+  const int bytes = static_cast<const FwdSm90Fp8Params&>(p).o_bytes, words = p.head_dim_v * bytes / 16;
+  const int count = min(tile.count - row0, 16);
+  for (int word = lane_id(); word < count * words; word += 32) {
+    const int64 row = static_cast<int64>(tile.s.q_begin) + tile.row0 + row0 + word / words;
+    const int64 at = p.o.batch * tile.batch + p.o.head * tile.head + p.o.row * row;
+    *reinterpret_cast<uint4*>(static_cast<char*>(p.o.data) + at * bytes + word % words * 16) = make_uint4(0, 0, 0, 0);
+  }
+  if (lane_id() < count) store_row_lse(p, tile, row0 + lane_id(), unseen_lse());
+}
+
+template <FwdSm90Fp8Config kCfg>
+struct Fp8Consumer {
+  static constexpr FwdSm90Config kTiles = kCfg.tiles();
+  using Scores = ScoreStage<kTiles>;
+  using Q = typename Scores::Q;
+  using K = typename Scores::K;
+  using V = SwizzledTile<kCfg.head_dim_v, kCfg.block_n / 2>;
+  static constexpr int kN = kCfg.block_n / 8, kSteps = kCfg.block_n / 32;
+  static constexpr int kParts = kCfg.head_dim_v / kCfg.o_cols;  // products of one block with columns of V
+  static constexpr int kPartD = kCfg.o_cols / 8;
+  static constexpr int kInner = 16;  // pairs of elements that one wgmma multiplies
+  using ScoreProduct = ptx::WgmmaE4m3<kCfg.block_n>;
+  using OutputProduct = ptx::WgmmaE4m3<kCfg.o_cols>;
+
+  const FwdSm90Fp8Params& p;
+  KvCursor<kTiles> at;
+  Scores scores;
+  uint32 rP[kSteps][4];  // A fragments of P V
+  float rO[kParts][kPartD][4];
+  float rPart[1][kPartD][4];  // of one product: the tensor cores do not add in float32 (ptx/wgmma_e4m3.cuh)
+  float factor[2];            // of O, of the block whose P V is next
+  float q_scale;              // scale of q, times that of k if it has one for all tokens
+  float v_scale;              // with block scales: of the block whose P V is next
+
+  TESSERA_DEVICE Fp8Consumer(const FwdSm90Fp8Params& p, FwdSm90SharedMemory<kTiles>& shared, int consumer)
+      : p(p), at(p, shared, consumer) {
+    // Not forgotten before each product, as S is: the compiler then keeps one set of registers for all of them.
+    clear(rPart);
+    ptx::wgmma_pin(flat(rPart));
+  }
+
+  TESSERA_DEVICE void attend_tiles() {
+    while (uniform(at.next_tile(false))) {
+      load_tile_scales();
+      issue_scores();
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_pin(flat(scores.rS));
+      scores.softmax.reset();
+      const float unit = finish_scores();
+      update_max(unit, factor);
+      exponentiate_all(unit);
+      pack();
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int d = 0; d < kPartD; ++d)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) rO[part][d][e] = 0.0f;
+      load_value_scale();
+      while (at.before_last_block()) attend_block();
+      at.wait_v();
+      add_parts<0>();
+      at.release_v();
+      store();
+      for (; at.bounds.end - 1 > at.bounds.last; --at.bounds.end) at.skip_k(), at.skip_v();
+      at.release_tile();
+    }
+  }
+
+  // S = Q K^T of the next block, together with O += P V of this one, one part of the columns after another.
+  TESSERA_DEVICE void attend_block() {
+    at.next_block();
+    issue_scores();
+    at.wait_v();
+    issue_output<0>();
+    ptx::wgmma_wait_group<1>();
+    ptx::wgmma_pin(flat(scores.rS));
+    const float unit = finish_scores();
+    float next_factor[2];
+    update_max(unit, next_factor);
+    SumParts total;
+    const bool ready = scores.softmax.ready;
+    if (!ready) [[unlikely]]
+      exponentiate_all(unit);
+    exponentiate_and_multiply<0>(unit, ready, total);
+    if (ready) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) scores.softmax.sum[0][half] += total.of(half);
+    }
+    at.release_v();
+    factor[0] = next_factor[0], factor[1] = next_factor[1];
+    pack();
+    load_value_scale();
+  }
+  // Part `kPart` of the exponentials during part `kPart` of the products, and so on. `ready` is tested for each part,
+  // so that the products exist once in the code: a second copy would spill.
+  template <int kPart>
+  TESSERA_DEVICE void exponentiate_and_multiply(float unit, bool ready, SumParts& total) {
+    if (not_hoisted(ready)) exponentiate<kN * kPart / kParts, kN*(kPart + 1) / kParts>(unit, total);
+    add_part<kPart>();
+    if constexpr (kPart + 1 < kParts) {
+      issue_output<kPart + 1>();
+      exponentiate_and_multiply<kPart + 1>(unit, ready, total);
+    }
+  }
+  template <int kPart>
+  TESSERA_DEVICE void add_parts() {
+    issue_output<kPart>();
+    add_part<kPart>();
+    if constexpr (kPart + 1 < kParts) add_parts<kPart + 1>();
+  }
+
+  // ---- scales ----
+
+  TESSERA_DEVICE int kv_head() const { return uniform(at.tile().head) / p.group; }
+  TESSERA_DEVICE float scale_of(const ScaleTensor& scales, int token) const {
+    return load_scale(scales, uniform(at.tile().batch), kv_head(), token);
+  }
+  TESSERA_DEVICE void load_tile_scales() {
+    q_scale = scale_of(p.q_scales, at.tile().row0 + at.consumer * kConsumerRows);
+    if constexpr (!kCfg.block_scales) q_scale *= scale_of(p.k_scales, 0);
+  }
+  TESSERA_DEVICE void load_value_scale() {
+    if constexpr (kCfg.block_scales) v_scale = scale_of(p.v_scales, at.bounds.block * kCfg.block_n);
+  }
+
+  // ---- products ----
+
+  template <class Tile, int kStages>
+  TESSERA_DEVICE TileDescriptor descriptor(const Tile* tiles, const RingPosition<kStages>& of, uint32 high) const {
+    const auto first = reinterpret_cast<const char*>(tiles) - reinterpret_cast<const char*>(&at.shared);
+    constexpr int kStep = static_cast<int>(sizeof(Tile) / 16) / RingPosition<kStages>::kStep;
+    return {at.shared_descriptor + static_cast<int>(first) / 16 + of.offset * kStep, high};
+  }
+  TESSERA_DEVICE void issue_scores() {
+    const TileDescriptor q = descriptor(at.shared.sQ, at.q, p.q_descriptor_high);
+    const TileDescriptor k = descriptor(at.shared.sK, at.k, p.kv_descriptor_high);
+    ptx::wgmma_forget(flat(scores.rS));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < kTiles.head_dim; d += kInner) {
+      ScoreProduct::ss(flat(scores.rS), inner_major<Q>(q, 0, d), inner_major<K>(k, 0, d), d > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+  template <int kPart>
+  TESSERA_DEVICE void issue_output() {
+    const TileDescriptor v = descriptor(at.shared.sV, at.v, p.kv_descriptor_high);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      OutputProduct::rs(flat(rPart), rP[step], inner_major<V>(v, kPart * kCfg.o_cols, step * kInner), step > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+  // Waits for every product that was issued, and adds the last one to O.
+  template <int kPart>
+  TESSERA_DEVICE void add_part() {
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rPart));
+#pragma unroll
+    for (int d = 0; d < kPartD; ++d)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& o = rO[kPart][d][e];
+        if constexpr (kCfg.block_scales) {
+          o = fmaf(rPart[0][d][e], v_scale, o * factor[e / 2]);
+        } else {
+          o = fmaf(o, factor[e / 2], rPart[0][d][e]);
+        }
+      }
+  }
+
+  // ---- S to P ----
+
+  // Options and masks, on products that are not multiplied by the scales of q and k yet; returns the factor of the
+  // scores that remains, which the softmax's exponent has for nothing. A scale that is not positive, or a product of
+  // two that is lost, is applied at once: the largest product must be the largest score, and -inf * 0 is NaN.
+  TESSERA_DEVICE float finish_scores() {
+    float unit = q_scale;
+    if constexpr (kCfg.block_scales) unit *= scale_of(p.k_scales, at.bounds.block * kCfg.block_n);
+    constexpr float kLeast = 0x1p-100f;
+    if (!Scores::Step::kPlain || !(unit > kLeast)) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores.rS[0][n][e] *= unit;
+      unit = 1.0f;
+    }
+    scores.apply_options_and_mask(at);
+    at.release_k();
+    if (at.at_last_block()) at.release_q();
+    return unit;
+  }
+  TESSERA_DEVICE ScoreUnit unit_of(float unit) const {
+    const ScoreUnit all = score_unit<kCfg.score>(p);
+    return {all.natural * unit, all.log2 * unit};
+  }
+  // The maximum never lags: a weight above 1 could exceed what e4m3 holds, and would be cut off while the sum counts
+  // all of it.
+  TESSERA_DEVICE void update_max(float unit, float (&of_o)[2]) {
+    float alpha[1][2];
+    scores.softmax.update_max(scores.rS, unit_of(unit), alpha, 0.0f);
+    of_o[0] = alpha[0][0], of_o[1] = alpha[0][1];
+  }
+  template <int kFrom, int kTo>
+  TESSERA_DEVICE void exponentiate(float unit, SumParts& total) {
+    const float log2 = unit_of(unit).log2;
+    float above[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) above[half] = kWeightShift_log2 - scores.softmax.max[0][half];
+#pragma unroll
+    for (int n = kFrom; n < kTo; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& s = scores.rS[0][n][e];
+        s = ptx::ex2_approx_ftz(fmaf(s, log2, above[e / 2]));
+        float& part = total.part[e / 2][e % 2];
+        part = n == 0 ? s : part + s;
+      }
+  }
+  TESSERA_DEVICE void exponentiate_all(float unit) {
+    auto& softmax = scores.softmax;
+    if (softmax.ready) {
+      SumParts total;
+      exponentiate<0, kN>(unit, total);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) softmax.sum[0][half] += total.of(half);
+      return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) softmax.sum[0][half] *= 1 / kWeightShift;
+    softmax.exponentiate(scores.rS, unit_of(unit));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) softmax.sum[0][half] *= kWeightShift;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores.rS[0][n][e] *= kWeightShift;
+  }
+  // Packs P as A fragments, in the order of keys that loads.cuh explains.
+  TESSERA_DEVICE void pack() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto& s = scores.rS[0] + step * 4 + i / 2 * 2;
+        const int e = i % 2 * 2;
+        rP[step][i] = ptx::cvt_rn_satfinite_e4m3x2(s[0][e], s[0][e + 1]) |
+                      static_cast<uint32>(ptx::cvt_rn_satfinite_e4m3x2(s[1][e], s[1][e + 1])) << 16;
+      }
+  }
+
+  // ---- O ----
+
+  // O / l: registers -> global memory. Four lanes have 16 columns of a row, 32 bytes or 64.
+  TESSERA_DEVICE void store() {
+    const WorkTile<kTiles>& tile = at.tile();
+    auto& softmax = scores.softmax;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) softmax.sum[0][half] *= 1 / kWeightShift;
+    Epilogue<kTiles> epilogue;
+    epilogue.finish_sums(tile, softmax, at);
+    const float scale = (kCfg.block_scales ? 1.0f : scale_of(p.v_scales, 0)) * (1 / kWeightShift);
+    const int lane = warp_lane();
+    constexpr int kBytes = dtype_bytes(kCfg.dtype_o);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = at.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
+      if (row >= tile.count) continue;
+      const bool seen = epilogue.factor[half] >= 0.0f || epilogue.factor[half] != epilogue.factor[half];
+      const float of_row = epilogue.factor[half] * scale;
+      const int64 query = static_cast<int64>(tile.s.q_begin) + tile.row0 + row;
+      const int64 first = p.o.batch * tile.batch + p.o.head * tile.head + p.o.row * query + lane % 4 * 4;
+      char* const to = static_cast<char*>(p.o.data) + first * kBytes;
+#pragma unroll
+      for (int col = 0; col < kCfg.head_dim_v; col += 16) {
+        if (col >= p.head_dim_v) break;
+        const auto& fragments = rO[col / kCfg.o_cols];
+        float x[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const float o = fragments[col % kCfg.o_cols / 8 + n % 2][2 * half + n / 2];
+          x[n] = seen ? o * of_row : 0.0f;
+        }
+        if constexpr (kCfg.dtype_o == Dtype::kFloat32) {
+          *reinterpret_cast<float4*>(to + col * kBytes) = make_float4(x[0], x[1], x[2], x[3]);
+        } else {
+          *reinterpret_cast<uint2*>(to + col * kBytes) =
+              make_uint2(pack_pair<kCfg.dtype_o>(x[0], x[1]), pack_pair<kCfg.dtype_o>(x[2], x[3]));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tessera

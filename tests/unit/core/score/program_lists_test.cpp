@@ -1,0 +1,167 @@
+// The lists of blocks that a program's mask shows (kernels/tessera/block_lists/program_lists.cuh), made by emulated
+// blocks of threads, against the mask of every pair: which blocks are listed, hidden from a half of the rows, or full.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "core/score/cuda_programs.hpp"
+#include "core/score/cuda_text.hpp"
+#include "core/score/cuda_text_table.hpp"
+#include "core/score/definitions.hpp"
+#include "core/score/facts.hpp"
+#include "core/score/storage.hpp"
+#include "cuda/score_program.hpp"
+
+namespace tessera::testing {
+namespace {
+
+using core::score::Op;
+
+struct Lists {
+  const CudaTextEntry& text;
+  const World& world;
+  bool transposed;
+  ProgramListsParams p{};
+  std::vector<int> words;
+  std::vector<char> bounds, block_mask;
+
+  Lists(const CudaTextEntry& of, const CudaProgram& program, const World& sizes, bool is_transposed,
+        std::mt19937& random)
+      : text(of), world(sizes), transposed(is_transposed) {
+    const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+    p.batch = static_cast<int>(world.batch);
+    p.heads_q = Divisor(static_cast<int>(world.heads)), p.heads_kv = Divisor(static_cast<int>(world.heads_kv));
+    p.group = Divisor(static_cast<int>(world.heads / world.heads_kv));
+    p.seqlen_q = p.rows_q = p.max_seqlen_q = static_cast<int>(world.len_q);
+    p.seqlen_k = p.rows_k = p.max_seqlen_k = static_cast<int>(world.len_k);
+    p.causal = draw(0, 2) == 0;
+    p.window_left = draw(0, 3) ? -1 : draw(0, 300), p.window_right = draw(0, 3) ? -1 : draw(0, 300);
+    const core::score::InputSet inputs = facts_of(*program.checked).mask_inputs;
+    p.batches = inputs & input_bit(Op::kB) ? p.batch : 1;
+    p.heads = inputs & (input_bit(Op::kH) | input_bit(Op::kHkv)) ? static_cast<int>(world.heads) : 1;
+    if (draw(0, 3) == 0) {
+      p.mask_block_q = p.mask_block_k = 64;
+      const int rows = (p.seqlen_q + 63) / 64, cols = (p.seqlen_k + 63) / 64;
+      block_mask.resize(static_cast<size_t>(rows) * static_cast<size_t>(cols));
+      for (char& shown : block_mask) shown = draw(0, 2) != 0;
+      p.block_mask = {block_mask.data(), 0, 0, cols, 1};
+    }
+    const int length = transposed ? p.seqlen_k : p.seqlen_q, other = transposed ? p.seqlen_q : p.seqlen_k;
+    p.lists.tiles = (length + kListRows - 1) / kListRows, p.lists.most = (other + kListCols - 1) / kListCols;
+    p.lists.head = p.heads > 1 ? p.lists.tiles : 0;
+    p.lists.batch = p.batches > 1 ? p.heads * p.lists.tiles : 0;
+    const int masks = p.batches * p.heads, groups = (p.lists.most + kBoundsGroup - 1) / kBoundsGroup;
+    const int values = transposed ? text.mask_row_values : text.mask_column_values;
+    bounds.resize(static_cast<size_t>(8 * values * masks * (p.lists.most + groups)), '\xff');
+    p.bounds = bounds.data();
+    words.assign(static_cast<size_t>(kProgramHeadsAt + masks * p.lists.tiles * (2 + p.lists.most)), 0x55555555);
+    p.lists.words = words.data(), p.end_word = static_cast<int>(words.size());
+  }
+
+  int count() const { return p.batches * p.heads * p.lists.tiles; }
+  void make(const ScoreProgramParams& program) { (transposed ? text.transposed_lists : text.lists)(p, program); }
+
+  struct Half {
+    bool shows = false, hides = false;
+  };
+  // What the mask does to the pairs of a half that are visible by position and by the block mask.
+  Half half(const ScoreProgramParams& program, int batch, int head, int row0, int col0) const {
+    Half result;
+    const Sequence s = load_sequence<false>(p, batch);
+    for (int row = row0; row < std::min(row0 + kListRows / 2, transposed ? s.sk : s.sq); ++row) {
+      for (int col = col0; col < std::min(col0 + kListCols, transposed ? s.sq : s.sk); ++col) {
+        const int query = transposed ? col : row, key = transposed ? row : col;
+        if (!visible_keys(p, s, query).holds(key, 1)) continue;
+        if (!block_mask.empty() && !block_mask[static_cast<size_t>(query / 64 * p.block_mask.row + key / 64)]) continue;
+        const ProgramPlace at{batch, head, head / p.group, query, key, query + s.sk - s.sq, s.sq, s.sk};
+        (text.visible(program, at, 0.0f) ? result.shows : result.hides) = true;
+      }
+    }
+    return result;
+  }
+
+  // The number of lists that were made, each of which must be right.
+  int expect_right(const ScoreProgramParams& program) const {
+    int made = 0;
+    for (int list = 0; list < count(); ++list) {
+      const ListHead head = list_head<true>(p.lists, list);
+      if (head.count == kListNotMade) continue;
+      ++made;
+      const int mask = list / p.lists.tiles, row0 = list % p.lists.tiles * kListRows;
+      int next = 0;
+      for (int n = 0; n < p.lists.most; ++n) {
+        const int block = transposed ? p.lists.most - 1 - n : n;
+        const bool listed = next < head.count && list_block<true>(head.entries[next]) == block;
+        const int entry = listed ? head.entries[next++] : kListHidden;
+        for (int h = 0; h < kListHalves; ++h) {
+          const Half seen = half(program, mask / p.heads, mask % p.heads, row0 + h * kListRows / 2, block * kListCols);
+          if (list_hides(entry, h)) {
+            EXPECT_FALSE(seen.shows) << "list " << list << ", block " << block << ", half " << h;
+          } else if (list_is_full(entry, h)) {
+            EXPECT_TRUE(seen.shows && !seen.hides) << "list " << list << ", block " << block << ", half " << h;
+          } else if (!text.mask_needs_s) {
+            EXPECT_TRUE(seen.shows && seen.hides) << "list " << list << ", block " << block << ", half " << h;
+          }
+          if (::testing::Test::HasFailure()) return made;
+        }
+      }
+      EXPECT_EQ(next, head.count) << "list " << list;
+    }
+    return made;
+  }
+};
+
+const std::vector<CudaProgram>& programs() {
+  static const std::vector<CudaProgram> all = cuda_programs(kDrawnForHost);
+  return all;
+}
+std::vector<size_t> with_masks() {
+  std::vector<size_t> places;
+  for (size_t n = 0; n < programs().size(); ++n) {
+    if (programs()[n].checked->program.mask >= 0) places.push_back(n);
+  }
+  return places;
+}
+
+class ProgramLists : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(ProgramLists, ListWhatTheMaskShows) {
+  const CudaProgram& program = programs()[GetParam()];
+  const CudaTextEntry& text = kCudaTexts[GetParam()];
+  SCOPED_TRACE(program.what);
+  const core::score::MaskValues values = mask_values(program.checked->program);
+  ASSERT_EQ(values.row, text.mask_row_values);
+  ASSERT_EQ(values.column, text.mask_column_values);
+  std::mt19937 random(static_cast<unsigned>(GetParam()));
+  const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+  for (const bool transposed : {false, true}) {
+    // Many tiles, or several groups of blocks for few rows.
+    const bool wide = draw(0, 2) == 0;
+    const int rows = wide ? draw(1, 40) : draw(65, 200), cols = wide ? draw(1100, 1500) : draw(65, 260);
+    World world(GetParam() + 1, transposed ? cols : rows, transposed ? rows : cols);
+    Storage storage(program, world);
+    const ScoreProgramParams params = cuda::program_params(storage.bound, nullptr);
+    Lists lists(text, program, world, transposed, random);
+    lists.make(params);
+    ASSERT_EQ(lists.expect_right(params), lists.count());
+    if (HasFailure()) return;
+
+    // Captured tensors change, and the pool holds a part of what is needed.
+    for (auto& [name, bytes] : storage.bytes)
+      std::rotate(bytes.begin(), bytes.begin() + bytes.size() / 16 * 8, bytes.end());
+    const int taken = lists.words[0];
+    lists.p.end_word -= static_cast<int>(lists.words.size()) - kProgramHeadsAt - 2 * lists.count() - taken / 2;
+    lists.make(params);
+    const int made = lists.expect_right(params);
+    if (taken > 1 && program.checked->program.tensors.empty()) {
+      EXPECT_LT(made, lists.count());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Score, ProgramLists, ::testing::ValuesIn(with_masks()));
+
+}  // namespace
+}  // namespace tessera::testing
