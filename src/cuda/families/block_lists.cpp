@@ -103,8 +103,8 @@ std::string refuse_block_lists(const tessera_problem& p) {
   if (core::packed_q(p) || core::packed_k(p) || core::paged(p) || core::present(p.seqused_k)) {
     return "block_mask: of packed, paged or partly used sequences";
   }
-  if (core::present(p.causal_seqs)) return "block_mask: not taken beside causal_seqs";
-  if (core::present(p.tree_mask)) return "block_mask: not taken beside tree_mask";
+  if (core::present(p.causal_seqs)) return "block_mask: not supported with causal_seqs";
+  if (core::present(p.tree_mask)) return "block_mask: not supported with tree_mask";
   if (p.mask_block_q % kListedRows != 0 || p.mask_block_k % kListedRows != 0) {
     return "block_mask: blocks of " + std::to_string(p.mask_block_q) + " x " + std::to_string(p.mask_block_k) +
            ", must be multiples of " + std::to_string(kListedRows);

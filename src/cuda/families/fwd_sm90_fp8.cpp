@@ -151,8 +151,8 @@ std::string refuse_layout(const tessera_plan& plan) {
 std::string find_refusal(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   const tessera_problem& p = plan.problem;
-  if (p.dropout_p > 0) return "dropout: not taken";
-  if (is_part(plan)) return "a part of a call with a shared prefix: not taken";
+  if (p.dropout_p > 0) return "dropout: not supported";
+  if (is_part(plan)) return "a part of a call with a shared prefix: not supported";
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const std::optional<Fp8Tile> tile = find_tile(plan);
   if (!tile) {

@@ -75,9 +75,9 @@ TEST(CudaPlan, RefusesEightBits) {
   const std::pair<Problem, std::string> refused[] = {
       {cached, "fwd_sm90: keys and values of float8_e4m3, accepted those of q's dtype"},
       {e5m2, "fwd_sm90_fp8: float8_e5m2, accepted float8_e4m3"},
-      {biased, "fwd_sm90_fp8: bias: not taken"},
-      {dropped, "fwd_sm90_fp8: dropout: not taken"},
-      {paged, "fwd_sm90_fp8: page_table: not taken"},
+      {biased, "fwd_sm90_fp8: bias: not supported"},
+      {dropped, "fwd_sm90_fp8: dropout: not supported"},
+      {paged, "fwd_sm90_fp8: page_table: not supported"},
       {fp8_problem(72, 64), "fwd_sm90_fp8: q: head size 72, must be a multiple of 16"},
       {fp8_problem(512, 512), "fwd_sm90_fp8: head size 512, at most 256"}};
   for (const auto& [problem, reason] : refused) {
