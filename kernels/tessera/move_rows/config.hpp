@@ -2,7 +2,6 @@
 // are read at run time; the host fills in both.
 #pragma once
 
-#include "tessera/attention/divisor.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {
