@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,6 +51,23 @@ TEST(CudaFp8, RoundsOneResultToEachDtype) {
       for (size_t n = 0; n < whole.size(); ++n) {
         ASSERT_EQ(rounded[n], round_to(dtype, whole[n])) << "[" << n << "] of " << tessera_dtype_name(dtype);
       }
+    }
+  }
+}
+
+// Rows 0 to 49 see keys 0 to 127 alone, in the same tile as rows that see more.
+TEST(CudaFp8, KeepsScalesOfHiddenKeysFromAResult) {
+  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  constexpr size_t kUnaffected = 50 * 64;
+  Inputs in = inputs_of("dtype=e4m3 b=1 sq=100 sk=178 hq=1 hkv=1 d=64 dv=64 causal=1 scales=fine");
+  const std::vector<double> usual = o_of(in, TESSERA_FLOAT32);
+  in.k_scales[1] = in.v_scales[1] = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> with_nan = o_of(in, TESSERA_FLOAT32);
+  for (size_t n = 0; n < usual.size(); ++n) {
+    if (n < kUnaffected) {
+      ASSERT_EQ(with_nan[n], usual[n]) << n;
+    } else {
+      ASSERT_TRUE(std::isnan(with_nan[n])) << n;
     }
   }
 }

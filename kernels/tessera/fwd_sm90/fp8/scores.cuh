@@ -53,7 +53,7 @@ struct Fp8Consumer {
   float rPart[1][kPartD][4];  // of one product: the tensor cores do not add in float32 (ptx/wgmma_e4m3.cuh)
   float factor[2];            // of O, of the block whose P V is next
   float q_scale;              // scale of q, times that of k if it has one for all tokens
-  float v_scale;              // with block scales: of the block whose P V is next
+  float v_scale[2];           // with block scales: of the block whose P V is next, for a lane's two rows
 
   TESSERA_DEVICE Fp8Consumer(const FwdSm90Fp8Params& p, FwdSm90SharedMemory<kTiles>& shared, int consumer)
       : p(p), at(p, shared, consumer) {
@@ -143,8 +143,20 @@ struct Fp8Consumer {
     q_scale = scale_of(p.q_scales, at.tile().row0 + at.consumer * kConsumerRows);
     if constexpr (!kCfg.block_scales) q_scale *= scale_of(p.k_scales, 0);
   }
+  // A scale that is not finite does not reach rows that see none of the block's keys.
   TESSERA_DEVICE void load_value_scale() {
-    if constexpr (kCfg.block_scales) v_scale = scale_of(p.v_scales, at.bounds.block * kCfg.block_n);
+    if constexpr (kCfg.block_scales) {
+      const int key0 = at.bounds.block * kCfg.block_n;
+      v_scale[0] = v_scale[1] = scale_of(p.v_scales, key0);
+      if (!(fabsf(v_scale[0]) < infinity())) [[unlikely]] {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const WorkTile<kTiles>& tile = at.tile();
+          const KeyRange keys = visible_keys<kCfg.score>(p, tile.s, at.query(tile, warp_lane(), half));
+          if (keys.low >= key0 + kCfg.block_n || keys.high < key0) v_scale[half] = 0.0f;
+        }
+      }
+    }
   }
 
   // ---- products ----
@@ -187,7 +199,7 @@ struct Fp8Consumer {
       for (int e = 0; e < 4; ++e) {
         float& o = rO[kPart][d][e];
         if constexpr (kCfg.block_scales) {
-          o = fmaf(rPart[0][d][e], v_scale, o * factor[e / 2]);
+          o = fmaf(rPart[0][d][e], v_scale[e / 2], o * factor[e / 2]);
         } else {
           o = fmaf(o, factor[e / 2], rPart[0][d][e]);
         }
