@@ -150,7 +150,7 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
   const tessera_problem& problem = plan.problem;
   const core::Sizes size = core::sizes(problem);
   p.seqlen_q = p.rows_q = static_cast<int>(size.rows_q);
-  p.seqlen_k = p.rows_k = static_cast<int>(size.rows_k);
+  p.seqlen_k = p.keys_limit = static_cast<int>(size.rows_k);
   p.max_seqlen_q = static_cast<int>(plan.max_seqlen_q), p.max_seqlen_k = static_cast<int>(plan.max_seqlen_k);
   p.rows_total = view.rows_total;
   if (core::packed_q(problem)) {
@@ -159,20 +159,19 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
     p.decoded_queries = plan.decode_queries;
   }
   if (core::packed_k(problem)) {
-    p.cu_seqlens_k = buffers.cu_seqlens_k;
-    p.cu_seqlens_k_stride = problem.cu_seqlens_k.strides[0];
+    p.keys.begins = buffers.cu_seqlens_k, p.keys.begins_stride = problem.cu_seqlens_k.strides[0];
   }
   if (core::csr_pages(problem)) {
-    p.cu_seqlens_k = buffers.page_indptr, p.cu_seqlens_k_stride = problem.page_indptr.strides[0];
-    p.rows_k = static_cast<int>(problem.page_indices.shape[0]);
+    p.keys.begins = buffers.page_indptr, p.keys.begins_stride = problem.page_indptr.strides[0];
+    p.keys_limit = static_cast<int>(problem.page_indices.shape[0]);
   }
   if (present(problem.seqused_k)) {
     p.seqused_k = buffers.seqused_k;
     p.seqused_k_stride = problem.seqused_k.strides[0];
   }
-  p.page_table = view.page_table;
-  p.page_table_batch = view.page_table_batch, p.page_table_col = view.page_table_col;
-  p.page_size = static_cast<int>(size.page_size), p.pages = static_cast<int>(size.pages);
+  p.keys.table = view.page_table;
+  p.keys.table_batch = view.page_table_batch, p.keys.table_col = view.page_table_col;
+  p.keys.page_size = static_cast<int>(size.page_size), p.keys.pages = static_cast<int>(size.pages);
 }
 
 void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem,

@@ -11,8 +11,8 @@ def of_config(name):
 
 STEPS = 7
 STAGES = of_config("stages")
-FACTORS, GATHERED = (of_config(name) // of_config("slot_dim") for name in ("head_dim", "gathered_dim"))
-WAITS = ["factor_empty", "factor_full", "gathered_empty", "gathered_full", "p_full_keys", "p_full_values", "free",
+FACTORS, ACCUMULATED = (of_config(name) // of_config("slot_dim") for name in ("head_dim", "accumulated_dim"))
+WAITS = ["factor_empty", "factor_full", "accumulated_empty", "accumulated_full", "p_full_keys", "p_full_values", "free",
          "written", "ds_full", "release_ds"]  # fmt: skip
 
 
@@ -20,7 +20,7 @@ def model(s):
     barriers = lambda n, count: [[Barrier(count) for _ in range(n)] for _ in range(4)]
     places = lambda n: [[Place() for _ in range(n)] for _ in range(4)]
     factor_full, factor_empty = barriers(FACTORS, 1), barriers(FACTORS, 8)
-    gathered_full, gathered_empty = barriers(GATHERED, 1), barriers(GATHERED, 8)
+    accumulated_full, accumulated_empty = barriers(ACCUMULATED, 1), barriers(ACCUMULATED, 8)
     p_full, written = barriers(STAGES, 1), barriers(STAGES, 4)
     free = barriers(STAGES, 16)
     ds_full = [[Barrier(1 if rank < 2 else 5) for _ in range(STAGES)] for rank in range(4)]
@@ -31,7 +31,7 @@ def model(s):
     # Factors come in two chunks. A stage of dS has a part for each of 8 warps, since P and dS of a warp have the same
     # words. P to the peer is by warps.
     factors = [[[Place(), Place()] for _ in range(FACTORS)] for _ in range(4)]
-    gathered, stats = places(GATHERED), places(STAGES)
+    accumulated, stats = places(ACCUMULATED), places(STAGES)
     exchange = [[[Place() for _ in range(8)] for _ in range(STAGES)] for _ in range(4)]
     peer = [[[Place() for _ in range(4)] for _ in range(STAGES)] for _ in range(4)]
 
@@ -65,22 +65,22 @@ def model(s):
             yield from s.wait("", factor_empty[rank][slot], STEPS % 2 ^ 1)
         ended[rank].append("factors")
 
-    def gathered_of(rank):
+    def accumulated_of(rank):
         for j in range(STEPS):
-            for slot in range(GATHERED):
-                yield from s.wait("gathered_empty", gathered_empty[rank][slot], j % 2 ^ 1)
-                gathered_full[rank][slot].arrive(1)
-                s.start(load(gathered[rank][slot], j, gathered_full[rank][slot]))
+            for slot in range(ACCUMULATED):
+                yield from s.wait("accumulated_empty", accumulated_empty[rank][slot], j % 2 ^ 1)
+                accumulated_full[rank][slot].arrive(1)
+                s.start(load(accumulated[rank][slot], j, accumulated_full[rank][slot]))
                 yield None
 
-    def gather(rank, j):
-        for slot in range(GATHERED):
-            yield from s.wait("gathered_full", gathered_full[rank][slot], j % 2)
-            yield from s.read(gathered[rank][slot], j)
+    def accumulate(rank, j):
+        for slot in range(ACCUMULATED):
+            yield from s.wait("accumulated_full", accumulated_full[rank][slot], j % 2)
+            yield from s.read(accumulated[rank][slot], j)
 
-    def release_gathered(rank):
-        for slot in range(GATHERED):
-            gathered_empty[rank][slot].arrive()
+    def release_accumulated(rank):
+        for slot in range(ACCUMULATED):
+            accumulated_empty[rank][slot].arrive()
 
     def release_factor(rank, slot):
         for to in (rank, rank ^ 1):
@@ -102,7 +102,7 @@ def model(s):
                 if slot > 0:
                     yield from release_factor(rank, slot - 1)
             if j > 0:
-                yield from gather(rank, j - 1)
+                yield from accumulate(rank, j - 1)
             yield from s.read(stats[rank][stage], j)
             yield from release_factor(rank, FACTORS - 1)
             part = side * 4 + w
@@ -112,7 +112,7 @@ def model(s):
                     p_full[rank][stage].arrive(4)
                 yield from s.read(exchange[rank][stage][part], ("P", j))
             if j > 0:
-                release_gathered(rank)
+                release_accumulated(rank)
             if values:
                 yield from s.wait("free", free[rank][stage], parity ^ 1)
                 s.start(send(rank ^ 2, exchange[rank ^ 2][stage][part], ("P", j), p_full[rank ^ 2][stage]))
@@ -121,8 +121,8 @@ def model(s):
                 yield from s.write(exchange[rank][stage][part], ("dS", j), ("P", j))
                 written[rank][stage].arrive()
                 ds_full[rank][stage].arrive()
-        yield from gather(rank, STEPS - 1)
-        release_gathered(rank)
+        yield from accumulate(rank, STEPS - 1)
+        release_accumulated(rank)
         if values:
             for j in range(STEPS, STEPS + STAGES):
                 yield from s.wait("", free[rank][j % STAGES], j // STAGES % 2 ^ 1)
@@ -165,23 +165,23 @@ def model(s):
                 if w == 0:
                     p_full[rank][stage].arrive(4)
                 yield from s.read(peer[rank][stage][w], j)
-                yield from gather(rank, j)
+                yield from accumulate(rank, j)
                 if j > 0:
                     yield from release_ds(j - 1)
-                release_gathered(rank)
+                release_accumulated(rank)
             else:
                 yield from multiply(rank, w, j)
-                yield from gather(rank, j)
+                yield from accumulate(rank, j)
                 if s.drop != "release_ds" or w:
                     yield from release_ds(j)
-                release_gathered(rank)
+                release_accumulated(rank)
         if rank < 2:
             yield from multiply(rank, w, STEPS - 1)
             yield from release_ds(STEPS - 1)
 
     for rank in range(4):
         s.start(factors_of(rank))
-        s.start(gathered_of(rank))
+        s.start(accumulated_of(rank))
         if rank >= 2:
             s.start(sender(rank))
         for w in range(4):

@@ -107,7 +107,7 @@ TESSERA_DEVICE void drop(float (&weights)[kN][4], int half, const ProblemParams&
 // of a group of 32 keys and 16 queries are contiguous, so neither the lanes that write nor those that read have bank
 // conflicts.
 
-struct DrawnBits {
+struct DropoutBits {
   // Queries of which a lane's four words, or the lanes of a call, have one byte each.
   static constexpr int kQueries = 16;
   static constexpr int kGroupWords = 16, kGroups = 4;  // 4 pairs of keys x 4 pairs of queries; groups of 32 keys
@@ -132,7 +132,7 @@ struct DrawnBits {
 
   // Generates one word of a step whose queries and keys begin at row0 and key0.
   template <bool kState>
-  TESSERA_DEVICE static uint32 draw(const ProblemParams& p, int head, int row0, int key0, uint32 word) {
+  TESSERA_DEVICE static uint32 generate(const ProblemParams& p, int head, int row0, int key0, uint32 word) {
     const int column = static_cast<int>(word % 4), pair = static_cast<int>(word / 4 % 4);
     const int group = key0 / 32 + static_cast<int>(word / kGroupWords % kGroups);
     const int query = row0 + static_cast<int>(word / (kGroupWords * kGroups)) * kQueries + column * 2;

@@ -10,6 +10,23 @@ namespace tessera {
 inline constexpr int kPhiloxRounds = 10;                                         // attention/dropout.cuh
 inline constexpr uint32 kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // from a round's key to the next
 
+// Where the keys of the sequences lie in k and v:
+//
+//                  begins                              table
+//   dense          NULL                                NULL
+//   packed         cu_seqlens_k, rows of k and v       NULL
+//   pages          NULL                                page_table, [batch, max_pages]
+//   pages in CSR   page_indptr, entries of the table   page_indices, [entries]
+//
+// Strides in elements. In pages, those of k and v are of a page and of a row within it (RowTensor).
+struct KeyStorage {
+  const int* begins;  // [batch + 1]: where each sequence's keys begin; at most keys_limit
+  int64 begins_stride;
+  const int* table;  // the index of a page for each page_size keys of a sequence
+  int64 table_batch, table_col;
+  int page_size, pages;  // keys of a page, and pages of k and v
+};
+
 struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
@@ -17,17 +34,16 @@ struct ProblemParams {
   int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is the capacity of a row of the page table
   int64 rows_total;         // queries of the whole batch
   const int* cu_seqlens_q;  // [batch + 1] or NULL
-  const int* cu_seqlens_k;  // [batch + 1] or NULL; CSR page table: where each sequence's pages begin in page_table
   const int* seqused_k;     // [batch] or NULL
-  int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
+  int64 cu_seqlens_q_stride, seqused_k_stride;
   // Packed: sequences of at most this many queries are computed by decode_sm90, in a separate launch.
   int decoded_queries;
-  int rows_q, rows_k;              // packed: rows of q and of k, v, which bound all offsets; CSR: pages in the table
+  // The bounds of cu_seqlens_q and of keys.begins: rows of q and of k, or entries of the table. One load fetches the
+  // second with max_seqlen_q.
+  int rows_q, keys_limit;
   int max_seqlen_q, max_seqlen_k;  // upper bounds of a sequence's lengths, from the layouts and the problem
+  KeyStorage keys;
   RowTensor q, k, v;
-  const int* page_table;  // [batch, max_pages]; CSR: [entries]
-  int64 page_table_batch, page_table_col;
-  int page_size, pages;
 
   float scale, scale_log2;  // scale * log2(e)
   // The ratio of the factors of scores in log2 and in natural units, and its inverse, as two floats each.

@@ -5,7 +5,7 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/ptx/device.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 
@@ -16,7 +16,7 @@ namespace tessera {
 
 struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
-  // Its keys in use are rows k_begin ... of k and v; CSR page table: the index of its first page's entry.
+  // Its keys in use are rows k_begin ... of k and v; pages in CSR: the index of its first page's entry.
   int k_begin, sk;
   int k_rows;       // all of its keys, also those from seqused_k on
   int causal;       // with ScoreConfig::causal_seqs: whether this sequence is causal
@@ -25,12 +25,12 @@ struct Sequence {
 
 TESSERA_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-// Paged: the address of the page table entry of the sequence's first page; the entries are p.page_table_col apart.
+// Paged: the address of the page table entry of the sequence's first page; the entries are keys.table_col apart.
 TESSERA_DEVICE const int* pages_of(const ProblemParams& p, const Sequence& s, int b) {
-  return p.page_table + p.page_table_batch * b + p.page_table_col * s.k_begin;
+  return p.keys.table + p.keys.table_batch * b + p.keys.table_col * s.k_begin;
 }
 
-// kVarlen: sequences may be packed, or use only some of their keys (seqused_k). kPaged: offsets of keys count pages.
+// kVarlen: sequences may be packed, or use only some of their keys (seqused_k). kPaged: keys are in pages.
 template <bool kVarlen = true, bool kPaged = false>
 TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   Sequence s;
@@ -44,11 +44,11 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
     if (s.sq <= p.decoded_queries) s.sq = 0;
     s.row_begin = s.q_begin;
   }
-  if (kVarlen && p.cu_seqlens_k) {
-    s.k_begin = clamp(p.cu_seqlens_k[b * p.cu_seqlens_k_stride], 0, p.rows_k);
-    const int end = clamp(p.cu_seqlens_k[(b + 1) * p.cu_seqlens_k_stride], s.k_begin, p.rows_k);
+  if (kVarlen && p.keys.begins) {
+    s.k_begin = clamp(p.keys.begins[b * p.keys.begins_stride], 0, p.keys_limit);
+    const int end = clamp(p.keys.begins[(b + 1) * p.keys.begins_stride], s.k_begin, p.keys_limit);
     if constexpr (kPaged) {
-      const int64 keys = static_cast<int64>(end - s.k_begin) * p.page_size;
+      const int64 keys = static_cast<int64>(end - s.k_begin) * p.keys.page_size;
       s.k_rows = static_cast<int>(min(keys, static_cast<int64>(p.max_seqlen_k)));
     } else {
       s.k_rows = min(end - s.k_begin, p.max_seqlen_k);

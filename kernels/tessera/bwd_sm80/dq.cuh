@@ -95,11 +95,11 @@ struct DqSemaphore<true> {
 
 // A warp's part of the product dS K: kQM x kQN fragments of 16 rows and 8 columns.
 template <BwdConfig kCfg>
-struct DqShare {
+struct DqPart {
   using Warps = BwdWarps<kCfg>;
   static constexpr int kM = Warps::kQM, kN = Warps::kQN;
   int group, columns;  // which group of rows, and which group of columns
-  TESSERA_DEVICE explicit DqShare(int warp) : group(warp % Warps::kQueryGroups), columns(warp / Warps::kQueryGroups) {}
+  TESSERA_DEVICE explicit DqPart(int warp) : group(warp % Warps::kQueryGroups), columns(warp / Warps::kQueryGroups) {}
   TESSERA_DEVICE void multiply(float (&rdQ)[kM][kN][4], BwdSharedMemory<kCfg>& shared) const {
     clear(rdQ);
     product_atb<Warps::kQParts>(rdQ, shared.sScores[0], group * (kM * 16), shared.sK, columns * (kN * 8));
@@ -109,7 +109,8 @@ struct DqShare {
 // Adds rdQ, a warp's part of a step's product, to dQ of the query tile that begins at row row0 of the sequence.
 template <BwdConfig kCfg>
 TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const QueryStep& step, int stage, int row0,
-                           const DqShare<kCfg>& share, const float (&rdQ)[DqShare<kCfg>::kM][DqShare<kCfg>::kN][4]) {
+                           const DqPart<kCfg>& part_of_warp,
+                           const float (&rdQ)[DqPart<kCfg>::kM][DqPart<kCfg>::kN][4]) {
   using Semaphore = DqSemaphore<kCfg.deterministic>;
   const int slot = step.head * p.q_slots + b.slot0 + step.tile;
   if constexpr (kCfg.deterministic) {
@@ -117,7 +118,7 @@ TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const Qu
     Semaphore::wait(p.dq_semaphore + slot, b.key0 / kCfg.block_n - first_key / kCfg.block_n);
   }
   float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
-  DqAccumulator<kCfg>::add(b, gdQ, rdQ, stage, row0, share.group, share.columns);
+  DqAccumulator<kCfg>::add(b, gdQ, rdQ, stage, row0, part_of_warp.group, part_of_warp.columns);
   if constexpr (kCfg.deterministic) Semaphore::release(p.dq_semaphore + slot);
 }
 

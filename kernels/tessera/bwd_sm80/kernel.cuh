@@ -199,10 +199,10 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     if constexpr (kCfg.stages <= 1) load_next(0);
 
     //    dQ += dS K
-    const DqShare<kCfg> dq_share(b.warp);
+    const DqPart<kCfg> dq_part_of_warp(b.warp);
     float rdQ[Warps::kQM][Warps::kQN][4];
-    dq_share.multiply(rdQ, shared);
-    add_dq(p, b, step, stage, row0, dq_share, rdQ);
+    dq_part_of_warp.multiply(rdQ, shared);
+    add_dq(p, b, step, stage, row0, dq_part_of_warp, rdQ);
     step.advance(b.first_tile, b.tiles);
     stage = stage + 1 == shared.kStages ? 0 : stage + 1;
   }

@@ -174,9 +174,9 @@ struct KeyBlockScheduler {
   // The pair's sequence, and the index of the key tile in it.
   TESSERA_DEVICE SequenceTile sequence(const BwdParams& p, int pair) const {
     SequenceTile at{first.batch + (kOwns ? pair / p.owned_heads : 0), slot};
-    if (p.cu_seqlens_k && (!kOwns || p.owned_batches == 1)) {
-      at.batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot);
-      at.tile = tile_at_slot<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot, at.batch);
+    if (p.keys.begins && (!kOwns || p.owned_batches == 1)) {
+      at.batch = find_sequence<kCfg.block_n>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, slot);
+      at.tile = tile_at_slot<kCfg.block_n>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, slot, at.batch);
     }
     return at;
   }

@@ -149,11 +149,11 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
     if (warp >= Warps::kRoleWarps) ptx::barrier_arrive(kQueriesBarrier, kBlockThreads);
 
     //    dQ += dS K
-    const DqShare<kCfg> dq_share(b.warp);
+    const DqPart<kCfg> dq_part_of_warp(b.warp);
     float rdQ[Warps::kQM][Warps::kQN][4];
-    dq_share.multiply(rdQ, shared);
+    dq_part_of_warp.multiply(rdQ, shared);
     if (warp < Warps::kRoleWarps) ptx::barrier_arrive(kOutputsBarrier, kBlockThreads);
-    add_dq(p, b, step, stage, row0, dq_share, rdQ);
+    add_dq(p, b, step, stage, row0, dq_part_of_warp, rdQ);
     ptx::barrier_sync(warp < Warps::kRoleWarps ? kQueriesBarrier : kOutputsBarrier, kBlockThreads);
     step.advance(b.first_tile, b.tiles);
     stage = stage + 1 == shared.kStages ? 0 : stage + 1;

@@ -68,16 +68,16 @@ TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bia
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;      // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end
-  int q, d_o;    // [stages][block_m][head_dim], [head_dim_v]
-  int d_s;       // [ds_stages][block_m][block_n]
-  int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, the source of the bulk additions
-  int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
-  int steps;     // [stages] QueryTileStep
-  int block;     // KeyBlock
-  int slots;     // [bwd_sm90_step_slots] QueryTileTurn of the latest steps, with a block mask
-  int drawn;     // [bwd_sm90_drawn_stages] dropout bits, one for each score, ordered as in DrawnBits
-  int barriers;  // ordered as in BwdSm90Shared
+  int k, v;          // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end
+  int q, d_o;        // [stages][block_m][head_dim], [head_dim_v]
+  int d_s;           // [ds_stages][block_m][block_n]
+  int dq;            // [bwd_sm90_dq_stages][block_m][head_dim] float32, the source of the bulk additions
+  int stats;         // [stages][2][block_m] float32: LSE in log2 units, delta
+  int steps;         // [stages] QueryTileStep
+  int block;         // KeyBlock
+  int slots;         // [bwd_sm90_step_slots] DqAddition of the latest steps, with a block mask
+  int dropout_bits;  // [bwd_sm90_dropout_stages] dropout bits, one for each score, ordered as in DropoutBits
+  int barriers;      // ordered as in BwdSm90Shared
   int bytes;
 };
 
@@ -85,12 +85,12 @@ struct BwdSm90Layout {
 inline constexpr int kBwdDqStages = 2;
 // Stages of dropout bits: as many as there are stages of Q. Deterministic kernels with two stages have one, because
 // with a head size of 128 two tiles of dQ leave no room for more.
-TESSERA_HOST_DEVICE constexpr int bwd_sm90_drawn_stages(const BwdSm90Config& c) {
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_dropout_stages(const BwdSm90Config& c) {
   return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;
 }
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
-  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) + bwd_sm90_drawn_stages(c));
+  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) + bwd_sm90_dropout_stages(c));
 }
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
@@ -113,8 +113,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
   at.slots = at.block + kBwdSm90BlockBytes;
-  at.drawn = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
-  at.barriers = at.drawn + bwd_sm90_drawn_stages(c) * c.block_m * c.block_n / 8;
+  at.dropout_bits = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
+  at.barriers = at.dropout_bits + bwd_sm90_dropout_stages(c) * c.block_m * c.block_n / 8;
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
   return at;
 }

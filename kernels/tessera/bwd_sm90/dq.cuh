@@ -112,7 +112,7 @@ struct DqWarpgroup {
 template <BwdSm90Config kCfg>
 struct DqThread {
   using Shared = BwdSm90Shared<kCfg>;
-  static constexpr int kThreads = bwd_turn_threads(kCfg.score);
+  static constexpr int kThreads = bwd_dq_threads(kCfg.score);
   static_assert(kThreads <= kBwdDqStages);
 
   const BwdSm90Params& p;
@@ -129,10 +129,10 @@ struct DqThread {
       run_lists(at);
       return;
     }
-    for_turns<kCfg, kThreads>(p, block, thread, [&](int slot, int turn) {
-      wait_for_turn(slot, turn);
+    for_additions<kCfg, kThreads>(p, block, thread, [&](int slot, int before) {
+      wait_for_semaphore(slot, before);
       shared.wait_full(Shared::kDQ, at);
-      add_staged(slot, turn, at);
+      add_staged(slot, before, at);
     });
   }
 
@@ -141,28 +141,28 @@ struct DqThread {
 #pragma unroll 1
     for (int left = block.steps - thread; left > 0; left -= kThreads) {
       shared.wait_full(Shared::kDQ, at);
-      const int slot = ptx::ld_shared_s32(shared.dq_slot(left)), turn = ptx::ld_shared_s32(shared.dq_slot(left) + 4);
-      wait_for_turn(slot, turn);
-      add_staged(slot, turn, at);
+      const int slot = ptx::ld_shared_s32(shared.dq_slot(left)), before = ptx::ld_shared_s32(shared.dq_slot(left) + 4);
+      wait_for_semaphore(slot, before);
+      add_staged(slot, before, at);
     }
   }
 
-  TESSERA_DEVICE void add_staged(int slot, int turn, RingPosition<kBwdDqStages>& at) const {
-    add(slot, turn == 0, shared.tile(Shared::kAt.dq, Shared::kDqBytes, at));
+  TESSERA_DEVICE void add_staged(int slot, int before, RingPosition<kBwdDqStages>& at) const {
+    add(slot, before == 0, shared.tile(Shared::kAt.dq, Shared::kDqBytes, at));
     ptx::cp_async_bulk_wait_group_read();
     ptx::mbarrier_arrive(shared.empty(Shared::kDQ, at));
-    pass_turn(slot);
+    increment_semaphore(slot);
     at.advance(kThreads);
   }
 
   // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global orders the other blocks'
   // bulk copies, observed through the semaphore, before those of this thread.
-  TESSERA_DEVICE void wait_for_turn(int slot, int turn) const {
-    while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < turn) {
+  TESSERA_DEVICE void wait_for_semaphore(int slot, int before) const {
+    while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < before) {
     }
     ptx::fence_proxy_async_global();
   }
-  TESSERA_DEVICE void pass_turn(int slot) const {
+  TESSERA_DEVICE void increment_semaphore(int slot) const {
     ptx::cp_async_bulk_wait_group();
     ptx::fence_proxy_async_global();
     ptx::red_release_add_s32(p.dq_semaphore + slot, 1);

@@ -7,7 +7,7 @@
 
 #include "tessera/bwd_sm90/config.hpp"
 #include "tessera/ptx/synchronization.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

@@ -31,7 +31,7 @@ struct BwdSm90Producer {
   TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, uint32 full) const {
     ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
     copy_tile<Keys>(shared.base + offset, map, full, block.s.k_begin + block.key0, stored_kv_head<kCfg>(p, block),
-                    p.cu_seqlens_k ? 0 : block.batch);
+                    p.keys.begins ? 0 : block.batch);
   }
   template <class Queries>
   TESSERA_DEVICE void load_queries(const RingPosition<kCfg.stages>& at, int ring, int offset, const TensorMap* map,
@@ -53,7 +53,7 @@ struct BwdSm90Producer {
     return (kCfg.block_mask ? list_block<kCfg.program_lists()>(block.load_entry) : block.load_tile) * kCfg.block_m;
   }
 
-  TESSERA_DEVICE int load_turn() const {
+  TESSERA_DEVICE int load_adders_before() const {
     if constexpr (!kCfg.deterministic) return 0;
     return *p.turns.turn(list_of(p, block, kCfg.block_n, block.load_head), list_block(block.load_entry));
   }
@@ -70,7 +70,7 @@ struct BwdSm90Producer {
     constexpr int kEntryBits = kCfg.program_lists() ? (1 << kProgramEntryBits) - 1 : kListHidden;
     const int hidden = kCfg.block_mask ? block.load_entry & kEntryBits : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
-    if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_turn());
+    if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_adders_before());
     load_queries<typename Shared::Queries>(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
     if constexpr (kFirst) load_keys<typename Shared::Values>(Shared::kAt.v, &p.v_map, shared.v_full());
     if constexpr (!kFirst) load_stats(at, slot);

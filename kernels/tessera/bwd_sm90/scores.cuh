@@ -7,7 +7,7 @@
 #include "tessera/attention/backward/scores.cuh"
 #include "tessera/attention/backward/tiles.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 
@@ -62,7 +62,7 @@ struct ScoreWarpgroup {
       ptx::mbarrier_wait_parity(shared.v_full(), 0);
       if constexpr (kCfg.varlen) clear_keys();
     }
-    if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
+    if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstMayBegin, 256);
     for (int left = steps; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
       if (kCfg.block_mask && list_hides(step_word(), warpgroup)) {
@@ -81,8 +81,8 @@ struct ScoreWarpgroup {
   // product is computed, with dS = 0.
   TESSERA_DEVICE void skip_step() const {
     if constexpr (kCfg.score.dropout) {
-      shared.wait_full(Shared::kDrawn, drawn_at());
-      Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn_at()));
+      shared.wait_full(Shared::kDropout, dropout_at());
+      Shared::arrive_warp(shared.empty(Shared::kDropout, dropout_at()));
     }
     shared.wait_full(Shared::kDO, at);
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
@@ -96,9 +96,9 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void step_part(int left) {
     if constexpr (kCfg.alternate) {
       if (warpgroup == 0) {
-        ptx::barrier_sync(kFirstTurn, 256);
+        ptx::barrier_sync(kFirstMayBegin, 256);
       } else {
-        ptx::barrier_sync(kSecondTurn, 256);
+        ptx::barrier_sync(kSecondMayBegin, 256);
       }
     }
     issue_scores();
@@ -120,9 +120,9 @@ struct ScoreWarpgroup {
     }
     if constexpr (kCfg.alternate) {
       if (warpgroup == 0) {
-        ptx::barrier_arrive(kSecondTurn, 256);
+        ptx::barrier_arrive(kSecondMayBegin, 256);
       } else if (left > 1 || part < kParts - 1) {
-        ptx::barrier_arrive(kFirstTurn, 256);
+        ptx::barrier_arrive(kFirstMayBegin, 256);
       }
     }
     load_stats<0, kDeltaAhead>(true);
@@ -283,23 +283,23 @@ struct ScoreWarpgroup {
       }
   }
   // The stage of the step's dropout bits, computed from `at` to save registers.
-  TESSERA_DEVICE auto drawn_at() const {
-    RingPosition<Shared::kDrawnStages> drawn;
-    static_assert(Shared::kDrawnStages == kCfg.stages || (Shared::kDrawnStages == 1 && kCfg.stages == 2));
-    if constexpr (Shared::kDrawnStages == 1) {
-      drawn.parity = at.stage();
+  TESSERA_DEVICE auto dropout_at() const {
+    RingPosition<Shared::kDropoutStages> bits_at;
+    static_assert(Shared::kDropoutStages == kCfg.stages || (Shared::kDropoutStages == 1 && kCfg.stages == 2));
+    if constexpr (Shared::kDropoutStages == 1) {
+      bits_at.parity = at.stage();
     } else {
-      drawn.offset = at.offset, drawn.parity = at.parity;
+      bits_at.offset = at.offset, bits_at.parity = at.parity;
     }
-    return drawn;
+    return bits_at;
   }
   // Marks dropped weights by their sign bit, which no weight has set.
   TESSERA_DEVICE void mark_dropped() {
-    const auto drawn = drawn_at();
-    if (part == 0) shared.wait_full(Shared::kDrawn, drawn);
-    tessera::mark_dropped(rP, shared.drawn(drawn) + part * (kSteps * DrawnBits::kWordStep),
+    const auto bits_at = dropout_at();
+    if (part == 0) shared.wait_full(Shared::kDropout, bits_at);
+    tessera::mark_dropped(rP, shared.dropout_bits(bits_at) + part * (kSteps * DropoutBits::kWordStep),
                           warpgroup * 4 + warp_key() / 16, lane());
-    if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
+    if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDropout, bits_at));
   }
   // S - LSE; -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>

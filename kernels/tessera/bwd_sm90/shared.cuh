@@ -15,9 +15,9 @@ namespace tessera {
 enum BwdSm90NamedBarrier : int {
   kFirstScores = 1,  // among the warps of the first score warpgroup
   kSecondScores,
-  kKeysDone,   // the dQ warpgroup has read K for the last time
-  kFirstTurn,  // the first score warpgroup may begin a step
-  kSecondTurn,
+  kKeysDone,       // the dQ warpgroup has read K for the last time
+  kFirstMayBegin,  // the first score warpgroup may begin a step
+  kSecondMayBegin,
 };
 
 template <BwdSm90Config kCfg>
@@ -29,8 +29,8 @@ struct BwdSm90Shared {
   using OutputGradients = SwizzledTile<kCfg.block_m, kCfg.head_dim_v()>;  // dO
   using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;             // dS
   static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
-  static constexpr int kDrawnStages = bwd_sm90_drawn_stages(kCfg), kDrawnBytes = kCfg.block_m * kCfg.block_n / 8;
-  static constexpr int kDrawnUnits = kDrawnBytes / 128;  // units of a step; a dropout warp generates one at a time
+  static constexpr int kDropoutStages = bwd_sm90_dropout_stages(kCfg), kDropoutBytes = kCfg.block_m * kCfg.block_n / 8;
+  static constexpr int kDropoutUnits = kDropoutBytes / 128;  // units of a step; a dropout warp generates one at a time
   // Warps of the producer's warpgroup that only generate dropout bits; deterministic, one warp adds dQ instead.
   static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;
 
@@ -57,24 +57,24 @@ struct BwdSm90Shared {
     return base + kAt.steps + at.offset;
   }
 
-  // With a block mask: the QueryTileTurn of the step at which `left` steps remain. The producer writes it before Q, and
+  // With a block mask: the DqAddition of the step at which `left` steps remain. The producer writes it before Q, and
   // it is read by the warpgroup or thread that adds dQ. When a stage of Q is free again, all dS but the last ds_stages
   // has been released, and all dQ but the kBwdDqStages tiles before those has been added.
   TESSERA_DEVICE uint32 dq_slot(int left) const {
-    static_assert(sizeof(QueryTileTurn) == 8);
+    static_assert(sizeof(DqAddition) == 8);
     return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 8;
   }
 
   // The dropout bits of a step.
-  using DrawnAt = RingPosition<kDrawnStages>;
-  TESSERA_DEVICE uint32 drawn(const DrawnAt& at) const { return tile(kAt.drawn, kDrawnBytes, at); }
-  TESSERA_DEVICE uint32 drawn_full(const DrawnAt& at) const { return full(kDrawn, at); }
-  TESSERA_DEVICE uint32 drawn_empty(const DrawnAt& at) const { return empty(kDrawn, at); }
+  using DropoutAt = RingPosition<kDropoutStages>;
+  TESSERA_DEVICE uint32 dropout_bits(const DropoutAt& at) const { return tile(kAt.dropout_bits, kDropoutBytes, at); }
+  TESSERA_DEVICE uint32 dropout_full(const DropoutAt& at) const { return full(kDropout, at); }
+  TESSERA_DEVICE uint32 dropout_empty(const DropoutAt& at) const { return empty(kDropout, at); }
 
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,
-                       kDQ = kDS + 2 * kCfg.ds_stages,             // deterministic
-      kDrawn = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
+                       kDQ = kDS + 2 * kCfg.ds_stages,               // deterministic
+      kDropout = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
   TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
@@ -120,9 +120,9 @@ struct BwdSm90Shared {
       ptx::mbarrier_init(barrier(kDQ + stage), 4);
       ptx::mbarrier_init(barrier(kDQ + kBwdDqStages + stage), 1);
     }
-    for (int stage = 0; stage < kDrawnStages; ++stage) {
-      ptx::mbarrier_init(barrier(kDrawn + stage), kDrawnUnits);
-      ptx::mbarrier_init(barrier(kDrawn + kDrawnStages + stage), 8);
+    for (int stage = 0; stage < kDropoutStages; ++stage) {
+      ptx::mbarrier_init(barrier(kDropout + stage), kDropoutUnits);
+      ptx::mbarrier_init(barrier(kDropout + kDropoutStages + stage), 8);
     }
     ptx::fence_mbarrier_init();
   }

@@ -71,18 +71,18 @@ struct BwdSm90D256Layout {
   int k_half;    // block 1: [block_n][half_dim], K's second half
   // [half slots][block_m][half_dim], those of dO with half_dim_v columns; at the end dV (block 0) or dK (block 1).
   int halves;
-  int dq;        // staged_dq: [block_m][bwd_dq_columns] float32, the source of dQ's bulk additions
-  int stats;     // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
-  int block;     // KeyBlock
-  int steps;     // [bwd_sm90_d256_steps] QueryTileStep of the latest steps, with has_steps
-  int drawn;     // block 0, with dropout: a step's dropout bits, one for each score, ordered as in DrawnBits
-  int barriers;  // ordered as in BwdSm90D256Shared
+  int dq;     // staged_dq: [block_m][bwd_dq_columns] float32, the source of dQ's bulk additions
+  int stats;  // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
+  int block;  // KeyBlock
+  int steps;  // [bwd_sm90_d256_steps] QueryTileStep of the latest steps, with has_steps
+  int dropout_bits;  // block 0, with dropout: a step's dropout bits, one for each score, ordered as in DropoutBits
+  int barriers;      // ordered as in BwdSm90D256Shared
   int bytes;
 };
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_barriers(const BwdSm90D256Config& c) {
   return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0) +
-         (c.deterministic ? 2 * bwd_turn_threads(c.score) : 0) + (c.score.dropout ? 2 : 0);
+         (c.deterministic ? 2 * bwd_dq_threads(c.score) : 0) + (c.score.dropout ? 2 : 0);
 }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm90D256Config& c, int rank) {
@@ -96,8 +96,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm
   at.stats = at.dq + (c.staged_dq ? kQueries * bwd_dq_columns(c.half_dim()) * 4 : 0);
   at.block = at.stats + kBwdD256StatStages * c.stat_rows(rank) * kQueries * 4;
   at.steps = at.block + kBwdSm90BlockBytes;
-  at.drawn = at.steps + (c.has_steps() ? bwd_sm90_d256_steps(c) * 8 : 0);
-  at.barriers = at.drawn + (rank == 0 && c.score.dropout ? kQueries * kKeys / 8 : 0);
+  at.dropout_bits = at.steps + (c.has_steps() ? bwd_sm90_d256_steps(c) * 8 : 0);
+  at.barriers = at.dropout_bits + (rank == 0 && c.score.dropout ? kQueries * kKeys / 8 : 0);
   at.bytes = at.barriers + bwd_sm90_d256_barriers(c) * 8;
   return at;
 }

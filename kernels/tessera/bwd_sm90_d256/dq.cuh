@@ -32,7 +32,7 @@ struct D256DqWarpgroup {
     typename Shared::ExchangeAt at;
     const int start = start_tile<kCfg>(p, block);
     int head_slot = block.head_kv * p.group * p.q_slots + block.slot0, tile = start;  // of the head's first query tile
-    [[maybe_unused]] typename Shared::TurnAt turn_at;
+    [[maybe_unused]] typename Shared::DqThreadAt thread_at;
 #pragma unroll 1
     for (int left = steps; left > 0; --left) {
       const uint32 full = shared.at_stage(Shared::kDSFull, at);
@@ -52,8 +52,8 @@ struct D256DqWarpgroup {
         if (part == kParts - 1) release(at);
         if constexpr (kCfg.deterministic) {
           if (part == 0) {
-            ptx::mbarrier_wait_parity(shared.barrier(Shared::kTurn) + turn_at.offset, turn_at.parity);
-            first = ptx::ld_shared_s32(Shared::turn(block, turn_at.stage())) == 0;
+            ptx::mbarrier_wait_parity(shared.barrier(Shared::kMayAdd) + thread_at.offset, thread_at.parity);
+            first = ptx::ld_shared_s32(Shared::order_word(block, thread_at.stage())) == 0;
           }
         }
         float* to = dq_part<kCfg.head_dim>(gdQ, warp(), (kRank * kParts + part) * (kPartCols / 8));
@@ -71,8 +71,8 @@ struct D256DqWarpgroup {
         }
       }
       if constexpr (kCfg.deterministic) {
-        Shared::arrive_warp(shared.barrier(Shared::kAdded) + turn_at.offset);
-        turn_at.advance();
+        Shared::arrive_warp(shared.barrier(Shared::kAdded) + thread_at.offset);
+        thread_at.advance();
       }
       at.advance();
       if constexpr (kCfg.block_mask) continue;
@@ -130,22 +130,22 @@ struct D256DqWarpgroup {
 // step takes. The first cluster in a tile's order stores its dQ instead of adding it: nothing is cleared beforehand.
 
 template <class Shared, BwdSm90D256Config kCfg>
-struct D256TurnThread {
+struct D256SemaphoreThread {
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
-  const int thread;  // index of Shared::kTurnThreads
+  const int thread;  // index of Shared::kDqThreads
 
   TESSERA_DEVICE void run() const {
     if (block.steps == 0) return;
     ptx::griddepcontrol_wait();  // the previous kernel cleared the semaphores
-    const uint32 may_add = shared.barrier(Shared::kTurn + thread), added = shared.barrier(Shared::kAdded + thread);
+    const uint32 may_add = shared.barrier(Shared::kMayAdd + thread), added = shared.barrier(Shared::kAdded + thread);
     uint32 parity = 0;
-    for_turns<kCfg, Shared::kTurnThreads>(p, block, thread, [&](int slot, int turn) {
+    for_additions<kCfg, Shared::kDqThreads>(p, block, thread, [&](int slot, int before) {
       int* semaphore = p.dq_semaphore + slot;  // counts blocks: two for each cluster
-      while (ptx::ld_acquire_s32(semaphore) < turn * kBwdD256ClusterBlocks) {
+      while (ptx::ld_acquire_s32(semaphore) < before * kBwdD256ClusterBlocks) {
       }
-      ptx::st_shared_s32(Shared::turn(block, thread), turn);
+      ptx::st_shared_s32(Shared::order_word(block, thread), before);
       ptx::mbarrier_arrive(may_add);
       ptx::mbarrier_wait_parity(added, parity);
       __threadfence();  // for the additions of the dQ warpgroup

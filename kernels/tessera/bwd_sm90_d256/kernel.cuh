@@ -36,13 +36,13 @@ TESSERA_DEVICE void take_ticket(const BwdSm90Params& p, KeyBlock& block) {
   if (Shared::kRank == 0 && threadIdx.x == 32) {
     ptx::griddepcontrol_wait();  // the previous kernel cleared the ticket
     index = atomicAdd(p.ticket, 1);
-    ptx::st_shared_cluster_s32(Shared::other_turn(block), index);
+    ptx::st_shared_cluster_s32(Shared::other_order_word(block), index);
   }
   __syncwarp();
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
   if (threadIdx.x == 32)
-    block = key_block<kCfg>(p, Shared::kRank == 0 ? index : ptx::ld_shared_s32(Shared::turn(block)));
+    block = key_block<kCfg>(p, Shared::kRank == 0 ? index : ptx::ld_shared_s32(Shared::order_word(block)));
   __syncthreads();
 }
 
@@ -80,8 +80,8 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();
     if constexpr (kCfg.deterministic) {
       const int thread = static_cast<int>(threadIdx.x) / 32 - (kRank == 0 ? 1 : 2);
-      if (threadIdx.x % 32 == 0 && thread >= 0 && thread < Shared::kTurnThreads) {
-        D256TurnThread<Shared, kCfg>{p, shared, block, thread}.run();
+      if (threadIdx.x % 32 == 0 && thread >= 0 && thread < Shared::kDqThreads) {
+        D256SemaphoreThread<Shared, kCfg>{p, shared, block, thread}.run();
       }
     }
     if constexpr (kRank == 0 && kCfg.score.dropout) {
@@ -103,7 +103,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
 
 template <BwdSm90D256Config kCfg>
 TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
-  static_assert(!(kCfg.staged_dq && kCfg.deterministic), "turns are of additions from registers");
+  static_assert(!(kCfg.staged_dq && kCfg.deterministic), "the semaphores order additions from registers");
   static_assert(kCfg.head_dim_v <= kCfg.head_dim, "dO's halves lie in the places of Q's");
   static_assert(kCfg.block_m > kListHidden, "a step's word: its first query and what is hidden");
   static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");

@@ -27,7 +27,7 @@ struct BwdSm90D256Producer {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       ptx::cp_async_bulk_tensor_4d(shared.base + offset + chunk * Keys::kChunkBytes, map, full,
                                    col + chunk * kChunkCols, block.s.k_begin + block.key0, block.head_kv,
-                                   p.cu_seqlens_k ? 0 : block.batch);
+                                   p.keys.begins ? 0 : block.batch);
     }
   }
   TESSERA_DEVICE void load_stats(uint32 full, int slot, int stage) const {

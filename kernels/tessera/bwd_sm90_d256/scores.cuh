@@ -13,7 +13,7 @@
 #include "tessera/attention/backward/tiles.cuh"
 #include "tessera/attention/score/options.cuh"
 #include "tessera/bwd_sm90_d256/shared.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 
@@ -23,17 +23,17 @@ struct KeyWarpgroup {
   using Keys = typename Shared::Keys;
   using Exchange = typename Shared::Exchange;
   static constexpr int kRank = Shared::kRank;
-  // Factor: a half of the operand by which the keys are multiplied (Q in block 0, dO in block 1). Gathered: a half of
-  // the operand from which dV or dK accumulates (dO in block 0, Q in block 1).
+  // Factor: a half of the operand by which the keys are multiplied (Q in block 0, dO in block 1). Accumulated: a half
+  // of the operand from which dV or dK accumulates (dO in block 0, Q in block 1).
   static constexpr int kFactorCols = kRank == 0 ? kCfg.half_dim() : kCfg.half_dim_v();
-  static constexpr int kGatheredCols = kRank == 0 ? kCfg.half_dim_v() : kCfg.half_dim();
+  static constexpr int kAccumulatedCols = kRank == 0 ? kCfg.half_dim_v() : kCfg.half_dim();
   using Factor = SwizzledTile<kCfg.block_m, kFactorCols>;
-  using Gathered = SwizzledTile<kCfg.block_m, kGatheredCols>;
-  using Result = SwizzledTile<kCfg.block_n, 2 * kGatheredCols>;
-  static constexpr int kM = kCfg.block_m / 8, kSteps = kCfg.block_m / 16, kHalfD = kGatheredCols / 8;
+  using Accumulated = SwizzledTile<kCfg.block_m, kAccumulatedCols>;
+  using Result = SwizzledTile<kCfg.block_n, 2 * kAccumulatedCols>;
+  static constexpr int kM = kCfg.block_m / 8, kSteps = kCfg.block_m / 16, kHalfD = kAccumulatedCols / 8;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
   // N = 256 with A from registers does not assemble.
-  using GradientProduct = ptx::Wgmma<kCfg.dtype, kGatheredCols, true>;
+  using GradientProduct = ptx::Wgmma<kCfg.dtype, kAccumulatedCols, true>;
 
   using Coordinates = StepCoordinates<kCfg, KeyWarpgroup>;
   using Step = ScoreStep<kCfg.score, Coordinates>;
@@ -123,10 +123,10 @@ struct KeyWarpgroup {
   TESSERA_DEVICE void gather(int query_tile) {
     typename Shared::HalfAt second = at;
     second.advance();
-    wait_half<Gathered>(at, query_tile);
+    wait_half<Accumulated>(at, query_tile);
     ptx::wgmma_fence();
     gather_half(rdX[0], shared.half_descriptor(at));
-    wait_half<Gathered>(second, query_tile);
+    wait_half<Accumulated>(second, query_tile);
     ptx::wgmma_fence();
     gather_half(rdX[1], shared.half_descriptor(second));
     ptx::wgmma_commit_group();
@@ -141,7 +141,7 @@ struct KeyWarpgroup {
   TESSERA_DEVICE void gather_half(float (&acc)[1][kHalfD][4], const TileDescriptor& half) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      GradientProduct::rs(flat(acc), rA[step], outer_major<Gathered>(half, step * 16), 1);
+      GradientProduct::rs(flat(acc), rA[step], outer_major<Accumulated>(half, step * 16), 1);
     }
   }
 
@@ -231,12 +231,13 @@ struct KeyWarpgroup {
     return kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
   }
   TESSERA_DEVICE void mark_dropped() {
-    static_assert(kCfg.exchange_stages == 2 && Shared::kDrawnStages == 1, "a step's parity is the other ring's stage");
-    typename Shared::DrawnAt drawn;
-    drawn.parity = exchange_at.stage();
-    ptx::mbarrier_wait_parity(shared.drawn_full(drawn), drawn.parity);
-    tessera::mark_dropped(rA, shared.drawn(drawn), warpgroup * 4 + warp_key() / 16, lane());
-    Shared::arrive_warp(shared.drawn_empty(drawn));
+    static_assert(kCfg.exchange_stages == 2 && Shared::kDropoutStages == 1,
+                  "a step's parity is the other ring's stage");
+    typename Shared::DropoutAt bits_at;
+    bits_at.parity = exchange_at.stage();
+    ptx::mbarrier_wait_parity(shared.dropout_full(bits_at), bits_at.parity);
+    tessera::mark_dropped(rA, shared.dropout_bits(bits_at), warpgroup * 4 + warp_key() / 16, lane());
+    Shared::arrive_warp(shared.dropout_empty(bits_at));
   }
 
   // Scores - LSE; -inf where masked. A query past the last has an LSE of +inf.
@@ -320,7 +321,7 @@ struct KeyWarpgroup {
         kRank == 0 ? kBwdLower * (kCfg.score.dropout ? p.dropout_scale : 1.0f) : p.scale * bwd_lower_late(kCfg.dtype);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      stage_accumulators<kCfg.dtype, Result>(to, row, half * kGatheredCols, rdX[half], factor,
+      stage_accumulators<kCfg.dtype, Result>(to, row, half * kAccumulatedCols, rdX[half], factor,
                                              used_rows<kCfg>(block, row));
     }
     store_staged_rows<kCfg, Result>(p, block, to, row, kRank == 0 ? &p.d_v_map : &p.d_k_map, kRank == 0 ? p.d_v : p.d_k,

@@ -62,24 +62,25 @@ struct BwdSm90D256Shared {
   }
 
   // Block 0: the dropout bits of a step.
-  static constexpr int kDrawnStages = 1, kDrawnBytes = kCfg.block_m * kCfg.block_n / 8, kDrawnUnits = kDrawnBytes / 128;
+  static constexpr int kDropoutStages = 1, kDropoutBytes = kCfg.block_m * kCfg.block_n / 8,
+                       kDropoutUnits = kDropoutBytes / 128;
   static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;  // the last warps of the producer's warpgroup
-  using DrawnAt = RingPosition<kDrawnStages>;
-  TESSERA_DEVICE uint32 drawn(const DrawnAt&) const { return base + kAt.drawn; }
-  TESSERA_DEVICE uint32 drawn_full(const DrawnAt&) const { return barrier(kDrawn); }
-  TESSERA_DEVICE uint32 drawn_empty(const DrawnAt&) const { return barrier(kDrawn + 1); }
+  using DropoutAt = RingPosition<kDropoutStages>;
+  TESSERA_DEVICE uint32 dropout_bits(const DropoutAt&) const { return base + kAt.dropout_bits; }
+  TESSERA_DEVICE uint32 dropout_full(const DropoutAt&) const { return barrier(kDropout); }
+  TESSERA_DEVICE uint32 dropout_empty(const DropoutAt&) const { return barrier(kDropout + 1); }
 
   // Deterministic: a word in the key block for each semaphore thread, in which it tells the dQ warpgroup how many
   // clusters add before this one. Before that, block 0 passes the cluster's ticket to block 1 in the first of these
   // words.
-  static constexpr int kTurnThreads = bwd_turn_threads(kCfg.score);
-  using TurnAt = RingPosition<kTurnThreads>;
-  TESSERA_DEVICE static uint32 turn(const KeyBlock& block, int thread = 0) {
+  static constexpr int kDqThreads = bwd_dq_threads(kCfg.score);
+  using DqThreadAt = RingPosition<kDqThreads>;
+  TESSERA_DEVICE static uint32 order_word(const KeyBlock& block, int thread = 0) {
     return shared_address(thread == 0 ? &block.load_entry : &block.load_parity);
   }
-  TESSERA_DEVICE static uint32 other_turn(const KeyBlock& block) {
+  TESSERA_DEVICE static uint32 other_order_word(const KeyBlock& block) {
     constexpr int kOther = bwd_sm90_d256_layout(kCfg, 1 - kRank).block;
-    return ptx::mapa(turn(block) + kOther - kAt.block, 1 - kRank);
+    return ptx::mapa(order_word(block) + kOther - kAt.block, 1 - kRank);
   }
 
   // ---- barriers: those that the other block uses come first ----
@@ -90,9 +91,9 @@ struct BwdSm90D256Shared {
   static constexpr int kKeysFull = kFree + kStages;  // K (block 0) or V
   static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
   static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
-  static constexpr int kTurn = kHalfEmpty + kHalfSlots, kAdded = kTurn + kTurnThreads;  // deterministic
-  static constexpr int kDrawn = kCfg.deterministic ? kAdded + kTurnThreads : kTurn;     // with dropout: full, empty
-  static_assert(kDrawn + (kCfg.score.dropout ? 2 : 0) <= bwd_sm90_d256_barriers(kCfg));
+  static constexpr int kMayAdd = kHalfEmpty + kHalfSlots, kAdded = kMayAdd + kDqThreads;  // deterministic
+  static constexpr int kDropout = kCfg.deterministic ? kAdded + kDqThreads : kMayAdd;     // with dropout: full, empty
+  static_assert(kDropout + (kCfg.score.dropout ? 2 : 0) <= bwd_sm90_d256_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   // The other block's barrier of the same index. kAt.barriers differs between the blocks; both offsets are known at
@@ -130,14 +131,14 @@ struct BwdSm90D256Shared {
       ptx::mbarrier_init(barrier(kHalfEmpty + slot), 8);
     }
     if constexpr (kCfg.deterministic) {
-      for (int thread = 0; thread < kTurnThreads; ++thread) {
-        ptx::mbarrier_init(barrier(kTurn + thread), 1);
+      for (int thread = 0; thread < kDqThreads; ++thread) {
+        ptx::mbarrier_init(barrier(kMayAdd + thread), 1);
         ptx::mbarrier_init(barrier(kAdded + thread), 4);
       }
     }
     if constexpr (kRank == 0 && kCfg.score.dropout) {
-      ptx::mbarrier_init(barrier(kDrawn), kDrawnUnits);
-      ptx::mbarrier_init(barrier(kDrawn + 1), 8);
+      ptx::mbarrier_init(barrier(kDropout), kDropoutUnits);
+      ptx::mbarrier_init(barrier(kDropout + 1), 8);
     }
     ptx::fence_mbarrier_init();
     for (int stage = 0; stage < kStages; ++stage) {

@@ -13,8 +13,8 @@ struct BwdSm90D512Config {
   static constexpr int block_m = 64;    // queries of a step
   static constexpr int block_n = 128;   // keys of a cluster of four blocks
   static constexpr bool varlen = false, deterministic = false;
-  static constexpr int score_keys = 64;     // keys whose scores a block computes
-  static constexpr int gathered_dim = 256;  // columns of dV or dK that a block accumulates, of all keys of the cluster
+  static constexpr int score_keys = 64;        // keys whose scores a block computes
+  static constexpr int accumulated_dim = 256;  // columns of dV or dK of a block, of all keys of the cluster
   static constexpr int slot_dim = 128;  // columns of a buffer of Q or dO, and of the part of dQ that a block computes
   static constexpr int stages = 2;      // tiles of P, which dS overwrites
 
@@ -39,16 +39,16 @@ struct BwdSm90D512Layout {
   int peer;
   // [head_dim / slot_dim][block_m][slot_dim]: Q or dO, by which the keys are multiplied; at the end dV or dK.
   int factors;
-  int gathered;  // [gathered_dim / slot_dim][block_m][slot_dim]: dO or Q, from which dV or dK accumulates
-  int stats;     // [stages][block_m] float32: LSE in log2 units, or delta
-  int block;     // KeyBlock
-  int barriers;  // ordered as in BwdD512Shared
+  int accumulated;  // [accumulated_dim / slot_dim][block_m][slot_dim]: dO or Q, from which dV or dK accumulates
+  int stats;        // [stages][block_m] float32: LSE in log2 units, or delta
+  int block;        // KeyBlock
+  int barriers;     // ordered as in BwdD512Shared
   int bytes;
 };
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d512_barriers() {
   using Config = BwdSm90D512Config;
-  return 2 + 2 * (Config::head_dim + Config::gathered_dim) / Config::slot_dim + 4 * Config::stages;
+  return 2 + 2 * (Config::head_dim + Config::accumulated_dim) / Config::slot_dim + 4 * Config::stages;
 }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90D512Layout bwd_sm90_d512_layout() {
@@ -59,8 +59,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D512Layout bwd_sm90_d512_layout() {
   at.k_parts = at.keys + Config::score_keys * Config::head_dim * 2;
   at.peer = at.k_parts + kPartBytes;
   at.factors = at.k_parts + 2 * kPartBytes;
-  at.gathered = at.factors + Config::block_m * Config::head_dim * 2;
-  at.stats = at.gathered + Config::block_m * Config::gathered_dim * 2;
+  at.accumulated = at.factors + Config::block_m * Config::head_dim * 2;
+  at.stats = at.accumulated + Config::block_m * Config::accumulated_dim * 2;
   at.block = at.stats + Config::stages * Config::block_m * 4;
   at.barriers = at.block + kBwdSm90BlockBytes;
   at.bytes = at.barriers + bwd_sm90_d512_barriers() * 8;

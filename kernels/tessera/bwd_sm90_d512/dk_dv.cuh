@@ -10,7 +10,7 @@ namespace tessera {
 inline constexpr int kD512ScoresDone = 1;  // a named barrier; __syncthreads uses 0
 
 template <class Shared, BwdSm90D512Config kCfg>
-struct BwdD512Gathering {
+struct BwdD512Accumulator {
   static constexpr bool kValues = Shared::kRole == kD512Values;
   static constexpr int kSteps = kCfg.block_m / 16, kN = kCfg.slot_dim / 8;
   using Slot = typename Shared::Slot;
@@ -20,10 +20,10 @@ struct BwdD512Gathering {
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
-  float rdX[Shared::kGatheredSlots][1][kN][4];  // dV or dK
-  uint32 rA[kSteps][4];                         // A fragments of P^T or dS^T
+  float rdX[Shared::kAccumulatedSlots][1][kN][4];  // dV or dK
+  uint32 rA[kSteps][4];                            // A fragments of P^T or dS^T
 
-  TESSERA_DEVICE BwdD512Gathering(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
+  TESSERA_DEVICE BwdD512Accumulator(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
       : p(p), shared(shared), block(block) {
 #pragma unroll
     for (auto& half : rdX) clear(half);
@@ -32,13 +32,13 @@ struct BwdD512Gathering {
   TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
   TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
-  // gather() issues dV += P^T dO or dK += dS^T Q of a step; gathered() completes it and releases the buffers.
-  TESSERA_DEVICE void gather(uint32 step) {
+  // accumulate() issues dV += P^T dO or dK += dS^T Q of a step; accumulated() completes it and releases the buffers.
+  TESSERA_DEVICE void accumulate(uint32 step) {
 #pragma unroll
-    for (int slot = 0; slot < Shared::kGatheredSlots; ++slot) {
-      shared.wait_step(Shared::kGatheredFull + slot, step);
+    for (int slot = 0; slot < Shared::kAccumulatedSlots; ++slot) {
+      shared.wait_step(Shared::kAccumulatedFull + slot, step);
       ptx::wgmma_fence();
-      const TileDescriptor tile = shared.tile_descriptor(Shared::kAt.gathered + slot * Slot::kBytes);
+      const TileDescriptor tile = shared.tile_descriptor(Shared::kAt.accumulated + slot * Slot::kBytes);
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         Product::rs(flat(rdX[slot]), rA[k], outer_major<Slot>(tile, k * 16), 1);
@@ -46,12 +46,12 @@ struct BwdD512Gathering {
     }
     ptx::wgmma_commit_group();
   }
-  TESSERA_DEVICE void gathered() {
+  TESSERA_DEVICE void accumulated() {
 #pragma unroll
     for (auto& half : rdX) ptx::wgmma_pin(flat(half));
 #pragma unroll
-    for (int slot = 0; slot < Shared::kGatheredSlots; ++slot) {
-      Shared::arrive_warp(shared.barrier(Shared::kGatheredEmpty + slot));
+    for (int slot = 0; slot < Shared::kAccumulatedSlots; ++slot) {
+      Shared::arrive_warp(shared.barrier(Shared::kAccumulatedEmpty + slot));
     }
   }
 
@@ -62,19 +62,19 @@ struct BwdD512Gathering {
     const float factor = kValues ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
     const int row = side * kCfg.score_keys + warp() * 16;
 #pragma unroll
-    for (int slot = 0; slot < Shared::kGatheredSlots; ++slot) {
+    for (int slot = 0; slot < Shared::kAccumulatedSlots; ++slot) {
       stage_accumulators<kCfg.dtype, Result>(to, row, slot * kCfg.slot_dim, rdX[slot], factor);
     }
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane() == 0) {
       const TensorMap* map = kValues ? &p.d_v_map : &p.d_k_map;
-      const int col0 = D512Place::side() * kCfg.gathered_dim;
+      const int col0 = D512Place::side() * kCfg.accumulated_dim;
 #pragma unroll
-      for (int col = 0; col < kCfg.gathered_dim; col += kChunkCols) {
+      for (int col = 0; col < kCfg.accumulated_dim; col += kChunkCols) {
         ptx::cp_async_bulk_tensor_store_4d(map, Result::at(to, row, col), col0 + col,
                                            block.s.k_begin + block.key0 + row, block.head_kv,
-                                           p.cu_seqlens_k ? 0 : block.batch);
+                                           p.keys.begins ? 0 : block.batch);
       }
       ptx::cp_async_bulk_commit_group();
       ptx::cp_async_bulk_wait_group_read();  // before another block uses this shared memory

@@ -9,8 +9,8 @@
 namespace tessera {
 
 template <class Shared, BwdSm90D512Config kCfg>
-struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
-  using Base = BwdD512Gathering<Shared, kCfg>;
+struct BwdD512DqWarpgroup : BwdD512Accumulator<Shared, kCfg> {
+  using Base = BwdD512Accumulator<Shared, kCfg>;
   using Base::block, Base::kSteps, Base::kValues, Base::lane, Base::p, Base::rA, Base::shared, Base::warp;
   using KeyPart = typename Shared::KeyPart;
   using Exchange = typename Shared::Exchange;
@@ -18,8 +18,8 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
   static constexpr int kParts = kCfg.slot_dim / 8;
   static_assert(KeyPart::kChunkBytes == Shared::Keys::kChunkBytes, "K's columns are read from either");
 
-  uint32 added = 0, gathered = 0;  // steps that are done
-  int tile = 0, slot;              // query tile of the next dQ
+  uint32 added = 0, accumulated = 0;  // steps that are done
+  int tile = 0, slot;                 // query tile of the next dQ
   float rdQ[1][kParts][4];
 
   TESSERA_DEVICE BwdD512DqWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
@@ -35,31 +35,31 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
       ptx::griddepcontrol_wait();  // the previous kernel clears dq_accum
       if constexpr (kValues) step<false, true>();
 #pragma unroll 1
-      while (gathered < steps) step<true, true>();
+      while (accumulated < steps) step<true, true>();
       if constexpr (kValues) step<true, false>();
     }
     ptx::barrier_sync(kD512ScoresDone, 256);
     Base::store(other_side());
   }
 
-  template <bool kAdd, bool kGather>
+  template <bool kAdd, bool kAccumulate>
   TESSERA_DEVICE void step() {
     if constexpr (kAdd) multiply();
-    if constexpr (kGather) {
+    if constexpr (kAccumulate) {
       load_operand();
-      Base::gather(gathered);
+      Base::accumulate(accumulated);
     }
     if constexpr (kAdd) {
-      ptx::wgmma_wait_group<kGather ? 1 : 0>();
+      ptx::wgmma_wait_group<kAccumulate ? 1 : 0>();
       ptx::wgmma_pin(flat(rdQ));
       Shared::arrive_warp(shared.at_stage(Shared::kFree, added), 0, 2);
       add<0, kParts / 2>();
     }
     // Between the additions, which take as long as the product: the buffers can then be loaded again.
-    if constexpr (kGather) {
+    if constexpr (kAccumulate) {
       ptx::wgmma_wait_group<0>();
-      Base::gathered();
-      ++gathered;
+      Base::accumulated();
+      ++accumulated;
     }
     if constexpr (kAdd) {
       add<kParts / 2, kParts>();
@@ -106,18 +106,18 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
   // Loads the other side's P^T or dS^T.
   TESSERA_DEVICE void load_operand() {
     if constexpr (kValues) {
-      shared.wait_stage(Shared::kPFull, gathered);
+      shared.wait_stage(Shared::kPFull, accumulated);
       if (threadIdx.x % 128 == 0) {
-        ptx::mbarrier_arrive_expect_tx(shared.at_stage(Shared::kPFull, gathered), Shared::kSideBytes);
+        ptx::mbarrier_arrive_expect_tx(shared.at_stage(Shared::kPFull, accumulated), Shared::kSideBytes);
       }
-      const uint32 from = shared.peer_word(gathered, not_hoisted(threadIdx.x % 128));
+      const uint32 from = shared.peer_word(accumulated, not_hoisted(threadIdx.x % 128));
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         const uint4 words = ptx::ld_shared_16(from + k * (128 * 16));
         rA[k][0] = words.x, rA[k][1] = words.y, rA[k][2] = words.z, rA[k][3] = words.w;
       }
     } else {
-      take_gradients<Exchange>(rA, shared.exchange(gathered), other_side() * kCfg.score_keys + warp() * 16);
+      take_gradients<Exchange>(rA, shared.exchange(accumulated), other_side() * kCfg.score_keys + warp() * 16);
     }
   }
 };

@@ -57,7 +57,7 @@ TESSERA_DEVICE void bwd_sm90_d512_block(const BwdSm90Params& p, char* shared_mem
     ptx::setmaxnreg_dec<kBwdD512ProducerRegisters>();
     if (block.steps > 0) {
       if (threadIdx.x == 0) producer.load_factors();
-      if (threadIdx.x == 32) producer.load_gathered();
+      if (threadIdx.x == 32) producer.load_accumulated();
       if (kRole == kD512Keys && threadIdx.x == 64) producer.send_gradients();
     }
   } else {

@@ -23,7 +23,7 @@ struct BwdD512Producer {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       ptx::cp_async_bulk_tensor_4d(to + chunk * Keys::kChunkBytes, map, full, col + chunk * kChunkCols,
                                    block.s.k_begin + block.key0 + side * kCfg.score_keys, block.head_kv,
-                                   p.cu_seqlens_k ? 0 : block.batch);
+                                   p.keys.begins ? 0 : block.batch);
     }
   }
 
@@ -76,22 +76,22 @@ struct BwdD512Producer {
   }
 
   // Loads in each step the block's columns of the operand from which dV or dK accumulates: dO or Q.
-  TESSERA_DEVICE void load_gathered() const {
+  TESSERA_DEVICE void load_accumulated() const {
     const int side = D512Place::side();
     const TensorMap* map = kValues ? &p.d_o_map : &p.q_map;
     int head = block.head_kv * p.group, tile = block.first_tile;
 #pragma unroll 1
     for (int step = 0; step < block.steps; ++step) {
 #pragma unroll 1
-      for (int slot = 0; slot < Shared::kGatheredSlots; ++slot) {
-        shared.wait_step(Shared::kGatheredEmpty + slot, step, 1);
-        const uint32 full = shared.barrier(Shared::kGatheredFull + slot);
-        const uint32 to = shared.base + Shared::kAt.gathered + slot * Slot::kBytes;
+      for (int slot = 0; slot < Shared::kAccumulatedSlots; ++slot) {
+        shared.wait_step(Shared::kAccumulatedEmpty + slot, step, 1);
+        const uint32 full = shared.barrier(Shared::kAccumulatedFull + slot);
+        const uint32 to = shared.base + Shared::kAt.accumulated + slot * Slot::kBytes;
         ptx::mbarrier_arrive_expect_tx(full, Slot::kBytes);
 #pragma unroll
         for (int chunk = 0; chunk < Slot::kChunks; ++chunk) {
           ptx::cp_async_bulk_tensor_4d(to + chunk * Slot::kChunkBytes, map, full,
-                                       side * kCfg.gathered_dim + slot * kCfg.slot_dim + chunk * kChunkCols,
+                                       side * kCfg.accumulated_dim + slot * kCfg.slot_dim + chunk * kChunkCols,
                                        block.s.q_begin + tile * kCfg.block_m, head, p.cu_seqlens_q ? 0 : block.batch);
         }
       }

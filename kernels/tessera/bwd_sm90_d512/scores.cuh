@@ -13,13 +13,13 @@
 #include "tessera/attention/backward/rows.cuh"
 #include "tessera/attention/score/options.cuh"
 #include "tessera/bwd_sm90_d512/dk_dv.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 
 template <class Shared, BwdSm90D512Config kCfg>
-struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
-  using Base = BwdD512Gathering<Shared, kCfg>;
+struct BwdD512ScoreWarpgroup : BwdD512Accumulator<Shared, kCfg> {
+  using Base = BwdD512Accumulator<Shared, kCfg>;
   using Base::block, Base::kSteps, Base::kValues, Base::lane, Base::p, Base::rA, Base::shared, Base::warp;
   using Keys = typename Shared::Keys;
   using Slot = typename Shared::Slot;
@@ -48,9 +48,9 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
         if (++tile == end) tile = first;
         step<false>(tile * kCfg.block_m);
       }
-      Base::gather(steps - 1);
+      Base::accumulate(steps - 1);
       ptx::wgmma_wait_group<0>();
-      Base::gathered();
+      Base::accumulated();
     }
     ptx::barrier_arrive(kD512ScoresDone, 256);
     Base::store(D512Place::side());
@@ -64,7 +64,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   template <bool kFirst>
   TESSERA_DEVICE void step(int row0) {
     multiply_keys();
-    if constexpr (!kFirst) Base::gather(steps - 1);
+    if constexpr (!kFirst) Base::accumulate(steps - 1);
     load_stats();
     const bool some_hidden = masked(row0);
     ptx::wgmma_wait_group<kFirst ? 0 : 1>();
@@ -79,7 +79,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     }
     if constexpr (!kFirst) {
       ptx::wgmma_wait_group<0>();
-      Base::gathered();
+      Base::accumulated();
     }
     if constexpr (kValues) {
       send_probabilities();

@@ -27,12 +27,13 @@ template <BwdSm90D512Config kCfg, D512Role kBlockRole>
 struct BwdD512Shared {
   static constexpr D512Role kRole = kBlockRole;
   static constexpr BwdSm90D512Layout kAt = bwd_sm90_d512_layout();
-  static constexpr int kFactorSlots = kCfg.head_dim / kCfg.slot_dim, kGatheredSlots = kCfg.gathered_dim / kCfg.slot_dim;
-  using Keys = SwizzledTile<kCfg.score_keys, kCfg.head_dim>;     // of K or V
-  using KeyPart = SwizzledTile<kCfg.score_keys, kCfg.slot_dim>;  // of K
-  using Slot = SwizzledTile<kCfg.block_m, kCfg.slot_dim>;        // of Q or dO
-  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;     // a chunk holds the keys of one side
-  using Result = SwizzledTile<kCfg.block_n, kCfg.gathered_dim>;  // dV or dK
+  static constexpr int kFactorSlots = kCfg.head_dim / kCfg.slot_dim,
+                       kAccumulatedSlots = kCfg.accumulated_dim / kCfg.slot_dim;
+  using Keys = SwizzledTile<kCfg.score_keys, kCfg.head_dim>;        // of K or V
+  using KeyPart = SwizzledTile<kCfg.score_keys, kCfg.slot_dim>;     // of K
+  using Slot = SwizzledTile<kCfg.block_m, kCfg.slot_dim>;           // of Q or dO
+  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;        // a chunk holds the keys of one side
+  using Result = SwizzledTile<kCfg.block_n, kCfg.accumulated_dim>;  // dV or dK
   static_assert(Exchange::kChunks == 2 && Result::kBytes <= kFactorSlots * Slot::kBytes);
   static constexpr int kStatBytes = kCfg.block_m * 4, kSideBytes = Exchange::kChunkBytes;
 
@@ -67,10 +68,11 @@ struct BwdD512Shared {
   static constexpr int kFactorFull = 2;
   // Released by the score warpgroups' warps of both sides.
   static constexpr int kFactorEmpty = kFactorFull + kFactorSlots;
-  static constexpr int kGatheredFull = kFactorEmpty + kFactorSlots;
-  static constexpr int kGatheredEmpty = kGatheredFull + kGatheredSlots;  // released by the 8 warps of both warpgroups
+  static constexpr int kAccumulatedFull = kFactorEmpty + kFactorSlots;
+  static constexpr int kAccumulatedEmpty =
+      kAccumulatedFull + kAccumulatedSlots;  // released by the 8 warps of both warpgroups
   // Barriers with a phase for each use of a stage. kD512Keys: P of this side; kD512Values: P of the other side.
-  static constexpr int kPFull = kGatheredEmpty + kGatheredSlots;
+  static constexpr int kPFull = kAccumulatedEmpty + kAccumulatedSlots;
   static constexpr int kDSFull = kPFull + kCfg.stages;      // dS of both sides
   static constexpr int kDSWritten = kDSFull + kCfg.stages;  // kD512Keys: dS of this side, written by 4 warps
   // kD512Values: the cluster's dQ warps have finished reading dS.
@@ -112,9 +114,9 @@ struct BwdD512Shared {
       ptx::mbarrier_init(barrier(kFactorFull + slot), 1);
       ptx::mbarrier_init(barrier(kFactorEmpty + slot), 8);
     }
-    for (int slot = 0; slot < kGatheredSlots; ++slot) {
-      ptx::mbarrier_init(barrier(kGatheredFull + slot), 1);
-      ptx::mbarrier_init(barrier(kGatheredEmpty + slot), 8);
+    for (int slot = 0; slot < kAccumulatedSlots; ++slot) {
+      ptx::mbarrier_init(barrier(kAccumulatedFull + slot), 1);
+      ptx::mbarrier_init(barrier(kAccumulatedEmpty + slot), 8);
     }
     for (int stage = 0; stage < kCfg.stages; ++stage) {
       ptx::mbarrier_init(barrier(kPFull + stage), 1);

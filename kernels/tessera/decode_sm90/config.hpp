@@ -50,7 +50,7 @@ struct DecodeSm90Layout {
   int folds;     // DecodeFold of every row, for a group and for all groups; one unused DecodeFold unless invariant
   int q;         // [kDecodeRows][head_dim]
   int barriers;  // of bulk copies: [warps][stages][2]; without them one unused barrier
-  int segments;  // ShareSegments
+  int segments;  // RangeSegments
   int parted;    // Segment
   int scan;      // [warps + 2] int: the prefix sums of the schedule, and two flags: which work tiles the block merges
   int bytes;
@@ -77,21 +77,21 @@ struct DecodeSm90Params : ProblemParams {
   StatTensor lse, lse_low;          // natural logarithm
   int o_aligned;                    // every row of o starts at a multiple of 16 bytes
   int least_queries, most_queries;  // accepted query counts of a sequence; another launch computes the other sequences
-  int beside;           // that other launch, earlier in the stream, may still run: this one reads none of its results
-  int min_tiles;        // a block's K/V tiles at least, if there are enough; invariant: a part's
-  int short_tiles;      // invariant: a work tile with more K/V tiles has parts of at least 2 min_tiles
-  Divisor most_parts;   // invariant: parts of a work tile, at most kDecodeMostParts
-  int many_parts;       // not invariant: a work tile with more parts is merged in two levels; at least group_parts
-  Divisor group_parts;  // not invariant: neighbouring parts that the first level merges, at least 2
-  Divisor team;         // blocks of a group, which read the same rows of memory together: team_heads x team_rows
-  Divisor team_heads;   // KV heads of a group, neighbours in memory: a divisor of heads_kv
-  Divisor team_rows;    // row tiles of a KV head in a group, which read the same keys
-  int head_groups;      // heads_kv / team_heads
-  Divisor teams;        // groups of the launch
-  Divisor page;         // page_size; 1 without pages
-  int part_rows;        // rows of a work tile at most
-  float* partial_o;     // [slots][part_rows][head_dim]: schedule.cuh
-  float* partial_stat;  // [slots][part_rows][2]: stale max and sum, as in DecodePart
+  int beside;            // that other launch, earlier in the stream, may still run: this one reads none of its results
+  int min_tiles;         // a block's K/V tiles at least, if there are enough; invariant: a part's
+  int short_tiles;       // invariant: a work tile with more K/V tiles has parts of at least 2 min_tiles
+  Divisor most_parts;    // invariant: parts of a work tile, at most kDecodeMostParts
+  int many_parts;        // not invariant: a work tile with more parts is merged in two levels; at least group_parts
+  Divisor group_parts;   // not invariant: neighbouring parts that the first level merges, at least 2
+  Divisor group_blocks;  // blocks of a group, which read the same rows of memory together: group_heads x group_rows
+  Divisor group_heads;   // KV heads of a group, neighbours in memory: a divisor of heads_kv
+  Divisor group_rows;    // row tiles of a KV head in a group, which read the same keys
+  int head_groups;       // heads_kv / group_heads
+  Divisor block_groups;  // groups of the launch
+  Divisor page;          // page_size; 1 without pages
+  int part_rows;         // rows of a work tile at most
+  float* partial_o;      // [slots][part_rows][head_dim]: schedule.cuh
+  float* partial_stat;   // [slots][part_rows][2]: stale max and sum, as in DecodePart
   unsigned long long* arrivals;  // [2][blocks], of work tiles and of groups of parts: decode_sm90/epilogue.cuh
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
   PositionMasks masks;

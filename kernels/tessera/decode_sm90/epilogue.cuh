@@ -312,7 +312,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
 
 // Adds up to kAhead partial results of a work tile at a time to `all`; their loads overlap. Missing parts have sum 0
 // and add nothing, so the loop needs no branch and the weights of all additions are computed side by side. in_memory:
-// one bit for each part (ShareSegments::parts_in_memory).
+// one bit for each part (RangeSegments::parts_in_memory).
 template <DecodeSm90Config kCfg, int kAhead>
 TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts,
                               uint32 in_memory, int row, int col) {
@@ -358,7 +358,7 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
 // of all blocks are visible. A small number of parts goes through less code: a single sequence has four with 32 heads
 // and sixteen with 8 heads; with `invariant`, 2048 keys have eight.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<kCfg>& segments, const Segment& segment,
+TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const RangeSegments<kCfg>& segments, const Segment& segment,
                                 const PartsMerge& merge) {
   constexpr int kFew = 4, kSome = 8, kMany = 16;
   const TileParts parts = merge.parts;
@@ -385,7 +385,7 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<k
 // ends in another; and a group's counter is that of its first part's block, whose range lies within the work tile from
 // where this begins.
 TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const TileParts& parts) {
-  return arrive_as_last(p.arrivals + parts.counter, parts.teams);
+  return arrive_as_last(p.arrivals + parts.counter, parts.block_groups);
 }
 
 }  // namespace tessera

@@ -48,7 +48,7 @@ TESSERA_DEVICE void wait_for_queries(bool first) {
 }
 
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
+TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
   static_assert(sizeof(DecodeShared<kCfg>) == decode_sm90_layout(kCfg).bytes,
                 "shared memory lies where the host has it");
   extern __shared__ __align__(1024) char shared_memory[];
@@ -79,8 +79,8 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
     __syncwarp();
   }
   if (kCfg.varlen && !p.beside) ptx::griddepcontrol_wait();  // the lengths may have been written by the previous kernel
-  ShareSegments<kCfg>& segments = shared.segments;
-  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
+  RangeSegments<kCfg>& segments = shared.segments;
+  find_range<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
 
   // 2. Q and the first K/V tiles of the range's first segment: global -> shared.
@@ -177,7 +177,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
 
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
-  decode_share<kCfg>(p);
+  decode_range<kCfg>(p);
   if (kCfg.varlen && p.beside) ptx::griddepcontrol_wait();  // kernels after this launch wait only for this one
 }
 

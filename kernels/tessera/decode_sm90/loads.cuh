@@ -43,7 +43,7 @@ class DecodeLoader {
   using Stage = DecodeStage<kCfg>;
 
   // `ring_barriers`: the barriers of the warp's stages, kDecodeStageBarrierBytes each.
-  TESSERA_DEVICE DecodeLoader(const DecodeSm90Params& params, const ShareSegments<kCfg>& all,
+  TESSERA_DEVICE DecodeLoader(const DecodeSm90Params& params, const RangeSegments<kCfg>& all,
                               Stage (&ring)[kCfg.stages], uint32 ring_barriers, int of_warp)
       : p(params), segments(all), stages(ring), barriers(ring_barriers), warp(of_warp) {}
 
@@ -111,7 +111,7 @@ class DecodeLoader {
   static constexpr int kLanes = kLoads < 8 ? lanes_of(kLoads) : 8, kPasses = kCfg.block_n * kLanes / 32;
 
   const DecodeSm90Params& p;
-  const ShareSegments<kCfg>& segments;
+  const RangeSegments<kCfg>& segments;
   Stage (&stages)[kCfg.stages];
   const uint32 barriers;
   const int warp;
@@ -159,7 +159,7 @@ class DecodeLoader {
 
   // A sequence without keys may have no entry, and a CSR page table may end where its entries would begin.
   TESSERA_DEVICE int entry_of_key(const Segment& segment, int key) const {
-    return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page)] : 0;
+    return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.keys.table_col * (key / p.page)] : 0;
   }
   TESSERA_DEVICE int entry_of_tile(const Segment& segment, int of) const {
     return entry_of_key(segment, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
@@ -188,7 +188,7 @@ class DecodeLoader {
     const int key = max(min(first + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
     if constexpr (kCfg.paged) {
       const int of_sequence = key / p.page;
-      row = key - of_sequence * p.page.value, page = clamp(page_entry, 0, p.pages - 1);
+      row = key - of_sequence * p.page.value, page = clamp(page_entry, 0, p.keys.pages - 1);
     } else {
       row = segment.s.k_begin + key, page = segment.batch;
     }
@@ -262,9 +262,9 @@ class DecodeLoader {
     int row, batch;
     if constexpr (kCfg.paged) {
       row = first % p.page;
-      batch = clamp(__shfl_sync(0xffffffff, page_entry, tile_number % 32), 0, p.pages - 1);
+      batch = clamp(__shfl_sync(0xffffffff, page_entry, tile_number % 32), 0, p.keys.pages - 1);
     } else {
-      row = segment.s.k_begin + first, batch = p.cu_seqlens_k ? 0 : segment.batch;
+      row = segment.s.k_begin + first, batch = p.keys.begins ? 0 : segment.batch;
     }
     if (lane_id() != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes);

@@ -5,9 +5,9 @@
 // complete work tiles, then the first K/V tiles of another. The results of a work tile that lies in two or more ranges
 // are merged (epilogue.cuh).
 //
-// A range (`share` in the code) belongs to a group of blocks (`team`): each block computes one of team_heads
-// neighbouring KV heads, whose keys are neighbours in memory, and one of team_rows row tiles, which read the same keys.
-// The blocks of a group walk through the same K/V tiles. A block skips a sequence that has too few rows for it.
+// A range belongs to a group of blocks: each block computes one of group_heads neighbouring KV heads, whose keys are
+// neighbours in memory, and one of group_rows row tiles, which read the same keys. The blocks of a group walk through
+// the same K/V tiles. A block skips a sequence that has too few rows for it.
 //
 // `invariant`: a work tile has at most most_parts parts, whose size depends only on the number of its own keys, and
 // each is summed by itself. A part belongs to the range that contains its first tile. Groups of kDecodeGroupParts
@@ -30,27 +30,27 @@ struct DecodeRows {
 };
 
 // What the schedule needs to know of a sequence.
-struct SequenceShare {
+struct SequenceTiles {
   Sequence s;
-  int row_groups;  // work tiles of a KV head / team_rows; a range covers one such set for each group of heads
+  int row_groups;  // work tiles of a KV head / group_rows; a range covers one such set for each group of heads
   int first_tile;  // first K/V tile
   int tiles;       // K/V tiles of a work tile
   TESSERA_DEVICE int work_tiles(const DecodeSm90Params& p) const { return row_groups * p.head_groups; }
 };
 
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch) {
-  SequenceShare share;
-  share.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, batch);
-  if (kCfg.varlen && (share.s.sq > p.most_queries || share.s.sq < p.least_queries)) share.s.sq = 0;
-  const Sequence& s = share.s;
+TESSERA_DEVICE SequenceTiles sequence_tiles(const DecodeSm90Params& p, int batch) {
+  SequenceTiles sequence;
+  sequence.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, batch);
+  if (kCfg.varlen && (sequence.s.sq > p.most_queries || sequence.s.sq < p.least_queries)) sequence.s.sq = 0;
+  const Sequence& s = sequence.s;
   const int row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
-  share.row_groups = (row_tiles + p.team_rows.value - 1) / p.team_rows;
+  sequence.row_groups = (row_tiles + p.group_rows.value - 1) / p.group_rows;
   const KeyRange first = visible_keys<kCfg.score>(p, s, 0), last = visible_keys<kCfg.score>(p, s, max(s.sq - 1, 0));
   const int low = max(first.low, 0), high = min(last.high, s.sk - 1);
-  share.first_tile = low / kCfg.block_n;
-  share.tiles = high < low ? 1 : high / kCfg.block_n - share.first_tile + 1;
-  return share;
+  sequence.first_tile = low / kCfg.block_n;
+  sequence.tiles = high < low ? 1 : high / kCfg.block_n - sequence.first_tile + 1;
+  return sequence;
 }
 
 template <DecodeSm90Config kCfg>
@@ -63,11 +63,11 @@ TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
 // range begins and ends. With `invariant`, all parts of a work tile are in the slots of the first group of blocks that
 // computes some; a work tile that one block computes alone needs no slot.
 struct TileParts {
-  int count, teams;  // parts, and groups of blocks that compute some
-  int index;         // index of the part that is the block's segment
-  int counter;       // arrivals are counted in the counter of the block with the first part
+  int count, block_groups;  // parts, and groups of blocks that compute some
+  int index;                // index of the part that is the block's segment
+  int counter;              // arrivals are counted in the counter of the block with the first part
   int first_slot, second_slot, step;
-  TESSERA_DEVICE bool shared() const { return teams > 1; }
+  TESSERA_DEVICE bool shared() const { return block_groups > 1; }
   TESSERA_DEVICE int slot(int n) const { return n == 0 ? first_slot : second_slot + (n - 1) * step; }
 };
 
@@ -87,11 +87,11 @@ struct PartsMerge {
     const int group = min(all.index / p.group_parts, groups - 1), first = group * size;
     const auto slot_of_sum = [&](int of) { return all.slot(max(of * size, 1)) + 1; };
     if (level > 0) {
-      parts.count = parts.teams = groups, parts.index = group;
+      parts.count = parts.block_groups = groups, parts.index = group;
       parts.first_slot = slot_of_sum(0), parts.second_slot = slot_of_sum(1), parts.step = size * all.step;
     } else {
-      parts.count = parts.teams = (group == groups - 1 ? all.count : first + size) - first, parts.index -= first;
-      parts.counter = blocks + all.counter + first * p.team.value;
+      parts.count = parts.block_groups = (group == groups - 1 ? all.count : first + size) - first, parts.index -= first;
+      parts.counter = blocks + all.counter + first * p.group_blocks.value;
       if (first > 0) parts.first_slot = all.slot(first), parts.second_slot = parts.first_slot + all.step;
       to_slot = slot_of_sum(group);
     }
@@ -108,27 +108,27 @@ struct Segment {
   int part_tiles;           // invariant: K/V tiles of every part but the last
   bool whole, last;         // whole: the part is the entire work tile; last: it is the last part
   bool whole_group;         // invariant: one group of blocks computes all parts of the part's group (set_parts)
-  TileParts parts;          // unset if whole; set when the block reaches the segment (ShareSegments::set_parts)
+  TileParts parts;          // unset if whole; set when the block reaches the segment (RangeSegments::set_parts)
 };
 
 static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 
 // Iterates over the segments of a range.
 template <DecodeSm90Config kCfg>
-struct ShareWalk {
-  int team, member;    // which range, and which block of its group
-  int head, row_tile;  // the block's KV head and row tile within its group
-  int share_tiles;     // K/V tiles of every range but the last: range i is i share_tiles ... (i + 1) share_tiles - 1
+struct RangeWalk {
+  int block_group, member;  // which range, and which block of its group
+  int head, row_tile;       // the block's KV head and row tile within its group
+  int range_tiles;  // K/V tiles of every range but the last: range i is i range_tiles ... (i + 1) range_tiles - 1
   int batch, work_tile, tile;  // work_tile counts within the sequence, tile within the work tile
   int at, end;                 // counted over the K/V tiles of all work tiles
-  SequenceShare share;
+  SequenceTiles sequence;
 
   TESSERA_DEVICE bool next(const DecodeSm90Params& p, Segment& segment) {
     do {
       if (at >= end) return false;
-      while (work_tile >= share.work_tiles(p)) {  // the next sequence that has rows
+      while (work_tile >= sequence.work_tiles(p)) {  // the next sequence that has rows
         ++batch, work_tile = 0;
-        if constexpr (kCfg.varlen) share = sequence_share<kCfg>(p, batch);
+        if constexpr (kCfg.varlen) sequence = sequence_tiles<kCfg>(p, batch);
       }
       take(p, segment);
     } while (segment.rows <= 0);
@@ -140,17 +140,17 @@ struct ShareWalk {
   // tile.
   TESSERA_DEVICE void take(const DecodeSm90Params& p, Segment& segment) {
     segment.batch = batch;
-    const int group = share.row_groups == 1 ? work_tile : work_tile / share.row_groups;
-    segment.head_kv = group * p.team_heads.value + head;
-    segment.row0 = ((work_tile - group * share.row_groups) * p.team_rows.value + row_tile) * kDecodeRows;
-    segment.rows = min(share.s.sq * p.group.value - segment.row0, kDecodeRows);
-    segment.s = share.s;
-    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(p, share.tiles) : end - at;
-    const int count = min(share.tiles - tile, part);
-    segment.begin = share.first_tile + tile, segment.end = segment.begin + count;
-    segment.tiles_before = at - tile, segment.tiles = share.tiles;
+    const int group = sequence.row_groups == 1 ? work_tile : work_tile / sequence.row_groups;
+    segment.head_kv = group * p.group_heads.value + head;
+    segment.row0 = ((work_tile - group * sequence.row_groups) * p.group_rows.value + row_tile) * kDecodeRows;
+    segment.rows = min(sequence.s.sq * p.group.value - segment.row0, kDecodeRows);
+    segment.s = sequence.s;
+    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(p, sequence.tiles) : end - at;
+    const int count = min(sequence.tiles - tile, part);
+    segment.begin = sequence.first_tile + tile, segment.end = segment.begin + count;
+    segment.tiles_before = at - tile, segment.tiles = sequence.tiles;
     segment.first = tile, segment.part_tiles = part;
-    segment.whole = count == share.tiles, segment.last = tile + count == share.tiles;
+    segment.whole = count == sequence.tiles, segment.last = tile + count == sequence.tiles;
     at += count, tile += count;
     if (segment.last) ++work_tile, tile = 0;
   }
@@ -158,21 +158,21 @@ struct ShareWalk {
  public:
   // Advances to the first part that begins at or after the current position.
   TESSERA_DEVICE void align_to_part(const DecodeSm90Params& p) {
-    const int part = invariant_part_tiles<kCfg>(p, share.tiles);
-    const int next = min((tile + part - 1) / part * part, share.tiles);
+    const int part = invariant_part_tiles<kCfg>(p, sequence.tiles);
+    const int next = min((tile + part - 1) / part * part, sequence.tiles);
     at += next - tile, tile = next;
-    if (tile == share.tiles) ++work_tile, tile = 0;
+    if (tile == sequence.tiles) ++work_tile, tile = 0;
   }
 };
 
 // A block's segments, in shared memory. One thread walks ahead of the others, so that no other thread keeps the walk in
 // registers or executes its code. Segment n is at n % kRing, from the schedule's start or from segment n - kAhead on.
 template <DecodeSm90Config kCfg>
-struct ShareSegments {
+struct RangeSegments {
   static constexpr int kRing = kDecodeSegmentRing,
                        kAhead = kRing - 2;  // the two segments that a block may be reading are never overwritten
   Segment ring[kRing];
-  ShareWalk<kCfg> walk;
+  RangeWalk<kCfg> walk;
 
   TESSERA_DEVICE const Segment& operator[](int n) const { return ring[n & (kRing - 1)]; }
   // Writes segments first ... last - 1, by one thread. Segments past the end of the range have no rows.
@@ -191,20 +191,20 @@ struct ShareSegments {
   };
   // Invariant: whether each part has a group of blocks of its own, which is so if a part is at least as long as a
   // range. If parts are shorter, every group of blocks from the first to the last has one.
-  TESSERA_DEVICE bool team_a_part(const Segment& segment) const { return segment.part_tiles >= walk.share_tiles; }
+  TESSERA_DEVICE bool group_a_part(const Segment& segment) const { return segment.part_tiles >= walk.range_tiles; }
   // Invariant: whether one group of blocks computes all parts of a group of parts.
   TESSERA_DEVICE bool group_is_whole(const Segment& segment, PartGroup group) const {
-    if (team_a_part(segment)) return false;
-    const auto team_of = [&](int part) {
-      return (segment.tiles_before + part * segment.part_tiles) / walk.share_tiles;
+    if (group_a_part(segment)) return false;
+    const auto group_of_part = [&](int part) {
+      return (segment.tiles_before + part * segment.part_tiles) / walk.range_tiles;
     };
-    return team_of(group.first) == team_of(group.last);
+    return group_of_part(group.first) == group_of_part(group.last);
   }
   // Invariant: bit n is set if part n is in memory once all blocks have arrived. A group of parts that one group of
   // blocks computes has only its last bit set: that slot holds the group's sum.
   TESSERA_DEVICE uint32 parts_in_memory(const Segment& segment) const {
     uint32 all = (1u << segment.parts.count) - 1;
-    if (team_a_part(segment)) return all;  // a short call waits for this
+    if (group_a_part(segment)) return all;  // a short call waits for this
     for (int n = 0; n * kDecodeGroupParts < segment.parts.count; ++n) {
       const PartGroup group(segment, n);
       if (group_is_whole(segment, group)) all &= ~((1u << group.last) - (1u << group.first));
@@ -216,27 +216,27 @@ struct ShareSegments {
   TESSERA_DEVICE void set_parts(const DecodeSm90Params& p, int n) {
     Segment& segment = ring[n & (kRing - 1)];
     if (segment.whole) return;
-    const int share_tiles = walk.share_tiles, first_team = segment.tiles_before / share_tiles;
+    const int range_tiles = walk.range_tiles, first_group = segment.tiles_before / range_tiles;
     TileParts& parts = segment.parts;
-    parts.counter = first_team * p.team.value + walk.member;
+    parts.counter = first_group * p.group_blocks.value + walk.member;
     if constexpr (kCfg.invariant) {
       parts.count = (segment.tiles + segment.part_tiles - 1) / segment.part_tiles;
       parts.index = segment.first / segment.part_tiles;
-      const int last_team = (segment.tiles_before + (parts.count - 1) * segment.part_tiles) / share_tiles;
-      parts.teams = team_a_part(segment) ? parts.count : last_team - first_team + 1;
+      const int last_group = (segment.tiles_before + (parts.count - 1) * segment.part_tiles) / range_tiles;
+      parts.block_groups = group_a_part(segment) ? parts.count : last_group - first_group + 1;
       parts.first_slot = parts.counter * kDecodeMostParts, parts.second_slot = parts.first_slot + 1, parts.step = 1;
       segment.whole_group = group_is_whole(segment, {segment, parts.index / kDecodeGroupParts});
     } else {
-      parts.count = parts.teams = (segment.tiles_before + segment.tiles - 1) / share_tiles - first_team + 1;
-      parts.index = walk.team - first_team;
-      const bool begins_share = first_team * share_tiles == segment.tiles_before;
-      parts.first_slot = 2 * parts.counter + !begins_share;
-      parts.second_slot = 2 * (parts.counter + p.team.value), parts.step = 2 * p.team.value;
+      parts.count = parts.block_groups = (segment.tiles_before + segment.tiles - 1) / range_tiles - first_group + 1;
+      parts.index = walk.block_group - first_group;
+      const bool begins_range = first_group * range_tiles == segment.tiles_before;
+      parts.first_slot = 2 * parts.counter + !begins_range;
+      parts.second_slot = 2 * (parts.counter + p.group_blocks.value), parts.step = 2 * p.group_blocks.value;
     }
   }
 };
 static_assert((kDecodeSegmentRing & (kDecodeSegmentRing - 1)) == 0);
-static_assert(sizeof(ShareSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes);
+static_assert(sizeof(RangeSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes);
 
 // Returns rest / by and leaves the remainder in rest. A division is a chain of 25 dependent instructions; a single
 // sequence skips it.
@@ -250,25 +250,25 @@ TESSERA_DEVICE int divide_out(int& rest, int by) {
 // Finds the range of block `block`, by all of its threads; its first segment is then visible to all of them. sScan:
 // [warps].
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread, int* sScan,
-                               ShareSegments<kCfg>& sSegments) {
-  ShareWalk<kCfg> walk;
-  walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
-  walk.row_tile = walk.member / p.team_heads, walk.head = walk.member - walk.row_tile * p.team_heads.value;
+TESSERA_DEVICE void find_range(const DecodeSm90Params& p, int block, int thread, int* sScan,
+                               RangeSegments<kCfg>& sSegments) {
+  RangeWalk<kCfg> walk;
+  walk.block_group = block / p.group_blocks, walk.member = block - walk.block_group * p.group_blocks.value;
+  walk.row_tile = walk.member / p.group_heads, walk.head = walk.member - walk.row_tile * p.group_heads.value;
   // Starts the walk at K/V tile `rest` of sequence walk.batch.
   const auto begin = [&](int rest) {
-    walk.work_tile = divide_out(rest, walk.share.tiles), walk.tile = rest;
+    walk.work_tile = divide_out(rest, walk.sequence.tiles), walk.tile = rest;
     if constexpr (kCfg.invariant) walk.align_to_part(p);
     sSegments.walk = walk;
     sSegments.walk_over(p, 0, 1);
   };
   const auto set_share = [&](int total) {
-    walk.share_tiles = max((total + p.teams.value - 1) / p.teams, p.min_tiles);
-    walk.at = walk.team * walk.share_tiles, walk.end = min(walk.at + walk.share_tiles, total);
+    walk.range_tiles = max((total + p.block_groups.value - 1) / p.block_groups, p.min_tiles);
+    walk.at = walk.block_group * walk.range_tiles, walk.end = min(walk.at + walk.range_tiles, total);
   };
   if constexpr (!kCfg.varlen) {  // all sequences have the same lengths
-    walk.share = sequence_share<kCfg>(p, 0);
-    const int each = walk.share.work_tiles(p) * walk.share.tiles;
+    walk.sequence = sequence_tiles<kCfg>(p, 0);
+    const int each = walk.sequence.work_tiles(p) * walk.sequence.tiles;
     set_share(each * p.batch);
     if (thread == 0) {
       if (walk.at < walk.end) {
@@ -285,8 +285,8 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
     const int each = (p.batch + kThreads - 1) / kThreads, first = min(thread * each, p.batch),
               last = min(first + each, p.batch);
     const auto tiles_of = [&](int batch) {
-      walk.share = sequence_share<kCfg>(p, batch);
-      return walk.share.work_tiles(p) * walk.share.tiles;
+      walk.sequence = sequence_tiles<kCfg>(p, batch);
+      return walk.sequence.work_tiles(p) * walk.sequence.tiles;
     };
     int mine = 0;
 #pragma unroll 1

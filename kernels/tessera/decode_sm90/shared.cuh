@@ -45,7 +45,7 @@ struct DecodeShared {
   DecodeMergeBuffers<kCfg> merge;
   DecodeQueries<kCfg> queries;
   Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // barriers of K and of V
-  ShareSegments<kCfg> segments;
+  RangeSegments<kCfg> segments;
   Segment parted;  // the range's first segment if other blocks compute parts of its work tile; else it has no rows
   // the last two: whether this block merges the work tile of `parted`, and that of the last segment
   int scan[kCfg.warps + 2];

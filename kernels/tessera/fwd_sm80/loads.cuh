@@ -45,8 +45,8 @@ TESSERA_DEVICE void load_keys(Tile& sTile, const FwdSm80Params& p, const RowTens
     const int* const pages = pages_of(p, b.s, b.work.batch);
     load_tile_scattered<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, base, [&](int row) {
       const int key = min(first + row, b.s.sk - 1);
-      const int page = pages[p.page_table_col * (key / p.page_size)];
-      return (tensor.batch * clamp(page, 0, p.pages - 1) + tensor.row * (key % p.page_size)) * kBytes;
+      const int page = pages[p.keys.table_col * (key / p.keys.page_size)];
+      return (tensor.batch * clamp(page, 0, p.keys.pages - 1) + tensor.row * (key % p.keys.page_size)) * kBytes;
     });
   } else {
     load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, key_rows(p, tensor, b, first, col),
@@ -74,7 +74,7 @@ template <FwdSm80Config kCfg, class Tile>
 TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdSm80BulkParams& p, const TensorMap& map,
                               const FwdBlock<kCfg>& b, int first, int col) {
   ptx::mbarrier_arrive_expect_tx(full.address(), sizeof(Tile));
-  copy_rows(sTile, full, map, col, b.s.k_begin + first, b.head_kv, p.cu_seqlens_k ? 0 : b.work.batch);
+  copy_rows(sTile, full, map, col, b.s.k_begin + first, b.head_kv, p.keys.begins ? 0 : b.work.batch);
 }
 
 // Called by one thread: copies the block's queries, if their order in memory is the tile's. Their bytes count at a

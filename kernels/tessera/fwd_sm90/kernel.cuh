@@ -166,7 +166,7 @@ struct Consumer {
   TESSERA_DEVICE void first_block() {
     const int sk = uniform(at.tile().s.sk);
     v_tail = 0;
-    if (kCfg.varlen && (at.p.cu_seqlens_k || at.p.seqused_k) && sk < (at.bounds.last + 1) * kCfg.block_n) {
+    if (kCfg.varlen && (at.p.keys.begins || at.p.seqused_k) && sk < (at.bounds.last + 1) * kCfg.block_n) {
       v_tail = sk % kCfg.block_n;
     }
     scores.first_block(at);

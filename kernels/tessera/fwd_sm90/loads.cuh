@@ -57,26 +57,26 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
       auto last_but_one = at;
       last_but_one.advance(2);
       shared.tile_ring.wait_empty(last_but_one);
-      const int drawn = atomicAdd(p.tile_counter, 1);
-      if (drawn >= work_tiles(p.order)) break;
-      if (!long_first || !Tile::is_long(p, drawn)) publish(drawn);
+      const int claimed = atomicAdd(p.tile_counter, 1);
+      if (claimed >= work_tiles(p.order)) break;
+      if (!long_first || !Tile::is_long(p, claimed)) publish(claimed);
     }
   } else if (kCfg.varlen && p.tile_counter) {
-    constexpr int kShortTilesADraw = 4;
+    constexpr int kShortTilesAClaim = 4;
     const int tiles = work_tiles(WorkTile<kCfg>::order_of(p));
     const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
     while (true) {
       auto last_but_one = at;  // the stage before the one that the tile after the next will use
       last_but_one.advance(2);
       shared.tile_ring.wait_empty(last_but_one);
-      const int drawn = atomicAdd(p.tile_counter, 1);
-      if (drawn < tiles) {
-        publish_if(drawn, is_long);
+      const int claimed = atomicAdd(p.tile_counter, 1);
+      if (claimed < tiles) {
+        publish_if(claimed, is_long);
         continue;
       }
-      const int first = (drawn - tiles) * kShortTilesADraw;
+      const int first = (claimed - tiles) * kShortTilesAClaim;
       if (first >= tiles) break;
-      for (int index = first; index < min(first + kShortTilesADraw, tiles); ++index) {
+      for (int index = first; index < min(first + kShortTilesAClaim, tiles); ++index) {
         publish_if(index, [&](const WorkTile<kCfg>& tile) { return !is_long(tile); });
       }
     }
@@ -201,9 +201,9 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     tile_at.advance();
     int page, row;  // of this lane's box in the next block
     const auto look_up = [&](int block) {
-      const uint32 key = block * kCfg.block_n + my_row, size = p.page_size;
-      page = 0, row = p.page_size;
-      if (key < sk) page = table[p.page_table_col * (key / size)], row = key % size;
+      const uint32 key = block * kCfg.block_n + my_row, size = p.keys.page_size;
+      page = 0, row = p.keys.page_size;
+      if (key < sk) page = table[p.keys.table_col * (key / size)], row = key % size;
     };
     look_up(first);
     for (int block = first; block < last; ++block) {
@@ -213,7 +213,7 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
         const uint32 to = shared_address(sTiles[at.stage()].data) + chunk * Tile::kChunkBytes + my_row * kChunkRowBytes;
-        ptx::cp_async_bulk_tensor_4d(to, map, full, chunk * kChunkCols, row, head, clamp(page, 0, p.pages - 1));
+        ptx::cp_async_bulk_tensor_4d(to, map, full, chunk * kChunkCols, row, head, clamp(page, 0, p.keys.pages - 1));
       }
       look_up(block + 1);
       at.advance();

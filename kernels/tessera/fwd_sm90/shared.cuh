@@ -126,7 +126,7 @@ struct WorkTile {
 
   // The batch index in the tensor maps: a packed tensor is one sequence to them.
   TESSERA_DEVICE int q_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.cu_seqlens_q ? 0 : batch; }
-  TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.cu_seqlens_k ? 0 : batch; }
+  TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.keys.begins ? 0 : batch; }
 };
 
 // ---- shared memory --------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ struct FwdD512Tile {
   }
   template <FwdSm90D512Config kCfg>
   TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const {
-    return kCfg.varlen && p.cu_seqlens_k ? 0 : batch;
+    return kCfg.varlen && p.keys.begins ? 0 : batch;
   }
 };
 static_assert(sizeof(FwdD512Tile) <= kFwdD512TileBytes);

@@ -5,7 +5,7 @@
 
 #include "tessera/attention/score/program.cuh"
 #include "tessera/program_sums/config.hpp"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

@@ -37,9 +37,8 @@ struct PrefixIndicesParams : ProblemParams {
                                      // mask
   const unsigned char* causal_seqs;  // [batch], the sequences that do; or NULL
   int64 causal_seqs_stride;
-  int64 a_sequence;                              // entries from one sequence's keys to the next's; 0: given by
-                                                 // cu_seqlens_k
-  int entries, keys_an_entry;                    // entries: of all sequences
+  int64 a_sequence;            // entries from one sequence's keys to the next's; 0: given by keys.begins
+  int entries, keys_an_entry;  // entries: of all sequences
   int *group_queries, *group_keys, *group_lens;  // [groups + 1], [groups + 1], [groups]
   int *suffix_keys, *suffix_lens;                // [batch + 1], [batch]
   PrefixChunks chunks;

@@ -42,7 +42,7 @@ TESSERA_DEVICE int first_query(const PrefixIndicesParams& p, int b) {
   return clamp(p.cu_seqlens_q[b * p.cu_seqlens_q_stride], 0, p.rows_q);
 }
 TESSERA_DEVICE int first_entry(const PrefixIndicesParams& p, int b) {
-  if (p.cu_seqlens_k) return clamp(p.cu_seqlens_k[b * p.cu_seqlens_k_stride], 0, p.rows_k);
+  if (p.keys.begins) return clamp(p.keys.begins[b * p.keys.begins_stride], 0, p.keys_limit);
   return b == p.batch ? p.entries : static_cast<int>(b * p.a_sequence);
 }
 

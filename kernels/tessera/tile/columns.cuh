@@ -2,7 +2,7 @@
 // a multiple of their total size.
 #pragma once
 
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include "tessera/ptx/async_copy.cuh"
 #include "tessera/ptx/layout.hpp"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

@@ -76,7 +76,7 @@ static_assert(kManyParts >= std::max(kDecodeMostParts, kGroupParts) && kGroupPar
 struct DecodeSm90Plan {
   DecodeSm90Config config;
   Grid grid;
-  int team, min_tiles, short_tiles, most_parts, least_queries, most_queries, part_rows;
+  int group_blocks, min_tiles, short_tiles, most_parts, least_queries, most_queries, part_rows;
   bool beside;  // the launch follows fwd_sm90's for the other sequences, which itself waits for the work before both
 };
 
@@ -135,7 +135,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
 
 // The number of work tiles of a head's rows that a group of blocks processes side by side, so that keys are read once
 // for all of them: all tiles, but one if parts must not depend on the other sequences' queries.
-int team_rows_of(const tessera_plan& plan, int64_t queries) {
+int group_rows_of(const tessera_plan& plan, int64_t queries) {
   const int64_t tiles = row_tiles_of(plan, queries);
   const int64_t most = std::min<int64_t>(kMostRows / kDecodeRows, plan.device.cores);
   return plan.problem.batch_invariant ? 1 : static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max<int64_t>(1, most)));
@@ -143,12 +143,13 @@ int team_rows_of(const tessera_plan& plan, int64_t queries) {
 
 // The number of blocks in a group. For each of these work tiles, the group has blocks with neighbouring KV heads, whose
 // keys are adjacent in memory: as many as divide the heads and leave few multiprocessors without a block.
-int team_of(const tessera_plan& plan, int rows) {
+int group_blocks_of(const tessera_plan& plan, int rows) {
   constexpr int64_t kBusyPercent = 96;
   const int64_t cores = std::max<int64_t>(1, plan.device.cores);
   for (int64_t heads = std::min(plan.heads_kv, cores); heads > 1; --heads) {
-    const int64_t team = heads * rows;
-    if (plan.heads_kv % heads == 0 && cores / team * team * 100 >= kBusyPercent * cores) return static_cast<int>(team);
+    const int64_t group_blocks = heads * rows;
+    if (plan.heads_kv % heads == 0 && cores / group_blocks * group_blocks * 100 >= kBusyPercent * cores)
+      return static_cast<int>(group_blocks);
   }
   return rows;
 }
@@ -156,8 +157,8 @@ int team_of(const tessera_plan& plan, int rows) {
 // The number of parts of a work tile, independent of the batch: as many as for a sequence alone, which is then as fast
 // as without batch_invariant.
 int most_parts_of(const tessera_plan& plan, int heads) {
-  const int64_t teams = std::max<int64_t>(1, plan.device.cores / heads), groups = plan.heads_kv / heads;
-  return static_cast<int>(std::clamp<int64_t>(divide_up(teams, groups), 1, kDecodeMostParts));
+  const int64_t block_groups = std::max<int64_t>(1, plan.device.cores / heads), groups = plan.heads_kv / heads;
+  return static_cast<int>(std::clamp<int64_t>(divide_up(block_groups, groups), 1, kDecodeMostParts));
 }
 
 // The layout of a call's workspace, as offsets in bytes.
@@ -280,10 +281,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.min_tiles = own.min_tiles, p.short_tiles = own.short_tiles, p.most_parts = Divisor(own.most_parts);
   p.many_parts = kManyParts, p.group_parts = Divisor(kGroupParts);
-  const int team_rows = team_rows_of(plan, own.most_queries), team_heads = own.team / team_rows;
-  p.team = Divisor(own.team), p.team_heads = Divisor(team_heads), p.team_rows = Divisor(team_rows);
-  p.head_groups = static_cast<int>(plan.heads_kv) / team_heads;
-  p.teams = Divisor(static_cast<int>(own.grid.x) / own.team);
+  const int group_rows = group_rows_of(plan, own.most_queries), group_heads = own.group_blocks / group_rows;
+  p.group_blocks = Divisor(own.group_blocks), p.group_heads = Divisor(group_heads), p.group_rows = Divisor(group_rows);
+  p.head_groups = static_cast<int>(plan.heads_kv) / group_heads;
+  p.block_groups = Divisor(static_cast<int>(own.grid.x) / own.group_blocks);
   p.page = Divisor(own.config.paged ? static_cast<int>(core::sizes(problem).page_size) : 1);
   p.part_rows = own.part_rows;
   p.masks = position_masks(problem, buffers);
@@ -332,11 +333,11 @@ tessera_plan_step& add_decode_sm90(tessera_plan& plan, int64_t least, int64_t mo
   DecodeSm90Plan own{};
   own.config = make_config(plan, most);
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
-  const int team_rows = team_rows_of(plan, most);
-  own.team = team_of(plan, team_rows);
+  const int group_rows = group_rows_of(plan, most);
+  own.group_blocks = group_blocks_of(plan, group_rows);
   own.min_tiles = (own.config.invariant ? kMinInvariantPartKeys : kMinPartKeys) / own.config.block_n;
   own.short_tiles = kShortKeys / own.config.block_n;
-  own.most_parts = most_parts_of(plan, own.team / team_rows);
+  own.most_parts = most_parts_of(plan, own.group_blocks / group_rows);
   own.least_queries = static_cast<int>(least), own.most_queries = static_cast<int>(most);
   own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, most * group_of(plan)));
   own.beside = beside;

@@ -6,7 +6,7 @@ namespace {
 // A pair, to its type and back; an element to memory and back.
 DeviceTest of_type(const std::string& name, const std::string& dtype, uint32_t stored) {
   return {.name = "element_" + name,
-          .header = "tessera/tile/element.cuh",
+          .header = "tessera/tile/fragment.cuh",
           .expected = {stored, word(1.5f), word(-2.25f), word(-2.25f)},
           .body = "constexpr Dtype kType = Dtype::" + dtype + R"(;
   if (t == 0) {
@@ -29,7 +29,7 @@ const DeviceTests kTests({
     of_type("f16", "kFloat16", half_pair(1.5f, -2.25f, false)),
     of_type("bf16", "kBFloat16", half_pair(1.5f, -2.25f, true)),
     {.name = "infinity",
-     .header = "tessera/tile/element.cuh",
+     .header = "tessera/tile/fragment.cuh",
      .expected = {0x7f800000},
      .body = "if (t == 0) out[0] = __float_as_uint(infinity());"},
 });

@@ -63,10 +63,10 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
   b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
   int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
-  if (kCfg.varlen && p.cu_seqlens_k) {
-    b.batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot),
+  if (kCfg.varlen && p.keys.begins) {
+    b.batch = find_sequence<kCfg.block_n>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, slot),
     b.head_kv = head;
-    key0 = tile_at_slot<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot, b.batch);
+    key0 = tile_at_slot<kCfg.block_n>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, slot, b.batch);
     key0 *= kCfg.block_n;
   }
   b.s = load_sequence<kCfg.varlen>(p, b.batch);
@@ -135,7 +135,7 @@ TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) 
 
 // Deterministic: the number of blocks that add to the query tile of row0 before this one.
 template <auto kCfg>
-TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) {
+TESSERA_DEVICE int adders_before(const BwdSm90Params& p, const KeyBlock& b, int row0) {
   const int mine = b.key0 / kCfg.block_n;
   if (p.rotation) {  // the block that begins with this tile, or less than `rotation` tiles before it, is the first
     const int ahead = row0 / kCfg.block_m / p.rotation - mine;
@@ -145,15 +145,15 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 
-// Deterministic: calls body(slot, turn) for every kThreads-th step of a block, from step `thread` on, in order. slot:
-// the padded index of the tile of dQ; turn: the number of blocks that add to it before this one.
+// Deterministic: calls body(slot, before) for every kThreads-th step of a block, from step `thread` on, in order. slot:
+// the padded index of the tile of dQ; before: the number of blocks that add to it before this one.
 template <auto kCfg, int kThreads, class Body>
-TESSERA_DEVICE void for_turns(const BwdSm90Params& p, const KeyBlock& b, int thread, Body&& body) {
+TESSERA_DEVICE void for_additions(const BwdSm90Params& p, const KeyBlock& b, int thread, Body&& body) {
   const int start = start_tile<kCfg>(p, b);
   int tile = start, head_slot = b.head_kv * p.group * p.q_slots + b.slot0;  // of the head's first query tile
 #pragma unroll 1
   for (int step = 0; step < b.steps; ++step) {
-    if (step % kThreads == thread) body(head_slot + tile, turn_of<kCfg>(p, b, tile * kCfg.block_m));
+    if (step % kThreads == thread) body(head_slot + tile, adders_before<kCfg>(p, b, tile * kCfg.block_m));
     tile = next_tile(b, tile);
     if (tile == start) head_slot += p.q_slots;
   }
@@ -168,8 +168,8 @@ struct QueryTileStep {
 
 // With a block mask: the padded index of the tile to which a step's dQ is added and, deterministic, the number of
 // blocks that add to it before this one.
-struct QueryTileTurn {
-  int slot, turn;
+struct DqAddition {
+  int slot, before;
 };
 
 }  // namespace tessera

@@ -79,8 +79,8 @@ TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
     rows.for_each(p.heads_q, warp, warps,
                   [&](int row, int head) { clear_row<kDtype>(p.d_q, 0, row, head, p.head_dim); });
   }
-  if (p.cu_seqlens_k) {
-    const UnownedRows rows(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k);
+  if (p.keys.begins) {
+    const UnownedRows rows(p, p.keys.begins, p.keys.begins_stride, p.keys_limit);
     rows.for_each(p.heads_kv, warp, warps, [&](int row, int head) {
       clear_row<kDtype>(p.d_k, 0, row, head, p.head_dim);
       clear_row<kDtype>(p.d_v, 0, row, head, p.head_dim_v);

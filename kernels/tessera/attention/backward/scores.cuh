@@ -16,13 +16,13 @@ namespace tessera {
 // index `warp` in the step. `bits`: the step's dropout bits in shared memory, from rP's first query on.
 template <int kSteps>
 TESSERA_DEVICE void mark_dropped(uint32 (&rP)[kSteps][4], uint32 bits, int warp, int lane) {
-  const uint32 words = bits + DrawnBits::word_offset(warp / 2, lane / 8, lane % 4);
-  const int shift = DrawnBits::bit(warp % 2 * 2, lane / 4 % 2);
+  const uint32 words = bits + DropoutBits::word_offset(warp / 2, lane / 8, lane % 4);
+  const int shift = DropoutBits::bit(warp % 2 * 2, lane / 4 % 2);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const uint32 word = static_cast<uint32>(ptx::ld_shared_s32(words + step * DrawnBits::kWordStep)) >> shift;
+    const uint32 word = static_cast<uint32>(ptx::ld_shared_s32(words + step * DropoutBits::kWordStep)) >> shift;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) rP[step][i] |= DrawnBits::signs(word, i / 2, i % 2);
+    for (int i = 0; i < 4; ++i) rP[step][i] |= DropoutBits::signs(word, i / 2, i % 2);
   }
 }
 
@@ -69,7 +69,7 @@ TESSERA_DEVICE float score_gradient(const BwdSm90Params& p, float weight, float 
 
 template <class Shared, auto kCfg>
 struct DropoutWarps {
-  static constexpr int kUnits = Shared::kDrawnUnits;  // of a step: 32 words each, one for each lane
+  static constexpr int kUnits = Shared::kDropoutUnits;  // of a step: 32 words each, one for each lane
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -80,17 +80,17 @@ struct DropoutWarps {
   TESSERA_DEVICE void run(uint32 warp) const {
 #pragma unroll 1
     for (uint32 unit = warp; unit < static_cast<uint32>(block.steps) * kUnits; unit += Shared::kDropoutWarps) {
-      const uint32 drops = draw(unit);
-      const RingPosition<Shared::kDrawnStages> at = place_of(not_hoisted(unit) / kUnits);
-      ptx::mbarrier_wait_parity(shared.drawn_empty(at), at.parity ^ 1);
-      ptx::st_shared_s32(shared.drawn(at) + word_of(not_hoisted(unit)) * 4, static_cast<int>(drops));
-      Shared::arrive_warp(shared.drawn_full(at));
+      const uint32 drops = generate(unit);
+      const RingPosition<Shared::kDropoutStages> at = place_of(not_hoisted(unit) / kUnits);
+      ptx::mbarrier_wait_parity(shared.dropout_empty(at), at.parity ^ 1);
+      ptx::st_shared_s32(shared.dropout_bits(at) + word_of(not_hoisted(unit)) * 4, static_cast<int>(drops));
+      Shared::arrive_warp(shared.dropout_full(at));
     }
   }
-  TESSERA_DEVICE static RingPosition<Shared::kDrawnStages> place_of(uint32 step) {
-    RingPosition<Shared::kDrawnStages> at;
-    at.offset = static_cast<int>(step % Shared::kDrawnStages) * at.kStep;
-    at.parity = static_cast<int>(step / Shared::kDrawnStages % 2);
+  TESSERA_DEVICE static RingPosition<Shared::kDropoutStages> place_of(uint32 step) {
+    RingPosition<Shared::kDropoutStages> at;
+    at.offset = static_cast<int>(step % Shared::kDropoutStages) * at.kStep;
+    at.parity = static_cast<int>(step / Shared::kDropoutStages % 2);
     return at;
   }
   TESSERA_DEVICE static uint32 word_of(uint32 unit) { return unit % kUnits * 32 + not_hoisted(threadIdx.x % 32); }
@@ -111,12 +111,12 @@ struct DropoutWarps {
     }
   }
 
-  TESSERA_DEVICE uint32 draw(uint32 unit) const {
+  TESSERA_DEVICE uint32 generate(uint32 unit) const {
     int head = block.head_kv * p.group;
     const int row0 = find(static_cast<int>(unit / kUnits), head) * kCfg.block_m;
-    return DrawnBits::draw<kCfg.score.dropout_state>(p, dropout_head<kCfg.score>(p, block.batch, head),
-                                                     dropout_query<kCfg.score>(p, row0),
-                                                     dropout_key<kCfg.score>(p, block.key0), word_of(unit));
+    return DropoutBits::generate<kCfg.score.dropout_state>(p, dropout_head<kCfg.score>(p, block.batch, head),
+                                                           dropout_query<kCfg.score>(p, row0),
+                                                           dropout_key<kCfg.score>(p, block.key0), word_of(unit));
   }
 };
 

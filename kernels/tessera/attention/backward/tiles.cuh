@@ -6,7 +6,7 @@
 #include "tessera/attention/backward/rows.cuh"
 #include "tessera/ptx/async_copy.cuh"
 #include "tessera/ptx/wgmma.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {
@@ -137,7 +137,7 @@ TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block
 #pragma unroll
   for (int col = 0; col < Keys::kCols; col += kChunkCols) {
     ptx::cp_async_bulk_tensor_store_4d(map, Keys::at(tile, row, col), col, block.s.k_begin + block.key0 + row,
-                                       block.head_kv, p.cu_seqlens_k ? 0 : block.batch);
+                                       block.head_kv, p.keys.begins ? 0 : block.batch);
   }
   ptx::cp_async_bulk_commit_group();
 }

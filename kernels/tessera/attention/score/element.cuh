@@ -5,7 +5,7 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/sequence.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 #include "tessera/types.hpp"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/comparison/standard/config.hpp"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 

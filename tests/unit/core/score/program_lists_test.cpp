@@ -35,7 +35,7 @@ struct Lists {
     p.heads_q = Divisor(static_cast<int>(world.heads)), p.heads_kv = Divisor(static_cast<int>(world.heads_kv));
     p.group = Divisor(static_cast<int>(world.heads / world.heads_kv));
     p.seqlen_q = p.rows_q = p.max_seqlen_q = static_cast<int>(world.len_q);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = static_cast<int>(world.len_k);
+    p.seqlen_k = p.keys_limit = p.max_seqlen_k = static_cast<int>(world.len_k);
     p.causal = draw(0, 2) == 0;
     p.window_left = draw(0, 3) ? -1 : draw(0, 300), p.window_right = draw(0, 3) ? -1 : draw(0, 300);
     const core::score::InputSet inputs = facts_of(*program.checked).mask_inputs;

@@ -37,13 +37,13 @@ struct Drawn {
     p.window_left = draw(0, 2) ? -1 : draw(0, 300);
     p.window_right = draw(0, 2) ? -1 : draw(0, 300);
     p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, 500);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(1, 700);
+    p.seqlen_k = p.keys_limit = p.max_seqlen_k = draw(1, 700);
     if (packed) {
-      for (int b = 0; b <= p.batch; ++b) cu_q.push_back(draw(0, p.rows_q)), cu_k.push_back(draw(0, p.rows_k));
+      for (int b = 0; b <= p.batch; ++b) cu_q.push_back(draw(0, p.rows_q)), cu_k.push_back(draw(0, p.keys_limit));
       std::ranges::sort(cu_q);
       std::ranges::sort(cu_k);
-      p.cu_seqlens_q = cu_q.data(), p.cu_seqlens_k = cu_k.data();
-      p.cu_seqlens_q_stride = p.cu_seqlens_k_stride = 1;
+      p.cu_seqlens_q = cu_q.data(), p.keys.begins = cu_k.data();
+      p.cu_seqlens_q_stride = p.keys.begins_stride = 1;
     }
     if (draw(0, 2) == 0) {
       for (int b = 0; b < p.batch; ++b) used.push_back(draw(0, p.seqlen_k));
@@ -51,14 +51,14 @@ struct Drawn {
     }
     p.q_tiles = packed ? p.rows_q / kM + p.batch : tiles_of(p.seqlen_q, kM);
     p.q_slots = packed ? p.q_tiles : p.q_tiles * p.batch;
-    p.key_tiles = Divisor(packed ? p.rows_k / kN + p.batch : tiles_of(p.seqlen_k, kN));
+    p.key_tiles = Divisor(packed ? p.keys_limit / kN + p.batch : tiles_of(p.seqlen_k, kN));
     p.heads = packed ? heads_kv : heads_kv * p.batch;
     p.section_heads = Divisor(draw(1, p.heads));
     blocks = p.heads * p.key_tiles;
   }
 };
 
-TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
+TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInOrder) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);
   constexpr int kTrials = 3000;
@@ -72,14 +72,14 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
     for (int index = 0; index < drawn.blocks; ++index) {  // in the order of their start
       const KeyBlock b = key_block<kConfig>(p, index);
       for (int key = b.key0; key < std::min(b.key0 + kN, b.s.k_rows); ++key) {
-        const int row = p.cu_seqlens_k ? b.s.k_begin + key : b.batch * p.seqlen_k + key;
+        const int row = p.keys.begins ? b.s.k_begin + key : b.batch * p.seqlen_k + key;
         ASSERT_TRUE(owners.insert({row, b.head_kv}).second) << "two blocks store a key";
       }
       ASSERT_EQ(b.steps, b.tiles * p.group);
       for (int h = 0; h < p.group; ++h)
         for (int tile = b.first_tile; tile < b.first_tile + b.tiles; ++tile) {
           const int slot = (b.head_kv * p.group + h) * p.q_slots + b.slot0 + tile;
-          ASSERT_EQ(turn_of<kConfig>(p, b, tile * kM), added[slot]++) << "waits for a block that starts later";
+          ASSERT_EQ(adders_before<kConfig>(p, b, tile * kM), added[slot]++) << "waits for a block that starts later";
           met.insert({slot, b.key0 / kN});
         }
     }
@@ -106,7 +106,7 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
         }
       for (int key = 0; key < s.k_rows; ++key)
         for (int head = 0; head < p.heads_kv; ++head) {
-          const int row = p.cu_seqlens_k ? s.k_begin + key : batch * p.seqlen_k + key;
+          const int row = p.keys.begins ? s.k_begin + key : batch * p.seqlen_k + key;
           ASSERT_TRUE(owners.contains({row, head})) << "nobody stores a key";
         }
     }
@@ -115,7 +115,7 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
 
 // Rotated, a head's blocks wait for one another: on as many multiprocessors as they are, going on in any order, all
 // end. Producer and dQ thread pass over the same tiles.
-TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
+TEST(BwdSm90Blocks, RotatedAddInOrderWhereAHeadIsResident) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);
   const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
@@ -132,7 +132,7 @@ TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
     p.window_left = p.window_right = -1;
     const int key_tiles = draw(1, 9);
     p.rotation = draw(1, 3);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = key_tiles * kN - draw(0, kN - 1);
+    p.seqlen_k = p.keys_limit = p.max_seqlen_k = key_tiles * kN - draw(0, kN - 1);
     p.q_tiles = (key_tiles - 1) * p.rotation + draw(1, p.rotation);
     p.seqlen_q = p.rows_q = p.max_seqlen_q = p.q_tiles * kM - draw(0, kM - 1);
     p.q_slots = p.q_tiles * p.batch;
@@ -152,9 +152,9 @@ TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
       std::vector<int> next;  // the blocks that come next in the order
       for (int i = 0; i < std::ssize(running); ++i) {
         const auto& [b, tile, head, left] = running[i];
-        const int turn = turn_of<kConfig>(p, b, tile * kM), slot = head * p.q_slots + b.slot0 + tile;
-        ASSERT_GE(turn, added[slot]) << "a turn has passed";
-        if (turn == added[slot]) next.push_back(i);
+        const int before = adders_before<kConfig>(p, b, tile * kM), slot = head * p.q_slots + b.slot0 + tile;
+        ASSERT_GE(before, added[slot]) << "a before has passed";
+        if (before == added[slot]) next.push_back(i);
       }
       ASSERT_FALSE(next.empty()) << "all wait";
       const int i = next[draw(0, static_cast<int>(next.size()) - 1)];

@@ -31,8 +31,8 @@ TEST(CudaBwdSm90Dropout, EveryLaneReadsItsOwn) {
     std::memset(of_state.dropout_keys, 0, sizeof of_state.dropout_keys);
     of_state.dropout_offset = 0, of_state.dropout_state = state, of_state.dropout_state_stride = 1;
     for (size_t n = 0; n < words.size(); ++n) {
-      words[n] = DrawnBits::draw<false>(p, head, row0, key0, static_cast<uint32>(n));
-      ASSERT_EQ(DrawnBits::draw<true>(of_state, head, row0, key0, static_cast<uint32>(n)), words[n]);
+      words[n] = DropoutBits::generate<false>(p, head, row0, key0, static_cast<uint32>(n));
+      ASSERT_EQ(DropoutBits::generate<true>(of_state, head, row0, key0, static_cast<uint32>(n)), words[n]);
     }
 
     // As ScoreWarpgroup::mark_dropped reads them.
@@ -40,9 +40,9 @@ TEST(CudaBwdSm90Dropout, EveryLaneReadsItsOwn) {
       for (int lane = 0; lane < 32; ++lane)
         for (int m = 0; m < kBlockM / 8; ++m)
           for (int half = 0; half < 2; ++half) {
-            const int at = DrawnBits::word_offset(warp / 2, lane / 8, lane % 4) + m / 2 * DrawnBits::kWordStep;
-            const uint32 word = words[at / 4] >> DrawnBits::bit(warp % 2 * 2, lane / 4 % 2);
-            const uint32 signs = DrawnBits::signs(word, m % 2, half);
+            const int at = DropoutBits::word_offset(warp / 2, lane / 8, lane % 4) + m / 2 * DropoutBits::kWordStep;
+            const uint32 word = words[at / 4] >> DropoutBits::bit(warp % 2 * 2, lane / 4 % 2);
+            const uint32 signs = DropoutBits::signs(word, m % 2, half);
             const int query = row0 + m * 8 + lane % 4 * 2, column = key0 + warp * 16 + half * 8 + lane / 4;
             ASSERT_EQ(signs >> 15 & 1, dropout.keeps(head, query, column) ? 0u : 1u) << warp << ' ' << lane << ' ' << m;
             ASSERT_EQ(signs >> 31, dropout.keeps(head, query + 1, column) ? 0u : 1u) << warp << ' ' << lane << ' ' << m;

@@ -125,8 +125,9 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
         const int tile = list_block(b.load_entry);
         ASSERT_LT(tile, last) << "in descending order";
         last = tile;
-        const int turn = *p.turns.turn(list_of(p, b, kLists.rows, head), tile);
-        ASSERT_EQ(turn, (added[{b.batch * heads_kv * group + head, tile}]++)) << "waits for a block that starts later";
+        const int before = *p.turns.turn(list_of(p, b, kLists.rows, head), tile);
+        ASSERT_EQ(before, (added[{b.batch * heads_kv * group + head, tile}]++))
+            << "waits for a block that starts later";
         ++b.load_tile;
         if (left > 1) find_entry(p, b, kLists.rows);
       }

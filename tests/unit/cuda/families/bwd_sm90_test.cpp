@@ -273,7 +273,7 @@ TEST(CudaBwdSm90, PackedSequencesHaveSlots) {
   EXPECT_NE(list[1].spec().config.find(".varlen = true"), std::string::npos);
 }
 
-TEST(CudaBwdSm90, DeterministicAdditionsTakeTurns) {
+TEST(CudaBwdSm90, DeterministicAdditionsAreInOrder) {
   tessera_problem problem = problem_of(128);
   const tessera_plan as_they_come = plan_of(problem);
   problem.deterministic = 1;

@@ -102,12 +102,12 @@ class Copies {
 };
 
 TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, int box_rows) {
-  const bool paged = p.page_table != nullptr, packed = !paged && p.cu_seqlens_k != nullptr;
-  const int batches = paged    ? p.pages
+  const bool paged = p.keys.table != nullptr, packed = !paged && p.keys.begins != nullptr;
+  const int batches = paged    ? p.keys.pages
                       : packed ? 1
                                : p.batch,
-            rows = paged    ? p.page_size
-                   : packed ? p.rows_k
+            rows = paged    ? p.keys.page_size
+                   : packed ? p.keys_limit
                             : p.seqlen_k;
   constexpr int kBFloat16 = 9, kSwizzle128B = 3;
   EmulatedTensorMap map{.magic = EmulatedTensorMap::kMagic,
@@ -166,11 +166,12 @@ void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
   }
 
   copies.take_back(call.o), copies.take_back(call.lse);
-  if (problem.batch_invariant) {  // the same bits where one team has all parts, none of them in the workspace
+  if (problem
+          .batch_invariant) {  // the same bits where one group of blocks has all parts, none of them in the workspace
     const auto o = call.o.bytes(), lse = call.lse.bytes();
-    Launch by_one_team = list[0];
-    by_one_team.grid.x = static_cast<unsigned>(params.team.value), params.teams = Divisor(1);
-    ASSERT_TRUE(run_config(by_one_team, params));
+    Launch by_one_group = list[0];
+    by_one_group.grid.x = static_cast<unsigned>(params.group_blocks.value), params.block_groups = Divisor(1);
+    ASSERT_TRUE(run_config(by_one_group, params));
     copies.take_back(call.o), copies.take_back(call.lse);
     EXPECT_TRUE(call.o.bytes() == o && call.lse.bytes() == lse) << "bits depend on who has the parts";
   }
@@ -229,8 +230,8 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=3 sq=1 sk=700 hq=4 hkv=2 d=56 dv=40 k=paged page=3 cores=3",
         "dtype=f16 b=2 sq=2 sk=700 hq=4 hkv=2 d=100 dv=108 gap=4 cores=5",
         "dtype=f16 b=2 sq=2 sk=600 hq=4 hkv=2 d=112 dv=112 reversed=1 cores=5",
-        // Several work tiles of a head's rows, side by side in a team; sequences with fewer, which some of its blocks
-        // pass over.
+        // Several work tiles of a head's rows, side by side in a group of blocks; sequences with fewer, which some of
+        // its blocks pass over.
         "dtype=bf16 b=3 sq=8 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=9",
         "dtype=bf16 b=7 few=4 sq=15 sk=600 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
         "tail=3 "

@@ -41,14 +41,15 @@ struct Drawn {
     const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
     p.batch = draw(1, draw(0, 1) ? 100 : 4);
     const int heads = draw(1, 3), rows = invariant ? 1 : draw(1, 3), groups = draw(1, 2), group = draw(1, 9);
-    const int team = heads * rows, heads_kv = heads * groups;
-    p.team = Divisor(team), p.team_heads = Divisor(heads), p.team_rows = Divisor(rows), p.head_groups = groups;
+    const int group_blocks = heads * rows, heads_kv = heads * groups;
+    p.group_blocks = Divisor(group_blocks), p.group_heads = Divisor(heads), p.group_rows = Divisor(rows),
+    p.head_groups = groups;
     p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
     p.causal = draw(0, 1), p.fixed_diagonal = draw(0, 3) == 0;
     p.window_left = draw(0, 2) ? -1 : draw(0, 300);
     p.window_right = draw(0, 2) ? -1 : draw(0, 300);
     p.seqlen_q = p.max_seqlen_q = draw(0, 5);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(0, draw(0, 1) ? 3000 : 100);
+    p.seqlen_k = p.keys_limit = p.max_seqlen_k = draw(0, draw(0, 1) ? 3000 : 100);
     if (varlen && draw(0, 1)) {
       p.rows_q = p.batch * 3;
       for (int b = 0; b <= p.batch; ++b) cu_q.push_back(draw(0, p.rows_q));
@@ -62,12 +63,12 @@ struct Drawn {
     p.min_tiles = draw(1, 8), p.short_tiles = draw(0, 40), p.most_parts = Divisor(draw(1, kDecodeMostParts));
     p.many_parts = invariant ? kDecodeMostParts : draw(2, 20), p.group_parts = Divisor(draw(2, p.many_parts));
     p.most_queries = 5;
-    blocks = draw(team, 60), p.teams = Divisor(blocks / team);
+    blocks = draw(group_blocks, 60), p.block_groups = Divisor(blocks / group_blocks);
   }
 };
 
 struct Part {
-  int team, begin, end;
+  int block_group, begin, end;
   bool whole_group;
   std::uint32_t in_memory;  // of its work tile
 };
@@ -77,12 +78,12 @@ struct Part {
 void expect_groups(const std::vector<Part>& parts) {
   for (std::size_t first = 0; first < parts.size(); first += kDecodeGroupParts) {
     const std::size_t last = std::min(first + kDecodeGroupParts, parts.size()) - 1;
-    const bool one_team = parts[first].team == parts[last].team;
+    const bool one_group = parts[first].block_group == parts[last].block_group;
     for (std::size_t n = first; n <= last; ++n) {
       if (first < last) {
-        ASSERT_EQ(parts[n].whole_group, one_team);
+        ASSERT_EQ(parts[n].whole_group, one_group);
       }
-      ASSERT_EQ(parts.front().in_memory >> n & 1, !one_team || n == last);
+      ASSERT_EQ(parts.front().in_memory >> n & 1, !one_group || n == last);
     }
   }
 }
@@ -128,24 +129,24 @@ void deal() {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
     const Drawn drawn(random, kConfig.varlen, kConfig.invariant);
     const DecodeSm90Params& p = drawn.p;
-    std::vector<ShareSegments<kConfig>> dealt(static_cast<std::size_t>(drawn.blocks));
+    std::vector<RangeSegments<kConfig>> dealt(static_cast<std::size_t>(drawn.blocks));
     std::array<int, 8> scan{};
     emulated::Warp::run([&](int lane) {
       for (int block = 0; block < drawn.blocks; ++block) {
         const auto at = static_cast<std::size_t>(block);
-        find_share<kConfig>(p, block, lane, scan.data(), dealt[at]);
+        find_range<kConfig>(p, block, lane, scan.data(), dealt[at]);
         __syncthreads();  // the next block's scan
       }
     });
-    std::map<std::tuple<int, int, int>, std::vector<Part>> parts;  // of a work tile: (batch, head, first row)
-    std::map<int, std::set<std::tuple<int, int, int>>> counters;   // who arrives where
-    std::map<std::tuple<int, int, int>, std::set<int>> teams;      // who arrives
-    std::set<int> slots;                                           // of works that several blocks share
+    std::map<std::tuple<int, int, int>, std::vector<Part>> parts;     // of a work tile: (batch, head, first row)
+    std::map<int, std::set<std::tuple<int, int, int>>> counters;      // who arrives where
+    std::map<std::tuple<int, int, int>, std::set<int>> block_groups;  // who arrives
+    std::set<int> slots;                                              // of works that several blocks share
     std::map<int, std::pair<std::tuple<int, int, int>, int>> group_counters;  // which group of parts arrives where
     std::map<std::pair<std::tuple<int, int, int>, int>, int> arrived;         // how many of its parts
     for (int block = 0; block < drawn.blocks; ++block) {
-      ShareSegments<kConfig>& segments = dealt[static_cast<std::size_t>(block)];
-      const int team = block / p.team;
+      RangeSegments<kConfig>& segments = dealt[static_cast<std::size_t>(block)];
+      const int block_group = block / p.group_blocks;
       int tiles = 0;
       for (int n = 0; segments[n].rows > 0; ++n) {
         const Segment& segment = segments[n];
@@ -155,7 +156,7 @@ void deal() {
         const std::tuple key{segment.batch, segment.head_kv, segment.row0};
         std::vector<Part>& of = parts[key];
         const bool split = kConfig.invariant && !segment.whole;
-        of.push_back({team, segment.begin, segment.end, split && segment.whole_group,
+        of.push_back({block_group, segment.begin, segment.end, split && segment.whole_group,
                       split ? segments.parts_in_memory(segment) : 0});
         ASSERT_LT(segment.begin, segment.end);
         ASSERT_GE(segment.rows, 1);
@@ -175,17 +176,17 @@ void deal() {
         if (work.shared()) {
           ASSERT_TRUE(slots.insert(work.slot(work.index)).second) << "two parts in one place";
           counters[work.counter].insert(key);
-          teams[key].insert(team);
+          block_groups[key].insert(block_group);
           ASSERT_NO_FATAL_FAILURE(expect_group(p, work, drawn.blocks, key, slots, group_counters, arrived));
         }
         if (segment.last) {
           ASSERT_EQ(static_cast<int>(of.size()), work.count);
-          ASSERT_EQ(work.shared() ? static_cast<int>(teams[key].size()) : 1, work.teams);
+          ASSERT_EQ(work.shared() ? static_cast<int>(block_groups[key].size()) : 1, work.block_groups);
           if (kConfig.invariant) ASSERT_NO_FATAL_FAILURE(expect_groups(of));
         }
       }
       if (!kConfig.invariant) {
-        ASSERT_TRUE(tiles == 0 || tiles <= segments.walk.share_tiles);
+        ASSERT_TRUE(tiles == 0 || tiles <= segments.walk.range_tiles);
       }
     }
     for (const auto& [counter, works] : counters) ASSERT_EQ(works.size(), 1u) << "two works with one counter";
@@ -198,7 +199,7 @@ void deal() {
           const std::vector<Part>& of = found->second;
           for (std::size_t n = 1; n < of.size(); ++n) {
             ASSERT_EQ(of[n].begin, of[n - 1].end);
-            ASSERT_GE(of[n].team, of[n - 1].team);
+            ASSERT_GE(of[n].block_group, of[n - 1].block_group);
           }
           const KeyRange keys = visible_keys(p, s, row / p.group);
           if (keys.low > keys.high) continue;

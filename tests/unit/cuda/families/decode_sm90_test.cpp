@@ -92,14 +92,14 @@ TEST(CudaDecodeSm90, ItsWorkspaceHoldsEveryBlocksParts) {
 // Neighbouring heads side by side, while few multiprocessors go without a block.
 TEST(CudaDecodeSm90, TeamsDivideTheHeads) {
   const struct {
-    int heads_kv, team;
+    int heads_kv, group_blocks;
   } rows[] = {{1, 1}, {2, 2}, {8, 8}, {32, 32}, {40, 10}, {5, 5}, {7, 1}, {128, 128}, {264, 132}, {80, 16}};
-  for (const auto& [heads_kv, team] : rows) {
+  for (const auto& [heads_kv, group_blocks] : rows) {
     const tessera_plan plan = plan_of(problem_of(64, heads_kv));
     LaunchList list;
     ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
-    EXPECT_EQ(params_of(list[0]).team, team) << heads_kv;
-    EXPECT_EQ(params_of(list[0]).head_groups, heads_kv / team);
+    EXPECT_EQ(params_of(list[0]).group_blocks, group_blocks) << heads_kv;
+    EXPECT_EQ(params_of(list[0]).head_groups, heads_kv / group_blocks);
   }
 }
 

@@ -22,7 +22,7 @@ struct DrawnBlockMask {
     p.causal = draw(0, 1), p.fixed_diagonal = draw(0, 1);
     p.window_left = draw(0, 2) ? -1 : draw(0, most_window), p.window_right = draw(0, 2) ? -1 : draw(0, most_window);
     p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, most_queries);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(1, most_keys);
+    p.seqlen_k = p.keys_limit = p.max_seqlen_k = draw(1, most_keys);
     p.mask_block_q = 64 * draw(1, 3), p.mask_block_k = 64 * draw(1, 3);
     rows = (p.seqlen_q + p.mask_block_q - 1) / p.mask_block_q;
     cols = (p.seqlen_k + p.mask_block_k - 1) / p.mask_block_k;

@@ -44,7 +44,7 @@ void decode_all() {
     }
     p.cu_seqlens_q = cu.data(), p.cu_seqlens_q_stride = 1;
     p.rows_q = cu.back() + draw(0, 3), p.max_seqlen_q = 900;
-    p.seqlen_k = p.max_seqlen_k = p.rows_k = 1000;
+    p.seqlen_k = p.max_seqlen_k = p.keys_limit = 1000;
 
     LiveTilesParams made{};
     static_cast<ProblemParams&>(made) = p;

@@ -4,7 +4,6 @@
 
 #include "tessera/attention/score/element.cuh"
 #include "tessera/ptx/synchronization.cuh"
-#include "tessera/tile/element.cuh"
 #include "tessera/tile/fragment.cuh"
 
 namespace tessera {
