@@ -1,6 +1,6 @@
 #include "extents.hpp"
 
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 
 namespace tessera::cli {
 namespace {

@@ -12,7 +12,7 @@
 #include "attention_call.hpp"
 #include "check.hpp"
 #include "commands.hpp"
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 #include "error.hpp"
 #include "extents.hpp"
 #include "files.hpp"

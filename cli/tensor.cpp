@@ -8,7 +8,7 @@
 #include <limits>
 #include <utility>
 
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 #include "error.hpp"
 #include "peers/standard_attention.hpp"
 

@@ -4,7 +4,7 @@
 #include "api/device_here.hpp"
 #include "core/caller_struct.hpp"
 #include "core/cancel.hpp"
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 #include "core/guarded.hpp"
 #include "core/status.hpp"
 #include "cpu/cpu.hpp"

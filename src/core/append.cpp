@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/caller_struct.hpp"
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/own_memory.hpp"

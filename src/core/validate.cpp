@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "core/dtypes.hpp"
 #include "core/fields.hpp"
-#include "core/float8.hpp"
 #include "core/geometry.hpp"
 #include "core/isa.hpp"
 #include "core/layout.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/runner.hpp"
 #include "cpu/tables.hpp"

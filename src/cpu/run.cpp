@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/convert.hpp"
+#include "core/dtypes.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/problem_view.hpp"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/float8.hpp"
+#include "core/dtypes.hpp"
 #include "core/problem_view.hpp"
 #include "core/score/bound.hpp"
 #include "cpu/cpu.hpp"

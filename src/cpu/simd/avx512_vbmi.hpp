@@ -8,6 +8,7 @@
 
 #include "core/float8.hpp"
 #include "cpu/simd.hpp"
+#include "tessera/tessera.h"
 
 namespace tessera::cpu {
 namespace {

@@ -203,7 +203,6 @@ std::vector<Header> emulated_headers() {
   for (const char* name : {"core/half.hpp", "core/float8.hpp"}) {
     headers.emplace_back(name, read_file(source / "src" / name));
   }
-  headers.emplace_back("tessera/tessera.h", read_file(source / "include/tessera/tessera.h"));
   return headers;
 }
 
