@@ -2,6 +2,7 @@
 // their gradients exactly as one rank would. On GPUs, ranks_cuda.cpp does the same with one process a GPU.
 //
 //   g++ -std=c++20 ranks.cpp $(pkg-config --cflags --libs tessera) -pthread -o ranks && ./ranks
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstddef>

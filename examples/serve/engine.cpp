@@ -5,7 +5,7 @@
 
 namespace serve {
 
-Engine::Engine(Layers& layers, const Weights& weights, const Limits& limits, tessera::DType dtype)
+Engine::Engine(Layers& layers, const Weights& weights, const Limits& limits, tessera::DType dtype, tessera::DType cache)
     : layers_(layers),
       shape_(weights.shape),
       limits_(limits),
@@ -19,12 +19,19 @@ Engine::Engine(Layers& layers, const Weights& weights, const Limits& limits, tes
   const std::size_t element = tessera::size_bytes(dtype);
   rotary_layout_ = tessera::layout(tessera::float32,
                                    {static_cast<std::int64_t>(weights.cos.size()) / (s.head_dim / 2), s.head_dim / 2});
-  cache_layout_ = tessera::layout(dtype, {limits.pages, limits.page_size, s.heads_kv, s.head_dim});
-  const std::size_t cache_bytes = static_cast<std::size_t>(tessera::elements(cache_layout_)) * element;
+  cache_layout_ = tessera::layout(cache, {limits.pages, limits.page_size, s.heads_kv, s.head_dim});
+  if (cache == tessera::float8_e4m3) {
+    scales_layout_ = tessera::layout(tessera::float32, {limits.pages, limits.page_size, s.heads_kv});
+  }
+  const auto cached = [&layers](const tessera::Layout& layout) {
+    return layers.allocate(static_cast<std::size_t>(tessera::elements(layout)) *
+                           tessera::size_bytes(static_cast<tessera::DType>(layout.dtype)));
+  };
+  const auto scales = [&] { return scales_layout_.rank ? static_cast<float*>(cached(scales_layout_)) : nullptr; };
   for (const LayerWeights& w : weights.layers) {
     model_.push_back({resident(w.attention_norm), resident(w.qkv), resident(w.out), resident(w.mlp_norm),
-                      resident(w.gate_up), resident(w.down), layers.allocate(cache_bytes),
-                      layers.allocate(cache_bytes)});
+                      resident(w.gate_up), resident(w.down), cached(cache_layout_), cached(cache_layout_), scales(),
+                      scales()});
   }
 
   // Two shapes of steps, and a plan for each: a plan knows the bounds of a step, and reads no lengths.
@@ -73,6 +80,7 @@ Engine::Attention Engine::attention_for(std::int64_t rows, std::int64_t longest_
   tessera::Problem problem;
   problem.q = new_rows(rows, shape_.heads_q);
   problem.k = problem.v = cache_layout_;
+  problem.k_descale = problem.v_descale = scales_layout_;
   problem.o = tessera::layout(dtype_, {rows, shape_.heads_q, shape_.head_dim});
   problem.cu_seqlens_q = tessera::layout(tessera::int32, {limits_.batch + 1});
   problem.seqused_k = tessera::layout(tessera::int32, {limits_.batch});
@@ -145,6 +153,11 @@ void Engine::attend(const Attention& attention, const DeviceLayer& layer) {
   append.v = tessera::tensor(new_keys, qkv + static_cast<std::size_t>(s.q() + s.kv()) * element);
   append.k_cache = tessera::tensor(cache_layout_, layer.k_cache);
   append.v_cache = tessera::tensor(cache_layout_, layer.v_cache);
+  if (scales_layout_.rank) {
+    append.k_descale = tessera::tensor(scales_layout_, layer.k_scales);
+    append.v_descale = tessera::tensor(scales_layout_, layer.v_scales);
+    append.compute_scales = 1;
+  }
   append.cu_seqlens = tessera::tensor(attention.plan.problem.cu_seqlens_q, cu_seqlens_);
   append.seqused_k = tessera::tensor(attention.plan.problem.seqused_k, seqused_);
   append.page_table = tessera::tensor(attention.plan.problem.page_table, page_table_);
@@ -159,7 +172,9 @@ void Engine::attend(const Attention& attention, const DeviceLayer& layer) {
                     .o = o_,
                     .cu_seqlens_q = cu_seqlens_,
                     .seqused_k = seqused_,
-                    .page_table = page_table_},
+                    .page_table = page_table_,
+                    .k_descale = layer.k_scales,
+                    .v_descale = layer.v_scales},
                    {static_cast<std::byte*>(workspace_), workspace_bytes_}, &layers_.executor());
 }
 

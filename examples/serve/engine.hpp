@@ -13,8 +13,9 @@ namespace serve {
 
 class Engine {
  public:
-  // `dtype` is that of q, k, v, o and the cache: float32 or bfloat16. Everything else is float32.
-  Engine(Layers& layers, const Weights& weights, const Limits& limits, tessera::DType dtype);
+  // `dtype` is that of q, k, v and o: float32 or bfloat16; `cache` that of the cache: the same, or float8_e4m3 beside
+  // bfloat16, with a scale for each token and head. Everything else is float32.
+  Engine(Layers& layers, const Weights& weights, const Limits& limits, tessera::DType dtype, tessera::DType cache);
 
   // Computes a step: the next token [batch] of each sequence, and on request logits [batch, vocab].
   void run(const Step& step, std::vector<std::int32_t>& next_tokens, std::vector<float>* logits);
@@ -30,7 +31,8 @@ class Engine {
   };
   struct DeviceLayer {
     const float *attention_norm, *qkv, *out, *mlp_norm, *gate_up, *down;
-    void *k_cache, *v_cache;  // [pages, page_size, Hkv, D]
+    void *k_cache, *v_cache;     // [pages, page_size, Hkv, D]
+    float *k_scales, *v_scales;  // [pages, page_size, Hkv], of an 8-bit cache
   };
 
   const float* resident(const std::vector<float>& weight);
@@ -46,6 +48,7 @@ class Engine {
   std::vector<DeviceLayer> model_;
   const float *embedding_, *final_norm_, *head_, *cos_, *sin_;
   tessera::Layout rotary_layout_, cache_layout_;
+  tessera::Layout scales_layout_;  // rank 0: the cache has no scales
   Attention mixed_, decoding_;
   void* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;

@@ -15,9 +15,11 @@ namespace serve {
 
 class PlainModel {
  public:
-  // rounded: q, k, v, the softmax's weights and o are rounded to bfloat16, where bfloat16's kernels round. Its distance
-  // from the exact logits is the cost of rounding on these numbers.
-  PlainModel(const Weights& weights, bool rounded) : w_(weights), rounded_(rounded) {}
+  // rounded: q, k, v, the softmax's weights and o are rounded to bfloat16, where bfloat16's kernels round. fp8_cache: k
+  // and v are rounded to float8 e4m3 as well, by a scale for each token and head. The distance from the exact logits is
+  // the cost of rounding on these numbers.
+  PlainModel(const Weights& weights, bool rounded, bool fp8_cache)
+      : w_(weights), rounded_(rounded), fp8_cache_(fp8_cache) {}
 
   // Logits [tokens, vocab]: row i predicts the token after tokens 0 .. i.
   std::vector<double> logits(std::span<const std::int32_t> tokens) const {
@@ -94,12 +96,26 @@ class PlainModel {
     }
   }
 
+  // To the nearest of float8 e4m3's numbers: 3 bits behind the point, exponents from -6, at most 448.
+  static double e4m3(double value) {
+    const int exponent = std::max(value == 0 ? -6 : std::ilogb(value), -6);
+    const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, 3 - exponent)), exponent - 3);
+    return std::clamp(rounded, -448.0, 448.0);
+  }
+  void round_cached(double* head) const {
+    double largest = 0;
+    for (std::int64_t d = 0; d < w_.shape.head_dim; ++d) largest = std::max(largest, std::abs(head[d]));
+    const double scale = largest > 0 ? largest / 448 : 1;
+    for (std::int64_t d = 0; d < w_.shape.head_dim; ++d) head[d] = scale * e4m3(head[d] / scale);
+  }
+
   // o [tokens, Hq D] of qkv [tokens, (Hq + 2 Hkv) D].
   Rows attention(Rows qkv, std::size_t tokens) const {
     const Shape& s = w_.shape;
     const std::int64_t D = s.head_dim;
     for (std::size_t t = 0; t < tokens; ++t) {
       for (std::int64_t h = 0; h < s.heads_q + s.heads_kv; ++h) rotate(&qkv[t * s.qkv() + h * D], t);
+      for (std::int64_t h = 0; fp8_cache_ && h < 2 * s.heads_kv; ++h) round_cached(&qkv[t * s.qkv() + s.q() + h * D]);
     }
     Rows o(tokens * s.q());
     Rows p(tokens);
@@ -128,7 +144,7 @@ class PlainModel {
   }
 
   const Weights& w_;
-  bool rounded_;
+  bool rounded_, fp8_cache_;
 };
 
 }  // namespace serve

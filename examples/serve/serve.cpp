@@ -10,10 +10,11 @@
 //
 //   c++ -std=c++20 -O2 -pthread serve.cpp engine.cpp layers_cpu.cpp $(pkg-config --cflags --libs tessera) -o serve
 //   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve    (with a GPU's layers)
-//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...           (--help: the sizes)
+//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--kv fp8] [--check] [--requests N] ...  (--help: the sizes)
 //
-// --check compares every generated token with the plain model: in float32 it must be the plain model's choice after the
-// same tokens; in bfloat16 its logits may differ by the error of rounding.
+// --kv fp8 keeps the cache in float8 e4m3, half of bfloat16's bytes, with a scale for each token and head that
+// tessera_append computes. --check compares every generated token with the plain model: in float32 it must be the plain
+// model's choice after the same tokens; in bfloat16 its logits may differ by the error of rounding.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -36,7 +37,7 @@ struct Options {
   std::int64_t layers = 2, dim = 128, heads = 8, kv_heads = 2, head_dim = 32, hidden = 256, vocab = 512;
   std::int64_t requests = 24, system = 40, prompt = 60, generate = 24, arrivals = 2;
   std::int64_t batch = 8, step_tokens = 64, chunk = 24, page_size = 16, pages = 28, seed = 1;
-  std::string device = "cpu", dtype = "float32";
+  std::string device = "cpu", dtype = "float32", kv = "dtype";
   bool check = false;
 };
 
@@ -68,7 +69,7 @@ constexpr Flag kFlags[] = {
 };
 
 int help() {
-  std::printf("serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check]\n");
+  std::printf("serve [--device cpu|cuda] [--dtype float32|bfloat16] [--kv dtype|fp8] [--check]\n");
   for (const Flag& flag : kFlags) {
     std::printf("  %-14s %s (%lld)\n", flag.name, flag.meaning, static_cast<long long>(Options{}.*flag.value));
   }
@@ -95,6 +96,8 @@ Options parse(int argc, char** argv) {
       options.device = one_of(name, value, "cpu", "cuda");
     } else if (name == "--dtype") {
       options.dtype = one_of(name, value, "float32", "bfloat16");
+    } else if (name == "--kv") {
+      options.kv = one_of(name, value, "dtype", "fp8");
     } else {
       const auto* flag = std::ranges::find(kFlags, name, &Flag::name);
       if (flag == std::end(kFlags))
@@ -107,6 +110,9 @@ Options parse(int argc, char** argv) {
       }
       options.*flag->value = number;
     }
+  }
+  if (options.kv == "fp8" && options.dtype != "bfloat16") {
+    throw std::invalid_argument("--kv: fp8 with --dtype " + options.dtype + ", accepted with bfloat16");
   }
   if (options.heads % options.kv_heads != 0) throw std::invalid_argument("--heads: accepted a multiple of --kv-heads");
   if (options.head_dim % 2 != 0) throw std::invalid_argument("--head-dim: accepted an even number");
@@ -147,7 +153,7 @@ struct Errors {
 // Compares the generated tokens with the plain model on the same tokens: if it chooses each of them after the earlier
 // ones, it would have generated all of them by itself.
 bool check(const Options& options, const Weights& weights, const std::vector<Sequence>& sequences) {
-  const PlainModel exact(weights, false), rounded(weights, true);
+  const PlainModel exact(weights, false, false), rounded(weights, true, options.kv == "fp8");
   Errors engine, rounding;
   std::int64_t values = 0, tokens = 0, others = 0;
   const auto vocab = static_cast<std::size_t>(options.vocab);
@@ -201,7 +207,8 @@ bool serve(const Options& options, Layers& layers) {
   std::vector<Sequence> requests = draw_requests(options, system, random);
 
   Scheduler scheduler(limits, system, requests);
-  Engine engine(layers, weights, limits, options.dtype == "float32" ? tessera::float32 : tessera::bfloat16);
+  const tessera::DType dtype = options.dtype == "float32" ? tessera::float32 : tessera::bfloat16;
+  Engine engine(layers, weights, limits, dtype, options.kv == "fp8" ? tessera::float8_e4m3 : dtype);
   std::vector<std::int32_t> next_tokens;
   std::vector<float> logits;
   std::int64_t steps = 0, mixed = 0, computed = 0, generated = 0, most_pages = 0, shared = 0;
@@ -223,8 +230,9 @@ bool serve(const Options& options, Layers& layers) {
     shared = scheduler.shared_pages();
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::printf("%s, %s: %zu requests in %lld steps, %lld of them with prompts\n", layers.device().name,
-              options.dtype.c_str(), requests.size(), static_cast<long long>(steps), static_cast<long long>(mixed));
+  std::printf("%s, %s%s: %zu requests in %lld steps, %lld of them with prompts\n", layers.device().name,
+              options.dtype.c_str(), options.kv == "fp8" ? " over a float8 cache" : "", requests.size(),
+              static_cast<long long>(steps), static_cast<long long>(mixed));
   std::printf(
       "pages: %lld of %lld in use at most, %lld of the system prompt shared, %lld times a sequence was preempted\n",
       static_cast<long long>(most_pages), static_cast<long long>(limits.pages), static_cast<long long>(shared),
