@@ -105,9 +105,9 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }
 
-KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
-  return {.name = turns ? "bwd_sm90_turns" : "block_lists",
-          .header = turns ? "tessera/bwd_sm90/dq_order.cuh" : "tessera/block_lists/kernel.cuh",
+KernelSpec spec_of(const BlockListsConfig& config, bool dq_order) {
+  return {.name = dq_order ? "bwd_sm90_dq_order" : "block_lists",
+          .header = dq_order ? "tessera/bwd_sm90/dq_order.cuh" : "tessera/block_lists/kernel.cuh",
           .params = "BlockListsParams",
           .config = config_text(config),
           .threads = kBlockListsWarps * kWarpThreads,
@@ -366,10 +366,11 @@ void launch_program_lists(const ProgramListsConfig& config, const ProgramListsPa
                params);
 }
 
-void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
+void launch_bwd_sm90_dq_order(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), true); };
   const int64_t warps = int64_t{params.batches} * params.heads * params.lists.most;
-  launches.add("bwd_sm90_turns", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
+  launches.add("bwd_sm90_dq_order", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))},
+               params);
 }
 
 void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParams& params, Grid grid,

@@ -13,7 +13,7 @@ namespace tessera::cuda {
 // How each kernel is compiled. `smem_bytes` is the size of its SharedMemoryPlan.
 KernelSpec spec_of(const FwdSm80Config& config);
 KernelSpec spec_of(const FwdSm90Config& config);
-KernelSpec spec_of(const BlockListsConfig& config, bool turns);
+KernelSpec spec_of(const BlockListsConfig& config, bool dq_order);
 KernelSpec spec_of(const ProgramListsConfig& config, bool bounds);
 KernelSpec spec_of(const LiveTilesConfig& config);
 KernelSpec spec_of(const ProgramSumsConfig& config);
@@ -61,7 +61,7 @@ void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& 
 // The two kernels that make a score program's lists; the second one's spec.
 KernelSpec spec_of_program_lists(const void* config);
 void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches);
-void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
+void launch_bwd_sm90_dq_order(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params& params, Grid grid,
                          LaunchList& launches);

@@ -516,14 +516,14 @@ constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 std::vector<Case> hopper_cases() {
   std::vector<Case> cases;
   // Alternately: the code differs only in the product.
-  const auto add_by_turns = [&cases](std::span<const char* const> lines) {
+  const auto add_alternating = [&cases](std::span<const char* const> lines) {
     for (size_t n = 0; n < lines.size(); ++n) {
       cases.push_back(*parse_case(lines[n], nullptr));
       cases.back().dtype = kDtypes[n % std::size(kDtypes)];
     }
   };
-  add_by_turns(kHopper);
-  add_by_turns(kHopperBlocks);
+  add_alternating(kHopper);
+  add_alternating(kHopperBlocks);
   // float16's range is smaller, and so is the bound of its P.
   for (const char* line : kHopperNumerics) {
     for (const int64_t dtype : kDtypes) {
@@ -531,9 +531,9 @@ std::vector<Case> hopper_cases() {
       cases.back().dtype = dtype;
     }
   }
-  add_by_turns(kHopperOptions);
+  add_alternating(kHopperOptions);
   const size_t forward = cases.size();
-  add_by_turns(kHopperBackward);
+  add_alternating(kHopperBackward);
   for (size_t n = forward; n < cases.size(); ++n) cases[n].backward = 1;
   return cases;
 }

@@ -43,18 +43,18 @@ TESSERA_CONFIG_FIELDS(BlockListsConfig, rows, cols, transposed)
 
 // For the deterministic backward pass, with transposed lists: the order in which the blocks of keys that see a tile of
 // queries add to its dQ.
-struct BlockTurns {
+struct DqOrder {
   int* words;
   int lists, most;  // lists: all lists of BlockLists; most: tiles of queries
-  TESSERA_HOST_DEVICE int* turn(int list, int block) const { return words + static_cast<int64>(list) * most + block; }
-  TESSERA_HOST_DEVICE int* adders(int mask_number, int block) const { return turn(lists + mask_number, block); }
+  TESSERA_HOST_DEVICE int* before(int list, int block) const { return words + static_cast<int64>(list) * most + block; }
+  TESSERA_HOST_DEVICE int* adders(int mask_number, int block) const { return before(lists + mask_number, block); }
 };
 
 inline constexpr int kBlockListsWarps = 4;  // of a thread block; each warp makes one list
 
 struct BlockListsParams : ProblemParams {
   BlockLists lists;
-  BlockTurns turns;
+  DqOrder dq_order;
   int batches, heads;  // of the mask; 1 if it is broadcast
   int* long_lists;     // or NULL; zero at launch, and the kernel adds the number of long lists
   int* tile_counter;   // or NULL; set to 0 for the kernel that walks the lists

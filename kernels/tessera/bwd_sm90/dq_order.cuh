@@ -11,7 +11,7 @@
 namespace tessera {
 
 template <BlockListsConfig kCfg>
-TESSERA_DEVICE void bwd_sm90_turns(const BlockListsParams& p) {
+TESSERA_DEVICE void bwd_sm90_dq_order(const BlockListsParams& p) {
   static_assert(kCfg.transposed, "tiles of keys by lists of tiles of queries");
   const int lane = static_cast<int>(threadIdx.x % 32), queries = p.lists.most, keys = p.lists.tiles;
   const int warp = static_cast<int>(blockIdx.x) * kBlockListsWarps + static_cast<int>(threadIdx.x / 32);
@@ -27,10 +27,10 @@ TESSERA_DEVICE void bwd_sm90_turns(const BlockListsParams& p) {
     int entry = 0;
     const bool adds = first + lane < keys && list_entry<kCfg>(p, s, mask, tile, block, entry);
     const uint32 added_by = __ballot_sync(0xffffffff, adds);
-    if (adds) *p.turns.turn(mask_number * keys + tile, block) = adders + __popc(added_by & ((1u << lane) - 1));
+    if (adds) *p.dq_order.before(mask_number * keys + tile, block) = adders + __popc(added_by & ((1u << lane) - 1));
     adders += __popc(added_by);
   }
-  if (lane == 0) *p.turns.adders(mask_number, block) = adders;
+  if (lane == 0) *p.dq_order.adders(mask_number, block) = adders;
 }
 
 }  // namespace tessera

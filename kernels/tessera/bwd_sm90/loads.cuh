@@ -55,7 +55,7 @@ struct BwdSm90Producer {
 
   TESSERA_DEVICE int load_adders_before() const {
     if constexpr (!kCfg.deterministic) return 0;
-    return *p.turns.turn(list_of(p, block, kCfg.block_n, block.load_head), list_block(block.load_entry));
+    return *p.dq_order.before(list_of(p, block, kCfg.block_n, block.load_head), list_block(block.load_entry));
   }
 
   // Loads the tiles of the next step; `left` counts the remaining steps, with this one. The first step loads K and V

@@ -154,16 +154,16 @@ BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& conf
   return p.lists;
 }
 
-int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists) {
+int64_t dq_order_bytes(const tessera_problem& problem, const BlockLists& lists) {
   return (lists_count(problem, lists) + masks(problem)) * lists.most * int64_t{sizeof(int)};
 }
 
-BlockTurns list_turns(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
+DqOrder list_dq_order(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
                       const tessera_buffers& buffers, void* memory, LaunchList& launches) {
   BlockListsParams p = params_of(plan, lists, buffers);
-  p.turns = {static_cast<int*>(memory), static_cast<int>(lists_count(plan.problem, lists)), lists.most};
-  launch_bwd_sm90_turns(config, p, launches);
-  return p.turns;
+  p.dq_order = {static_cast<int*>(memory), static_cast<int>(lists_count(plan.problem, lists)), lists.most};
+  launch_bwd_sm90_dq_order(config, p, launches);
+  return p.dq_order;
 }
 
 }  // namespace tessera::cuda

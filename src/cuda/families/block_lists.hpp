@@ -60,8 +60,8 @@ BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& conf
                         const ListCounters& counters = {});
 
 // The same for the order in which deterministic kernels add to dQ, made from transposed lists.
-int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists);
-BlockTurns list_turns(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
+int64_t dq_order_bytes(const tessera_problem& problem, const BlockLists& lists);
+DqOrder list_dq_order(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
                       const tessera_buffers& buffers, void* memory, LaunchList& launches);
 
 }  // namespace tessera::cuda

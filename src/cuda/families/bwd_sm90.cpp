@@ -324,9 +324,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   return own;
 }
 
-// The memory after the lists: BwdSm90Params::turns, or its order.
+// The memory after the lists: BwdSm90Params::dq_order, or its order of key tiles.
 int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
-  return own.rows.deterministic ? block_turns_bytes(plan.problem, own.lists)
+  return own.rows.deterministic ? dq_order_bytes(plan.problem, own.lists)
                                 : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
 }
 
@@ -424,7 +424,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     p.lists = list_blocks(plan, config, own.lists, buffers, memory, launches);
     if (memory) memory += block_lists_bytes(plan.problem, own.lists);
     if (own.rows.deterministic) {
-      p.turns = list_turns(plan, config, own.lists, buffers, memory, launches);
+      p.dq_order = list_dq_order(plan, config, own.lists, buffers, memory, launches);
     } else {
       p.order = reinterpret_cast<int*>(memory);
     }

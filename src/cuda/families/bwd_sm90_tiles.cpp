@@ -17,8 +17,8 @@ constexpr BwdSm90Tile kTiles[] = {
 #include "cuda/families/bwd_sm90_tiles.inc"
 };
 
-constexpr int kBlockN = 128;            // 64 keys for each score warpgroup
-constexpr int kMostTurnsHeadDim = 128;  // deterministic: larger head sizes use another kernel
+constexpr int kBlockN = 128;              // 64 keys for each score warpgroup
+constexpr int kMostOrderedHeadDim = 128;  // deterministic: larger head sizes use another kernel
 
 bool fits(const BwdSm90Tile& tile, bool deterministic, bool dropout) {
   BwdSm90Config config{};
@@ -37,8 +37,8 @@ std::vector<BwdSm90Tile> candidates(int head_dim, bool options) {
       for (const bool alternate : {false, true}) {
         for (const bool staged_dq : {false, true}) {
           const BwdSm90Tile tile{head_dim, options, block_m, stages, alternate, staged_dq};
-          const bool takes_turns = head_dim <= kMostTurnsHeadDim;
-          if ((!takes_turns || fits(tile, true, options)) && fits(tile, false, true)) found.push_back(tile);
+          const bool may_be_ordered = head_dim <= kMostOrderedHeadDim;
+          if ((!may_be_ordered || fits(tile, true, options)) && fits(tile, false, true)) found.push_back(tile);
         }
       }
     }

@@ -79,7 +79,7 @@ constexpr FwdTile kTiles[] = {
 
 // The fewest keys for which a part is worth its merge; the most parts of any problem; and the most parts relative to
 // what the GPU holds at once (rounds of blocks), beyond which more rounds do not improve the balance.
-constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 256, kMaxTurns = 4;
+constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 256, kMaxRounds = 4;
 // The percentage of the GPU's resident blocks that saturates its memory.
 constexpr int64_t kFullPercent = 90;
 // The cost of merging a part, in keys that a block reads in the same time: a fixed cost for the way to memory and back,
@@ -188,12 +188,12 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   const int64_t rows = std::min<int64_t>(tile.block_m, plan.max_seqlen_q * choice.rows_a_query);
   const int64_t merge = kMergeKeys + kMergeRowKeys * rows * blocks / held;
   const auto keys_time = [&](int64_t parts) {
-    const int64_t work_tiles = blocks * parts, last_turn = work_tiles % held;
-    const int64_t idle = last_turn > 0 ? std::max<int64_t>(held * kFullPercent / 100 - last_turn, 0) : 0;
+    const int64_t work_tiles = blocks * parts, last_round = work_tiles % held;
+    const int64_t idle = last_round > 0 ? std::max<int64_t>(held * kFullPercent / 100 - last_round, 0) : 0;
     const int64_t part_keys = padded_to(divide_up(plan.max_seqlen_k, parts), tile.block_n);
     return part_keys * (work_tiles + idle) / held + (parts > 1 ? parts * merge : 0);
   };
-  const int64_t most = std::min({plan.max_seqlen_k / kMinSplitKeys, kMaxTurns * held / blocks, kMaxSplits});
+  const int64_t most = std::min({plan.max_seqlen_k / kMinSplitKeys, kMaxRounds * held / blocks, kMaxSplits});
   int64_t best = 1;
   for (int64_t parts = 2; parts <= most; ++parts) {
     if (keys_time(parts) < keys_time(best)) best = parts;

@@ -50,7 +50,7 @@ struct BwdSm90Params : BwdParams {
   int group_splits;
   float *d_k_parts, *d_v_parts;  // of a split group: [heads, key_tiles * block_n, head_dim or head_dim_v of the config]
   BlockLists lists;              // with a block mask: its transposed lists
-  BlockTurns turns;              // with a block mask and deterministic
+  DqOrder dq_order;              // with a block mask and deterministic
   int* order;  // with a block mask, not deterministic: [heads x key_tiles], the key tile of each block
   // Deterministic: each key block begins this many query tiles after the key block before it; 0: no rotation.
   int rotation;

@@ -109,11 +109,11 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
     made.lists.batch = made.batches > 1 ? made.heads * made.lists.tiles : 0;
     const int lists = masks * made.lists.tiles;
     std::vector<int> words(static_cast<size_t>(lists) * made.lists.stride(), -1),
-        turns(static_cast<size_t>(lists + masks) * made.lists.most, -1);
-    made.lists.words = words.data(), made.turns = {turns.data(), lists, made.lists.most};
+        order(static_cast<size_t>(lists + masks) * made.lists.most, -1);
+    made.lists.words = words.data(), made.dq_order = {order.data(), lists, made.lists.most};
     run_grid(lists, [&] { block_lists<kLists>(made); });
-    run_grid(masks * made.lists.most, [&] { bwd_sm90_turns<kLists>(made); });
-    p.lists = made.lists, p.turns = made.turns;
+    run_grid(masks * made.lists.most, [&] { bwd_sm90_dq_order<kLists>(made); });
+    p.lists = made.lists, p.dq_order = made.dq_order;
 
     std::map<std::pair<int, int>, int> added;  // query head of a sequence, tile of queries
     for (int index = 0; index < p.heads * p.key_tiles; ++index) {
@@ -125,7 +125,7 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
         const int tile = list_block(b.load_entry);
         ASSERT_LT(tile, last) << "in descending order";
         last = tile;
-        const int before = *p.turns.turn(list_of(p, b, kLists.rows, head), tile);
+        const int before = *p.dq_order.before(list_of(p, b, kLists.rows, head), tile);
         ASSERT_EQ(before, (added[{b.batch * heads_kv * group + head, tile}]++))
             << "waits for a block that starts later";
         ++b.load_tile;
@@ -135,7 +135,7 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
     for (int batch = 0; batch < p.batch; ++batch)
       for (int head = 0; head < heads_kv * group; ++head)
         for (int tile = 0; tile < p.q_tiles; ++tile) {
-          ASSERT_EQ(*p.turns.adders(p.lists.at(batch, head, 0) / p.lists.tiles, tile),
+          ASSERT_EQ(*p.dq_order.adders(p.lists.at(batch, head, 0) / p.lists.tiles, tile),
                     (added[{batch * heads_kv * group + head, tile}]));
         }
   }
