@@ -377,7 +377,7 @@ class HeadAttention {
         w_.keep[j] = keeps ? 1 / (1 - problem_.dropout_p) : 0;
       }
     }
-    return {largest, sum, of_partial == 0 ? 0 : of_partial / sum};  // 0 / NaN would read an o that is not there
+    return {largest, sum, of_partial == 0 ? 0 : of_partial / sum};  // 0 / NaN is not 0, and o would be read
   }
 
   // s = -inf: not visible, or hidden by the bias. Such an entry is never multiplied with anything.

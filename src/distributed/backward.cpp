@@ -117,7 +117,7 @@ class Backward final : public Pass {
     move_chunks(mine, keys.block, sum_v, 0, own_, keys_.sum_v, 0, sum_v.heads, true);
     for (Returned& sums : returned_) {
       if (sums.block.numbers() != keys.block.numbers()) continue;
-      std::erase_if(sums.waiting, [&](int64_t number) { return own_.has(number); });
+      std::erase_if(sums.unsent, [&](int64_t number) { return own_.has(number); });
     }
   }
 
@@ -141,23 +141,16 @@ class Backward final : public Pass {
       return;
     }
     const int32_t dtype = message.partial ? static_cast<int32_t>(TESSERA_FLOAT32) : problem_.dtype;
-    const auto exchange = [&](const Slab& from, const Block& block, int64_t head) {
-      const Slab slab = stage(message, dtype, from.columns);
-      const Block rows(schedule_.chunks, message.chunks);
-      if (message.receive) {
-        keep_staged(message, slab);
-      } else {
-        move_chunks(message.chunks, block, from, head, rows, slab, 0, message.num_heads);
-      }
-      add_staged(message, slab);
+    const auto exchange_all = [&](const Slab& from, const Block& block, int64_t head) {
+      exchange(message, from, block, head, stage(message, dtype, from.columns));
     };
     if (message.travels == TESSERA_TRAVELS_D_O) {
-      exchange(whole_d_o_, local_, message.first_head);
+      exchange_all(whole_d_o_, local_, message.first_head);
     } else if (message.travels == TESSERA_TRAVELS_D_Q) {
-      exchange(sum_q_, own_, 0);
+      exchange_all(sum_q_, own_, 0);
     } else {
-      exchange(keys_.sum_k, own_, 0);
-      exchange(keys_.sum_v, own_, 0);
+      exchange_all(keys_.sum_k, own_, 0);
+      exchange_all(keys_.sum_v, own_, 0);
     }
   }
 
@@ -171,14 +164,14 @@ class Backward final : public Pass {
 
   void send_sums(const Message& message) {
     const auto sums = std::find_if(returned_.begin(), returned_.end(), [&](const Returned& candidate) {
-      return std::find(candidate.waiting.begin(), candidate.waiting.end(), message.chunks.front()) !=
-             candidate.waiting.end();
+      return std::find(candidate.unsent.begin(), candidate.unsent.end(), message.chunks.front()) !=
+             candidate.unsent.end();
     });
     add_rows(message, sums->block, sums->k), add_rows(message, sums->block, sums->v);
-    std::erase_if(sums->waiting, [&](int64_t number) {
+    std::erase_if(sums->unsent, [&](int64_t number) {
       return std::find(message.chunks.begin(), message.chunks.end(), number) != message.chunks.end();
     });
-    if (!sums->waiting.empty()) return;
+    if (!sums->unsent.empty()) return;
     release_at_end_of_step(sums->k), release_at_end_of_step(sums->v);
     returned_.erase(sums);
   }
@@ -242,7 +235,7 @@ class Backward final : public Pass {
   struct Returned {
     Block block;
     Slab k, v;
-    std::vector<int64_t> waiting;  // chunks that have not been sent
+    std::vector<int64_t> unsent;  // chunks
   };
   struct Part {
     int32_t rank, first_head;

@@ -208,24 +208,17 @@ class Forward final : public Pass {
       add_rows(message, own_, keys_.v);
       return;
     }
-    const auto exchange = [&](const Slab& from, const Block& block, int64_t head) {
-      const Slab slab = stage(message, from.dtype, from.columns, from.statistics);
-      const Block rows(schedule_.chunks, message.chunks);
-      if (message.receive) {
-        keep_staged(message, slab);
-      } else {
-        move_chunks(message.chunks, block, from, head, rows, slab, 0, message.num_heads);
-      }
-      add_staged(message, slab);
+    const auto exchange_all = [&](const Slab& from, const Block& block, int64_t head) {
+      exchange(message, from, block, head, stage(message, from.dtype, from.columns, from.statistics));
     };
     if (message.travels == TESSERA_TRAVELS_O) {
-      exchange(result_.o, own_, 0);
-      exchange(result_.lse, own_, 0);
+      exchange_all(result_.o, own_, 0);
+      exchange_all(result_.lse, own_, 0);
     } else if (message.travels == TESSERA_TRAVELS_Q) {
-      exchange(q_, local_, message.first_head);
+      exchange_all(q_, local_, message.first_head);
     } else {
-      exchange(k_, local_, message.first_head);
-      exchange(v_, local_, message.first_head);
+      exchange_all(k_, local_, message.first_head);
+      exchange_all(v_, local_, message.first_head);
     }
   }
 

@@ -98,6 +98,16 @@ void Pass::move(const Slab& from, int64_t from_row, int64_t from_head, const Sla
   program_.operations.emplace_back(Move{shape, rows(from, from_row, from_head), rows(to, to_row, to_head), add});
 }
 
+void Pass::exchange(const Message& message, const Slab& from, const Block& block, int64_t head, const Slab& slab) {
+  if (message.receive) {
+    keep_staged(message, slab);
+  } else {
+    const Block rows(schedule_.chunks, message.chunks);
+    move_chunks(message.chunks, block, from, head, rows, slab, 0, message.num_heads);
+  }
+  add_staged(message, slab);
+}
+
 void Pass::move_chunks(const std::vector<int64_t>& chunks, const Block& from_block, const Slab& from, int64_t from_head,
                        const Block& to_block, const Slab& to, int64_t to_head, int64_t heads, bool add) {
   int64_t from_row = 0, to_row = 0, count = 0;

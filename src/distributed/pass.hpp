@@ -81,6 +81,8 @@ class Pass {
   void add_rows(const Message& message, const Block& block, const Slab& slab);
   // Rows of some heads travel through memory of their own, which they are copied to, or later from.
   Slab stage(const Message& message, int32_t dtype, int64_t columns, bool statistics = false);
+  // Sends rows of `from` by a copy in `slab`, or receives them into it, where staged() finds them.
+  void exchange(const Message& message, const Slab& from, const Block& block, int64_t head, const Slab& slab);
   void add_staged(const Message& message, const Slab& staged) {
     pieces_.push_back({message.receive, message.peer, staged.at, staged.bytes()});
   }

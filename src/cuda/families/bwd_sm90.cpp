@@ -230,8 +230,8 @@ std::string refuse_options(const tessera_plan& plan) {
 std::string refuse_layout(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.batch == 0 || plan.heads_q == 0) return "no heads of no sequence";
-  if (core::sizes(p).rows_q == 0) return "q: no rows, and a tensor map wants some";
-  if (core::sizes(p).rows_k == 0) return "k: no rows, and a tensor map wants some";
+  if (std::string reason = refuse_no_rows("q", core::sizes(p).rows_q); !reason.empty()) return reason;
+  if (std::string reason = refuse_no_rows("k", core::sizes(p).rows_k); !reason.empty()) return reason;
   const struct {
     const char* name;
     const tessera_layout& layout;

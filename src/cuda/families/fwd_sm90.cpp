@@ -344,9 +344,8 @@ std::string refuse_pages(const tessera_plan& plan) {
 
 std::string refuse_layout(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (core::sizes(p).rows_k == 0 || (core::paged(p) && core::sizes(p).pages == 0)) {
-    return "k: no rows, and a tensor map wants some";
-  }
+  const int64_t rows_k = core::paged(p) && core::sizes(p).pages == 0 ? 0 : core::sizes(p).rows_k;
+  if (std::string reason = refuse_no_rows("k", rows_k); !reason.empty()) return reason;
   if (core::sizes(p).rows_q == 0 || plan.batch == 0 || plan.heads_q == 0) return "";  // nothing is launched
   struct Named {
     const char* name;

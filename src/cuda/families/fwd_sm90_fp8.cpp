@@ -121,7 +121,7 @@ constexpr PrebuiltRow kPrebuilt[] = {
 std::string refuse_layout(const tessera_plan& plan) {
   constexpr int64_t kColumns = 16;
   const tessera_problem& p = plan.problem;
-  if (core::sizes(p).rows_k == 0) return "k: no rows, and a tensor map wants some";
+  if (std::string reason = refuse_no_rows("k", core::sizes(p).rows_k); !reason.empty()) return reason;
   char text[128];
   const struct {
     const char* name;

@@ -64,6 +64,10 @@ Outer outer_of(const tessera_layout& layout) {
 
 }  // namespace
 
+std::string refuse_no_rows(const char* name, int64_t rows) {
+  return rows == 0 ? std::string(name) + ": no rows, and a tensor map needs some" : "";
+}
+
 std::string refuse_tensor_map(const char* name, const tessera_layout& layout) {
   const int64_t row_bytes = columns_of(layout) * kElementBytes;
   char text[128];

@@ -15,6 +15,8 @@ inline constexpr int64_t kTensorMapAlignment = 16;
 // Why no tensor map can describe a tensor of 16-bit elements, [batch, row, head, column] or packed [row, head, column],
 // with no extent 0; "" if one can.
 std::string refuse_tensor_map(const char* name, const tessera_layout& layout);
+// The same of a tensor's rows: none cannot be described.
+std::string refuse_no_rows(const char* name, int64_t rows);
 
 inline constexpr int64_t kSwizzledRowBytes = 128;  // the widest swizzle
 
