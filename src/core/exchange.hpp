@@ -50,7 +50,8 @@ class Transport {
   virtual tessera_status all_gather(uint64_t mine, uint64_t* all, void* stream) = 0;
   // True while `stream` is captured into a graph, when nothing may wait for it.
   virtual bool capturing(void*) const { return false; }
-  // This rank leaves an exchange that the others wait in. They get an error if the transport can tell them.
+  // This rank leaves an exchange that the others wait in. They get an error if the transport can tell them. On a CPU
+  // nothing that this rank sent is read when it returns.
   virtual void abandon(const char*) {}
 };
 

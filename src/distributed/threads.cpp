@@ -20,7 +20,8 @@ struct Meeting {
   explicit Meeting(int32_t count)
       : ranks(count),
         sent(static_cast<size_t>(count) * static_cast<size_t>(count)),
-        taken(static_cast<size_t>(count)) {}
+        taken(static_cast<size_t>(count)),
+        copying(static_cast<size_t>(count)) {}
 
   std::deque<Sent>& from_to(int32_t from, int32_t to) {
     return sent[static_cast<size_t>(from) * static_cast<size_t>(ranks) + static_cast<size_t>(to)];
@@ -31,6 +32,7 @@ struct Meeting {
   std::condition_variable changed;
   std::vector<std::deque<Sent>> sent;  // messages that are not taken yet
   std::vector<size_t> taken;           // by sender: messages of its present exchange that were copied
+  std::vector<int32_t> copying;        // by sender: messages that are being copied at this moment
   std::string failure;                 // why the ranks cannot go on; "" if they can
 };
 
@@ -71,22 +73,26 @@ class ThreadTransport final : public core::Transport {
     for (const Receive& receive : receives_) {
       std::deque<Sent>& queue = meeting_->from_to(receive.peer, rank_);
       meeting_->changed.wait(lock, [&] { return !queue.empty() || !meeting_->failure.empty(); });
-      if (queue.empty()) return failed();
+      if (queue.empty()) return failed(lock);
       const Sent sent = queue.front();
       queue.pop_front();
       if (sent.bytes != receive.bytes) {
+        withdraw(lock);
         return internal("rank %d sends %zu bytes where rank %d receives %zu", receive.peer, sent.bytes, rank_,
                         receive.bytes);
       }
+      const auto sender = static_cast<size_t>(receive.peer);
+      ++meeting_->copying[sender];
       lock.unlock();
       std::memcpy(receive.data, sent.data, sent.bytes);
       lock.lock();
-      ++meeting_->taken[static_cast<size_t>(receive.peer)];
+      --meeting_->copying[sender];
+      ++meeting_->taken[sender];
       meeting_->changed.notify_all();
     }
     const size_t& taken = meeting_->taken[static_cast<size_t>(rank_)];
     meeting_->changed.wait(lock, [&] { return taken == sends_.size() || !meeting_->failure.empty(); });
-    return taken == sends_.size() ? ok() : failed();
+    return taken == sends_.size() ? ok() : failed(lock);
   }
 
   tessera_status all_gather(uint64_t mine, uint64_t* all, void* stream) override {
@@ -102,10 +108,12 @@ class ThreadTransport final : public core::Transport {
   }
 
   void abandon(const char* reason) override {
-    const std::lock_guard lock(meeting_->mutex);
-    if (!meeting_->failure.empty()) return;
-    meeting_->failure = "rank " + std::to_string(rank_) + " ended its call: " + reason;
-    meeting_->changed.notify_all();
+    std::unique_lock lock(meeting_->mutex);
+    if (meeting_->failure.empty()) {
+      meeting_->failure = "rank " + std::to_string(rank_) + " ended its call: " + reason;
+      meeting_->changed.notify_all();
+    }
+    withdraw(lock);
   }
 
  private:
@@ -115,7 +123,16 @@ class ThreadTransport final : public core::Transport {
     size_t bytes;
   };
 
-  tessera_status failed() const { return internal("%.400s", meeting_->failure.c_str()); }
+  // Nobody reads what this rank has sent once its call has ended: its caller may free it.
+  void withdraw(std::unique_lock<std::mutex>& lock) {
+    for (int32_t peer = 0; peer < meeting_->ranks; ++peer) meeting_->from_to(rank_, peer).clear();
+    meeting_->changed.wait(lock, [&] { return meeting_->copying[static_cast<size_t>(rank_)] == 0; });
+  }
+
+  tessera_status failed(std::unique_lock<std::mutex>& lock) {
+    withdraw(lock);
+    return internal("%.400s", meeting_->failure.c_str());
+  }
 
   const std::shared_ptr<Meeting> meeting_;
   const int32_t rank_;

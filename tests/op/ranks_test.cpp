@@ -470,6 +470,26 @@ TEST(RanksErrors, OfOneRankEndTheOthers) {
   EXPECT_NE(messages[1].find("cancel"), std::string::npos) << messages[1];
 }
 
+// What a rank has sent is not read once its call has ended: it may be freed at once (sanitizers see a read of it).
+TEST(RanksErrors, AnEndedCallFreesItsMemory) {
+  for (const int32_t cancelled : {0, 1, 2}) {
+    const std::vector<Communicator> communicators = thread_communicators(3);
+    std::string messages[3];
+    on_threads(3, [&](int32_t rank) {
+      Small small(3);
+      small.rows = 6144, small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      tessera_executor executor{};
+      if (rank == cancelled) executor.cancel = [](void*) -> int32_t { return 1; };
+      messages[rank] = small.forward(attention, communicators[static_cast<size_t>(rank)], &executor);
+    });
+    const std::string ended = "rank " + std::to_string(cancelled) + " ended its call";
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_NE(messages[rank].find(rank == cancelled ? "cancel" : ended), std::string::npos) << messages[rank];
+    }
+  }
+}
+
 // ---- NCCL -----------------------------------------------------------------------------------------------------------
 
 // The first GPUs, one for each rank, with communicators of NCCL: that of TESSERA_NCCL, or this machine's.
