@@ -157,7 +157,8 @@ def measure(options: argparse.Namespace) -> list[dict]:
     return [dict(zip(names, key)) | means(draws) for key, draws in rows.items()]
 
 
-def facts() -> dict[str, str]:
+def facts(script: str = __file__) -> dict[str, str]:
+    """The machine, the commit and the command line of `script`."""
     device = tessera.device()
     return {
         "processor": device["name"],
@@ -166,7 +167,7 @@ def facts() -> dict[str, str]:
         "pytorch": torch.__version__,
         "commit": machine.commit(),
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", "bench/quantized_errors.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"bench/{Path(script).name}", *sys.argv[1:]]),
     }
 
 
