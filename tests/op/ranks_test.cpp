@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 
 #include "error_bound.hpp"
 #include "execute.hpp"
+#include "failing_allocation.hpp"
 #include "gpu_memory.hpp"
 #include "plain.hpp"
 #include "tessera/distributed.hpp"
@@ -428,7 +430,8 @@ TEST(RanksErrors, OfCalls) {
   EXPECT_THROW((void)attention.plan(TESSERA_BACKWARD), Error);
   EXPECT_EQ(attention.saved_bytes(), 0u);
   buffers.k = nullptr;
-  EXPECT_EQ(attention.try_forward(alone[0], buffers, small.workspace).message(), "k: NULL, must point to its data");
+  EXPECT_EQ(attention.try_forward(alone[0], buffers, small.workspace).message(),
+            "k: NULL, but the problem describes it with shape [1, 256, 1, 16]");
   buffers = small.data();
   const std::string few(attention.try_forward(alone[0], buffers, {}).message());
   EXPECT_EQ(few.substr(0, few.find(',')), "workspace_bytes: 0");
@@ -453,20 +456,33 @@ TEST(RanksErrors, RanksThatDisagreeAllLearnIt) {
   EXPECT_EQ(messages[1].find("attention: rank 1 has another problem than ranks 0, 2, accepted"), 0u) << messages[1];
 }
 
-// A rank whose call ends early: the others do not wait for it for ever.
+// A rank whose call ends early while another waits for it: that one's error says which step was waiting.
 TEST(RanksErrors, OfOneRankEndTheOthers) {
   const std::vector<Communicator> communicators = thread_communicators(2);
+  // Asked more often than a call of this size has work to do, rank 0 waits.
+  constexpr int kWaits = 200;
+  std::atomic<int> asked = 0;
   std::string messages[2];
   on_threads(2, [&](int32_t rank) {
     Small small(2);
     small.problem.strategy = TESSERA_STRATEGY_RING;
     const RanksAttention attention(small.problem, rank);
+    EXPECT_EQ(small.forward(attention, communicators[static_cast<size_t>(rank)]), "");
     tessera_executor executor{};
-    if (rank == 1) executor.cancel = [](void*) -> int32_t { return 1; };
+    executor.cancel_context = &asked;
+    executor.cancel = [](void* count) -> int32_t {
+      ++*static_cast<std::atomic<int>*>(count);
+      return 0;
+    };
+    if (rank == 1) {
+      executor.cancel = [](void* count) -> int32_t {
+        while (*static_cast<std::atomic<int>*>(count) < kWaits) std::this_thread::yield();
+        return 1;
+      };
+    }
     messages[rank] = small.forward(attention, communicators[static_cast<size_t>(rank)], &executor);
   });
-  EXPECT_NE(messages[0].find("rank 1 ended its call"), std::string::npos) << messages[0];
-  EXPECT_NE(messages[0].find("step 1 of 2"), std::string::npos) << messages[0];
+  EXPECT_NE(messages[0].find("step 1 of 2: rank 1 ended its call"), std::string::npos) << messages[0];
   EXPECT_NE(messages[1].find("cancel"), std::string::npos) << messages[1];
 }
 
@@ -488,6 +504,298 @@ TEST(RanksErrors, AnEndedCallFreesItsMemory) {
       EXPECT_NE(messages[rank].find(rank == cancelled ? "cancel" : ended), std::string::npos) << messages[rank];
     }
   }
+}
+
+// Calls of `ranks` threads, each with a communicator of its own. body(rank, communicator) returns the call's message.
+using RankBody = std::function<std::string(int32_t rank, const Communicator& communicator)>;
+std::vector<std::string> messages_of(std::vector<Communicator>& communicators, const RankBody& body) {
+  std::vector<std::string> messages(communicators.size());
+  on_threads(static_cast<int32_t>(messages.size()), [&](int32_t rank) {
+    const auto n = static_cast<size_t>(rank);
+    messages[n] = body(rank, communicators[n]);
+  });
+  return messages;
+}
+
+// The first to ask is `at` askings away.
+struct CancelledAt {
+  std::atomic<int> left;
+  explicit CancelledAt(int at) : left(at) {}
+  tessera_executor executor() {
+    tessera_executor executor{};
+    executor.cancel_context = this;
+    executor.cancel = [](void* self) -> int32_t { return --static_cast<CancelledAt*>(self)->left < 0 ? 1 : 0; };
+    return executor;
+  }
+};
+
+// A call that is refused before it sends anything. It ends the communicators of all ranks: later calls fail at once.
+TEST(RanksErrors, ARefusedCallEndsTheOthers) {
+  Small other(2);
+  const RanksAttention first(other.problem, 0);
+  const struct {
+    std::string message;
+    std::function<Status(const RanksAttention&, const Communicator&, RanksBuffers, std::vector<std::byte>&)> call;
+  } all[] = {{"k: NULL",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.k = nullptr;
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"k: 0x",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.k = static_cast<const char*>(data.k) + 1;
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"o: shares memory with q",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.o = const_cast<void*>(data.q);
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"workspace_bytes: ",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                return attention.try_forward(communicator, data, std::span(workspace).subspan(1));
+              }},
+             {"workspace: NULL",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                return attention.try_forward(communicator, data, {static_cast<std::byte*>(nullptr), workspace.size()});
+              }},
+             {"buffers: struct_size 0",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.struct_size = 0;
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"attention: prepared for the forward pass",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                return attention.try_backward(communicator, data, workspace);
+              }},
+             {"communicator: rank 1 of 2, accepted that of the attention, rank 0 of 2",
+              [&first](auto&, auto& communicator, RanksBuffers data, auto& workspace) {
+                return first.try_forward(communicator, data, workspace);
+              }},
+             {"buffers: NULL",
+              [](auto&, auto& communicator, RanksBuffers, auto&) {
+                Small small(2);
+                tessera_ranks_attention* attention = nullptr;
+                throw_if_error(tessera_ranks_attention_create(&small.problem, nullptr, nullptr, 1, &attention));
+                const Status status =
+                    tessera_ranks_forward(attention, communicator.get(), nullptr, nullptr, 0, nullptr);
+                tessera_ranks_attention_destroy(attention);
+                return status;
+              }},
+             {"attention: NULL", [](auto&, auto& communicator, RanksBuffers data, auto&) -> Status {
+                return tessera_ranks_forward(nullptr, communicator.get(), &data, nullptr, 0, nullptr);
+              }}};
+  for (const auto& [message, call] : all) {
+    for (const bool first_call : {true, false}) {  // of the problem, which waits for all
+      SCOPED_TRACE(message);
+      std::vector<Communicator> communicators = thread_communicators(2);
+      std::string again[2];
+      const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+        Small small(2);
+        small.problem.strategy = TESSERA_STRATEGY_RING;
+        const RanksAttention attention(small.problem, rank);
+        if (!first_call) {
+          EXPECT_EQ(small.forward(attention, communicator), "");
+        }
+        const RanksBuffers data = small.data();
+        small.workspace.resize(attention.workspace_bytes());
+        std::string ended(rank == 1 ? call(attention, communicator, data, small.workspace).message()
+                                    : attention.try_forward(communicator, data, small.workspace).message());
+        again[rank] = small.forward(attention, communicator);
+        return ended;
+      });
+      EXPECT_EQ(messages[1].find(message), 0u) << messages[1];
+      EXPECT_NE(messages[0].find("rank 1 ended its call: " + messages[1]), std::string::npos) << messages[0];
+      for (const std::string& later : again) {
+        EXPECT_EQ(later.find("communicator: serves no more calls, make new ones for all ranks: rank 1 ended"), 0u)
+            << later;
+      }
+    }
+  }
+}
+
+// Ranks that make different calls, at a problem's first call and later: all of them get an error, and none waits.
+TEST(RanksErrors, DifferentCallsEndAll) {
+  const auto small_of = [](int32_t heads) {
+    auto small = std::make_unique<Small>(2);
+    small->problem.strategy = TESSERA_STRATEGY_RING, small->problem.direction = TESSERA_BACKWARD;
+    small->problem.heads_q = 2 * heads;
+    return small;
+  };
+  const auto call = [](Small& small, const RanksAttention& attention, const Communicator& communicator,
+                       tessera_direction direction) {
+    RanksBuffers data = small.data();
+    std::vector<std::byte> saved(attention.saved_bytes() + 64);
+    std::vector<float> d_o(small.q.size()), d_q(small.q.size()), d_k(small.k.size()), d_v(small.k.size());
+    data.saved = saved.data() + (64 - reinterpret_cast<uintptr_t>(saved.data()) % 64) % 64;
+    data.d_o = d_o.data(), data.d_q = d_q.data(), data.d_k = d_k.data(), data.d_v = d_v.data();
+    small.workspace.resize(attention.workspace_bytes(direction));
+    return std::string(direction == TESSERA_FORWARD
+                           ? attention.try_forward(communicator, data, small.workspace).message()
+                           : attention.try_backward(communicator, data, small.workspace).message());
+  };
+  for (const bool known : {false, true}) {
+    for (const bool other_direction : {false, true}) {
+      SCOPED_TRACE(std::to_string(known) + std::to_string(other_direction));
+      std::vector<Communicator> communicators = thread_communicators(2);
+      const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+        const auto a = small_of(1), b = small_of(other_direction ? 1 : 2);
+        const RanksAttention of_a(a->problem, rank), of_b(b->problem, rank);
+        const tessera_direction second = other_direction ? TESSERA_BACKWARD : TESSERA_FORWARD;
+        for (int n = 0; n < 2 && known; ++n) {
+          EXPECT_EQ(call(*a, of_a, communicator, TESSERA_FORWARD), "");
+          EXPECT_EQ(call(*b, of_b, communicator, second), "");
+        }
+        return rank == 0 ? call(*a, of_a, communicator, TESSERA_FORWARD) : call(*b, of_b, communicator, second);
+      });
+      if (!known) {
+        EXPECT_EQ(messages[0].find("attention: rank 0 has another problem than rank 1"), 0u) << messages[0];
+        EXPECT_EQ(messages[1].find("attention: rank 1 has another problem than rank 0"), 0u) << messages[1];
+        continue;
+      }
+      // The first to see it says so, and the other learns it from that one, or sees it, too.
+      const std::string words = "makes another one than rank";
+      EXPECT_NE(messages[0].find(words), std::string::npos) << messages[0];
+      EXPECT_NE(messages[1].find(words), std::string::npos) << messages[1];
+    }
+  }
+}
+
+// One rank calls a problem that it has called before, another one a new one.
+TEST(RanksErrors, AFirstCallMeetsALaterOne) {
+  std::vector<Communicator> communicators = thread_communicators(3);
+  const std::vector<std::string> messages = messages_of(communicators, [](int32_t rank, const auto& communicator) {
+    Small small(3), other(3);
+    small.rows = 96, small.problem.layout = TESSERA_RANKS_CONTIGUOUS, small.problem.strategy = TESSERA_STRATEGY_RING;
+    other.rows = 192, other.problem.layout = TESSERA_RANKS_CONTIGUOUS;
+    const RanksAttention attention(small.problem, rank), another(other.problem, rank);
+    EXPECT_EQ(small.forward(attention, communicator), "");
+    return rank == 2 ? other.forward(another, communicator) : small.forward(attention, communicator);
+  });
+  for (const std::string& message : messages) EXPECT_NE(message, "");
+}
+
+TEST(RanksErrors, OneCallAtATime) {
+  std::vector<Communicator> communicators = thread_communicators(2);
+  Small small(2), second(2);
+  small.problem.strategy = second.problem.strategy = TESSERA_STRATEGY_RING;
+  const RanksAttention attention(small.problem, 0);
+  std::atomic<bool> inside = false;
+  tessera_executor executor{};
+  executor.cancel_context = &inside;
+  executor.cancel = [](void* flag) -> int32_t {
+    static_cast<std::atomic<bool>*>(flag)->store(true);
+    return 0;
+  };
+  std::string message;
+  std::thread other([&] { message = small.forward(attention, communicators[0], &executor); });
+  while (!inside) std::this_thread::yield();  // it waits for rank 1
+  const std::string refused = second.forward(attention, communicators[0]);
+  other.join();
+  EXPECT_EQ(refused, "communicator: another call uses it, accepted one call at a time");
+  EXPECT_NE(message.find("rank 0 ended its call: " + refused), std::string::npos) << message;
+}
+
+TEST(RanksErrors, DestroyedCommunicatorsEndTheOthers) {
+  for (const bool first_call : {true, false}) {
+    std::vector<Communicator> communicators = thread_communicators(3);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(3);
+      small.rows = 96, small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      if (!first_call) {
+        EXPECT_EQ(small.forward(attention, communicator), "");
+      }
+      if (rank != 1) return small.forward(attention, communicator);
+      const Communicator destroyed = std::move(communicators[1]);
+      return std::string();
+    });
+    for (const int32_t rank : {0, 2}) {
+      EXPECT_NE(messages[static_cast<size_t>(rank)].find("the communicator of rank 1 was destroyed"), std::string::npos)
+          << messages[static_cast<size_t>(rank)];
+    }
+  }
+}
+
+// A rank may end as soon as its own calls are complete, while others still wait for each other.
+TEST(RanksErrors, CommunicatorsMayGoOnceTheirCallsAreComplete) {
+  for (int times = 0; times < 20; ++times) {
+    std::vector<Communicator> communicators = thread_communicators(4);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(4);
+      small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      std::string message = small.forward(attention, communicator);
+      const Communicator destroyed = std::move(communicators[static_cast<size_t>(rank)]);
+      return message;
+    });
+    for (const std::string& message : messages) EXPECT_EQ(message, "");
+  }
+}
+
+// Whenever `cancel` first says so: the call of that rank ends, and no other waits.
+TEST(RanksErrors, CancelEndsEveryStep) {
+  bool cancelled = true;
+  int at = 0;
+  for (; cancelled; at += 1 + at / 8) {
+    std::vector<Communicator> communicators = thread_communicators(3);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(3);
+      small.rows = 96, small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      CancelledAt limit(at);
+      const tessera_executor executor = limit.executor();
+      return small.forward(attention, communicator, rank == 1 ? &executor : nullptr);
+    });
+    cancelled = !messages[1].empty();
+    EXPECT_EQ(cancelled, messages[1].find("cancel") != std::string::npos) << messages[1];
+    for (const int32_t rank : {0, 2}) {
+      const std::string& message = messages[static_cast<size_t>(rank)];  // complete, if nothing of rank 1 was missing
+      const bool learned = message.find("rank 1 ended its call") != std::string::npos;
+      EXPECT_TRUE(message.empty() || (cancelled && learned)) << message;
+    }
+  }
+  EXPECT_GE(at, 5);
+}
+
+// While it waits for a rank that does not come.
+TEST(RanksErrors, CancelEndsWaiting) {
+  std::vector<Communicator> communicators = thread_communicators(2);
+  Small small(2);
+  const RanksAttention attention(small.problem, 0);
+  CancelledAt limit(20);
+  const tessera_executor executor = limit.executor();
+  const std::string message = small.forward(attention, communicators[0], &executor);
+  EXPECT_NE(message.find("cancel"), std::string::npos) << message;
+}
+
+// Whichever allocation of a rank's call fails: the others do not wait for it.
+TEST(RanksErrors, ExceptionsEndTheOthers) {
+  std::string failed = "so far";
+  int64_t allocations = 0;
+  for (; !failed.empty() && allocations < 10000; ++allocations) {
+    std::vector<Communicator> communicators = thread_communicators(2);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(2);
+      small.problem.strategy = TESSERA_STRATEGY_RING;
+      tessera_device device = device_at(best_place());
+      const RanksAttention attention(small.problem, rank, {}, &device);
+      const RanksBuffers data = small.data();
+      small.workspace.resize(attention.workspace_bytes());
+      if (rank == 1) set_allocations_left(allocations);
+      const Status status = attention.try_forward(communicator, data, small.workspace);
+      set_allocations_left(-1);
+      return std::string(status.message());
+    });
+    failed = messages[1];
+    if (failed.empty()) {
+      EXPECT_EQ(messages[0], "");
+    } else if (!messages[0].empty()) {
+      EXPECT_NE(messages[0].find("rank 1 ended its call"), std::string::npos) << messages[0];
+    }
+  }
+  EXPECT_EQ(failed, "");
+  EXPECT_GE(allocations, 5);
 }
 
 // ---- NCCL -----------------------------------------------------------------------------------------------------------
