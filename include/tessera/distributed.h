@@ -255,7 +255,7 @@ typedef struct tessera_ranks_options {
   uint64_t dropout_seed TESSERA_CXX_DEFAULT(0);
   uint64_t dropout_offset TESSERA_CXX_DEFAULT(0);
   int32_t alibi TESSERA_CXX_DEFAULT(0); /* alibi_slopes: 0: none; 1: [Hq]; 2: [B, Hq] */
-  int32_t reserved_0 TESSERA_CXX_DEFAULT(0);
+  int32_t sink TESSERA_CXX_DEFAULT(0);  /* 1: a sink joins each row's denominator, once for all its keys */
 } tessera_ranks_options;
 
 /* One rank's part of an attention, prepared: which calls, messages and copies follow each other, and their places in a
@@ -293,6 +293,9 @@ TESSERA_API size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* atte
  *   q, d_q         [B, R, Hq, D]         k, d_k  [B, R, Hkv, D]        lse  float32 [B, Hq, R]
  *   o, d_o         [B, R, Hq, Dv]        v, d_v  [B, R, Hkv, Dv]
  *   alibi_slopes   float32 [Hq] or [B, Hq], all heads
+ *   sink           float32 [Hq], all heads, the same on all ranks
+ *   d_sink         float32 [Hq]: this rank's part of the gradient. The gradient is the sum over all ranks, which the
+ *                  caller takes, as for any parameter that all ranks share.
  *   saved          tessera_ranks_saved_bytes, aligned to 64 bytes */
 typedef struct tessera_ranks_buffers {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_ranks_buffers));
@@ -307,11 +310,13 @@ typedef struct tessera_ranks_buffers {
   void* d_q TESSERA_CXX_DEFAULT(NULL);
   void* d_k TESSERA_CXX_DEFAULT(NULL);
   void* d_v TESSERA_CXX_DEFAULT(NULL);
+  const float* sink TESSERA_CXX_DEFAULT(NULL); /* options.sink */
+  float* d_sink TESSERA_CXX_DEFAULT(NULL);     /* options.sink, backward: written */
 } tessera_ranks_buffers;
 
-/* This rank's part of o and lse, or of d_q, d_k and d_v. Every rank makes the same calls in the same order. The first
- * call of a problem and direction compares a hash of it with those of the other ranks, which waits for them (on a GPU
- * also for the stream, unless it is captured into a graph, where nothing is compared): ranks that disagree all get
+/* This rank's part of o and lse, or of d_q, d_k, d_v and d_sink. Every rank makes the same calls in the same order. The
+ * first call of a problem and direction compares a hash of it with those of the other ranks, which waits for them (on a
+ * GPU also for the stream, unless it is captured into a graph, where nothing is compared): ranks that disagree all get
  * INVALID_ARGUMENT, and their communicators go on to serve other calls.
  * INVALID_ARGUMENT also if an argument or a required pointer is NULL, a pointer is misaligned or in another device's
  * memory, an output or the workspace shares memory with any other buffer, the workspace is too small, or the

@@ -43,8 +43,8 @@ struct tessera_ranks_attention {
 
 namespace {
 
-static_assert(sizeof(tessera_ranks_options) == offsetof(tessera_ranks_options, reserved_0) + sizeof(int32_t));
-static_assert(sizeof(tessera_ranks_buffers) == offsetof(tessera_ranks_buffers, d_v) + sizeof(void*));
+static_assert(sizeof(tessera_ranks_options) == offsetof(tessera_ranks_options, sink) + sizeof(int32_t));
+static_assert(sizeof(tessera_ranks_buffers) == offsetof(tessera_ranks_buffers, d_sink) + sizeof(void*));
 
 constexpr int64_t kAlignment = distributed::Arena::kAlignment;
 constexpr uintptr_t kSavedAlignment = 64;
@@ -56,6 +56,7 @@ tessera_status read_options(const tessera_ranks_options* given, tessera_ranks_op
   TESSERA_RETURN_IF_ERROR(
       core::read_struct("options", *given, sizeof options, "{.struct_size = sizeof(tessera_ranks_options)}", options));
   if (options.alibi < 0 || options.alibi > 2) return invalid("alibi: %d, accepted 0 .. 2", options.alibi);
+  if (options.sink < 0 || options.sink > 1) return invalid("sink: %d, accepted 0 or 1", options.sink);
   return ok();
 }
 
@@ -201,6 +202,7 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
   const tessera_layout lse = tensor({p.batch, p.heads_q, rows}, TESSERA_FLOAT32);
   const tessera_layout slopes = alibi == 2 ? tensor({p.batch, p.heads_q}, TESSERA_FLOAT32)
                                            : tensor({alibi == 1 ? p.heads_q : 0}, TESSERA_FLOAT32);
+  const tessera_layout sink = tensor({attention.setting.options.sink ? p.heads_q : 0}, TESSERA_FLOAT32);
   const tessera_layout saved = bytes(tessera_ranks_saved_bytes(&attention)), scratch = bytes(workspace_bytes);
   const struct {
     const char* name;
@@ -214,10 +216,12 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
              {"lse", &lse, buffers.lse, true, !backward},
              {"alibi_slopes", &slopes, buffers.alibi_slopes, true, false},
              {"saved", &saved, buffers.saved, true, !backward},
+             {"sink", &sink, buffers.sink, true, false},
              {"d_o", &o, buffers.d_o, backward, false},
              {"d_q", &q, buffers.d_q, backward, true},
              {"d_k", &k, buffers.d_k, backward, true},
              {"d_v", &v, buffers.d_v, backward, true},
+             {"d_sink", &sink, buffers.d_sink, backward, true},
              {"workspace", &scratch, workspace, true, true}};
   core::OwnMemory memory;
   for (const auto& buffer : all) {
@@ -244,6 +248,7 @@ distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* worksp
   set(Base::kO, buffers.o), set(Base::kLse, buffers.lse), set(Base::kSlopes, buffers.alibi_slopes);
   set(Base::kDO, buffers.d_o);
   set(Base::kDQ, buffers.d_q), set(Base::kDK, buffers.d_k), set(Base::kDV, buffers.d_v);
+  set(Base::kSink, buffers.sink), set(Base::kDSink, buffers.d_sink);
   set(Base::kSaved, buffers.saved);
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % static_cast<uintptr_t>(kAlignment);
   set(Base::kWorkspace, static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0));

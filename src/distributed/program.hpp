@@ -33,7 +33,7 @@ struct Move {
 // A call of the library by plans[plan].
 struct Call {
   size_t plan;
-  Ref q, k, v, o, lse, lse_low, slopes, d_o, d_q, d_k, d_v, workspace;
+  Ref q, k, v, o, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, workspace;
 };
 
 // By tessera_combine, whose layouts are `merge`'s.

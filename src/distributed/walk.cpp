@@ -24,7 +24,7 @@ tessera_status call_at(const Program& program, const Memory& memory, const Call&
   const auto floats = [&](const Ref& ref) { return reinterpret_cast<float*>(memory.at(ref)); };
   buffers.q = memory.at(call.q), buffers.k = memory.at(call.k), buffers.v = memory.at(call.v);
   buffers.o = memory.at(call.o), buffers.lse = floats(call.lse), buffers.lse_low = floats(call.lse_low);
-  buffers.alibi_slopes = floats(call.slopes);
+  buffers.alibi_slopes = floats(call.slopes), buffers.sink = floats(call.sink), buffers.d_sink = floats(call.d_sink);
   buffers.d_o = memory.at(call.d_o);
   buffers.d_q = memory.at(call.d_q), buffers.d_k = memory.at(call.d_k), buffers.d_v = memory.at(call.d_v);
   const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;

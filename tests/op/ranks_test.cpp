@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
@@ -74,6 +75,7 @@ RanksOptions options_of(const Call& call) {
   options.dropout_p = call.problem.dropout_p;
   options.dropout_seed = call.problem.dropout_seed, options.dropout_offset = call.problem.dropout_offset;
   options.alibi = call.slopes.layout().rank;
+  options.sink = call.sink.present();
   return options;
 }
 
@@ -157,6 +159,7 @@ size_t bytes_of(const Tensor& tensor) {
 void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std::vector<Site>& sites) {
   const int64_t rows = c.sq;
   const tessera_ranks_problem problem = problem_of(c, setting, rows);
+  std::vector<std::vector<double>> d_sinks(static_cast<size_t>(setting.ranks));
   on_threads(setting.ranks, [&](int32_t rank) {
     try {
       const Site& site = sites[static_cast<size_t>(rank)];
@@ -168,8 +171,9 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       for (const int64_t length : setting.lengths) shard.starts.push_back(shard.starts.back() + length);
       const Tensor q = shard.of(whole.q, 1), k = shard.of(whole.k, 1), v = shard.of(whole.v, 1);
       const Tensor d_o = shard.of(whole.d_o, 1);
-      Tensor outputs[] = {shard.of(whole.o, 1), shard.of(whole.lse, 2), shard.of(whole.d_q, 1), shard.of(whole.d_k, 1),
-                          shard.of(whole.d_v, 1)};
+      Tensor outputs[] = {shard.of(whole.o, 1),   shard.of(whole.lse, 2),
+                          shard.of(whole.d_q, 1), shard.of(whole.d_k, 1),
+                          shard.of(whole.d_v, 1), c.sink ? Tensor(TESSERA_FLOAT32, {c.hq}) : Tensor()};
       const auto memory = [&site](const Tensor& tensor) {
         return SiteMemory(site, tensor.present() ? tensor.data() : nullptr, tensor.present() ? bytes_of(tensor) : 0);
       };
@@ -177,12 +181,13 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       std::vector<std::byte> saved = poisoned(attention.saved_bytes() + 64);
       std::vector<std::byte> forward = poisoned(attention.workspace_bytes(TESSERA_FORWARD));
       std::vector<std::byte> backward = poisoned(attention.workspace_bytes(TESSERA_BACKWARD));
-      const SiteMemory inputs[] = {memory(q), memory(k), memory(v), memory(d_o), memory(whole.slopes)};
+      const SiteMemory inputs[] = {memory(q),         memory(k), memory(v), memory(d_o), memory(whole.slopes),
+                                   memory(whole.sink)};
       const SiteMemory saved_there(site, saved.data(), saved.size());
       const SiteMemory forward_there(site, forward.data(), forward.size());
       const SiteMemory backward_there(site, backward.data(), backward.size());
-      SiteMemory results[] = {memory(outputs[0]), memory(outputs[1]), memory(outputs[2]), memory(outputs[3]),
-                              memory(outputs[4])};
+      SiteMemory results[] = {memory(outputs[0]), memory(outputs[1]), memory(outputs[2]),
+                              memory(outputs[3]), memory(outputs[4]), memory(outputs[5])};
       const size_t misaligned = reinterpret_cast<uintptr_t>(saved_there.data()) % 64;
       RanksBuffers buffers{};
       buffers.q = inputs[0].data(), buffers.k = inputs[1].data(), buffers.v = inputs[2].data();
@@ -190,6 +195,8 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       buffers.saved = static_cast<std::byte*>(saved_there.data()) + (misaligned ? 64 - misaligned : 0);
       buffers.o = results[0].data(), buffers.lse = static_cast<float*>(results[1].data());
       buffers.d_q = results[2].data(), buffers.d_k = results[3].data(), buffers.d_v = results[4].data();
+      buffers.sink = static_cast<const float*>(inputs[5].data());
+      buffers.d_sink = static_cast<float*>(results[5].data());
       tessera_executor executor{};
       executor.stream = site.gpu ? site.gpu->stream() : nullptr;
       const auto span_of = [](const SiteMemory& there, const std::vector<std::byte>& bytes) {
@@ -197,7 +204,10 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       };
       std::vector<std::byte> first;
       for (int times = 0; times < 2; ++times) {
-        for (size_t n = 0; n < std::size(outputs); ++n) outputs[n].poison(), results[n].upload();
+        for (size_t n = 0; n < std::size(outputs); ++n) {
+          if (outputs[n].present()) outputs[n].poison();
+          results[n].upload();
+        }
         attention.forward(*site.communicator, buffers, span_of(forward_there, forward), &executor);
         if (problem.direction == TESSERA_BACKWARD) {
           attention.backward(*site.communicator, buffers, span_of(backward_there, backward), &executor);
@@ -206,6 +216,7 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
         std::vector<std::byte> all;
         for (size_t n = 0; n < std::size(outputs); ++n) {
           results[n].download();
+          if (!outputs[n].present()) continue;
           EXPECT_TRUE(outputs[n].unharmed_outside());
           const std::vector<std::byte> bytes = outputs[n].bytes();
           all.insert(all.end(), bytes.begin(), bytes.end());
@@ -217,12 +228,19 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       shard.each_chunk(whole.o, outputs[0], 1, false), shard.each_chunk(whole.lse, outputs[1], 2, false);
       shard.each_chunk(whole.d_q, outputs[2], 1, false);
       shard.each_chunk(whole.d_k, outputs[3], 1, false), shard.each_chunk(whole.d_v, outputs[4], 1, false);
+      if (c.sink) d_sinks[static_cast<size_t>(rank)] = outputs[5].load();
     } catch (const std::exception& error) {
       // The other ranks would wait for this one for ever.
       std::fprintf(stderr, "rank %d of %s: %s\n", rank, setting.text().c_str(), error.what());
       std::abort();
     }
   });
+  if (!c.sink) return;
+  std::vector<double> sum(static_cast<size_t>(c.hq));
+  for (const std::vector<double>& part : d_sinks) {
+    std::transform(sum.begin(), sum.end(), part.begin(), sum.begin(), std::plus<>());
+  }
+  whole.d_sink.store(sum);
 }
 
 // On threads of the CPU.
@@ -244,11 +262,13 @@ double rms_error(const std::vector<double>& value, const std::vector<double>& ex
 }
 
 std::map<std::string, std::vector<double>> results(const Call& call) {
-  return {{"o", call.o.load()},
-          {"lse", call.lse.load()},
-          {"d_q", call.d_q.load()},
-          {"d_k", call.d_k.load()},
-          {"d_v", call.d_v.load()}};
+  std::map<std::string, std::vector<double>> all = {{"o", call.o.load()},
+                                                    {"lse", call.lse.load()},
+                                                    {"d_q", call.d_q.load()},
+                                                    {"d_k", call.d_k.load()},
+                                                    {"d_v", call.d_v.load()}};
+  if (call.d_sink.present()) all["d_sink"] = call.d_sink.load();
+  return all;
 }
 
 // Each rank's part against the whole in float64. Many ranks are as exact as one: their errors are at most `factor`
@@ -257,7 +277,7 @@ using RunOnRanks = void (*)(Call& whole, const Case& c, const Setting& setting);
 void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<Setting>& settings,
                       RunOnRanks run_many = run_on_ranks, const Place& place = best_place(), double factor = 1.05) {
   Case c = parse_case(text, nullptr).value();
-  c.dtype = dtype, c.lse = c.backward = 1;
+  c.dtype = dtype, c.lse = c.backward = 1, c.d_sink = c.sink > 0;
   c = legalised(c);
   const Inputs in = make_inputs(c);
   Call oracle = make_oracle_call(in);
@@ -267,6 +287,7 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
   ASSERT_TRUE(run(one, TESSERA_FORWARD, {.place = place}).ok());
   ASSERT_TRUE(run(one, TESSERA_BACKWARD, {.place = place}).ok());
   const auto exact = results(oracle), of_one = results(one);
+  const PlainResult plain = c.sink ? plain_attention(in, Precision::kSame) : PlainResult{};
   for (const Setting& setting : settings) {
     SCOPED_TRACE(setting.text() + ": " + to_text(c));
     Call many = make_call(in);
@@ -274,6 +295,10 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
     for (const auto& [name, value] : results(many)) {
       if (!setting.forward_by.empty() && name[0] == 'd') continue;
       for (const double x : value) ASSERT_FALSE(std::isnan(x)) << name;
+      if (name == "d_sink") {  // a few elements, of which one rank's may be exact by chance
+        EXPECT_EQ(excess_error(value, exact.at(name), plain.d_sink, TESSERA_FLOAT32), "");
+        continue;
+      }
       const double allowed = factor * rms_error(of_one.at(name), exact.at(name));
       EXPECT_LE(rms_error(value, exact.at(name)), allowed) << name;
     }
@@ -301,6 +326,9 @@ constexpr const char* kCases[] = {
     "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 causal=1 alibi=h seed=5",
     "b=2 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 causal=1 alibi=bh dropout=0.2 seed=6",
     "b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 dropout=0.3 wl=200 wr=0 seed=7",
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=24 causal=1 sink=1 seed=9",
+    "b=1 sq=512 sk=512 hq=4 hkv=1 d=40 dv=40 causal=1 wl=90 softcap=20 sink=1 seed=10",
+    "b=1 sq=512 sk=512 hq=4 hkv=4 d=32 dv=32 wl=60 wr=33 alibi=bh dropout=0.2 sink=2 seed=11",
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, Ranks, ::testing::ValuesIn(kCases));
 
@@ -311,9 +339,9 @@ TEST(Ranks, Float16) {
 // Packed sequences, each an attention of its own: long ones are cut, short ones are not.
 TEST(Ranks, PackedSequencesAreTheWhole) {
   const std::vector<int64_t> lengths = {160, 7, 41, 16, 0, 288};
-  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", ""}) {
+  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", "", "causal=1 sink=1"}) {
     Case c = parse_case(std::string("b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 seed=8 ") + options, nullptr).value();
-    c.lse = c.backward = 1;
+    c.lse = c.backward = 1, c.d_sink = c.sink > 0;
     c = legalised(c);
     const Inputs in = make_inputs(c);
     for (const Setting& setting :
@@ -350,6 +378,7 @@ TEST(Ranks, PackedSequencesAreTheWhole) {
         begin += length;
       }
       for (const auto& [tensor, exact] : of_all["exact"]) {
+        if (tensor == "d_sink") continue;  // the same as of one sequence
         EXPECT_LE(rms_error(of_all["many"][tensor], exact), 1.05 * rms_error(of_all["one"][tensor], exact)) << tensor;
       }
     }
@@ -413,6 +442,9 @@ TEST(RanksErrors, NameWhatIsWrong) {
   options = {};
   options.alibi = 3;
   EXPECT_EQ(refusal(small.problem, options), "alibi: 3, accepted 0 .. 2");
+  options = {};
+  options.sink = 2;
+  EXPECT_EQ(refusal(small.problem, options), "sink: 2, accepted 0 or 1");
   options.struct_size = 0;
   EXPECT_NE(refusal(small.problem, options).find("options: struct_size 0"), std::string::npos);
   EXPECT_THROW((void)thread_communicators(0), Error);
@@ -433,6 +465,8 @@ TEST(RanksErrors, OfCalls) {
   EXPECT_EQ(attention.try_forward(alone[0], buffers, small.workspace).message(),
             "k: NULL, but the problem describes it with shape [1, 256, 1, 16]");
   buffers = small.data();
+  EXPECT_EQ(RanksAttention(small.problem, 0, {.sink = 1}).try_forward(alone[0], buffers, small.workspace).message(),
+            "sink: NULL, but the problem describes it with shape [2]");
   const std::string few(attention.try_forward(alone[0], buffers, {}).message());
   EXPECT_EQ(few.substr(0, few.find(',')), "workspace_bytes: 0");
 }
@@ -815,7 +849,7 @@ class NcclRanks {
       made->sites.push_back({device, &Gpu::at(rank), nullptr});
     }
     const char* const given = std::getenv("TESSERA_NCCL");
-    void* const library = dlopen(given ? given : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    void* const library = dlopen(given && *given ? given : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (missing = library ? "" : dlerror(); !library) return nullptr;
     using InitAll = int (*)(ncclComm**, int, const int*);
     std::vector<ncclComm*> comms(static_cast<size_t>(ranks));
@@ -863,18 +897,19 @@ TEST_P(NcclGpuRanks, AreTheWhole) {
 }
 INSTANTIATE_TEST_SUITE_P(Cuda, NcclGpuRanks,
                          ::testing::Values("b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
-                                           "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2"));
+                                           "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2",
+                                           "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 sink=1 seed=3"));
 
 // By a kernel that does not accumulate: calls' results are merged at the end or, if they are many, on the way.
 TEST(NcclGpuRanksMerged, AreTheWhole) {
   std::string missing;
   if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
   const char* const family = "fwd_fa1";
-  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 seed=1", TESSERA_BFLOAT16,
+  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 sink=1 seed=1", TESSERA_BFLOAT16,
                    {{"ring", "zig_zag", 2, 0, {}, family}, {"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus,
                    kGpu, 1.4);
   if (!NcclRanks::of(8, missing)) return;
-  expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 seed=2", TESSERA_BFLOAT16,
+  expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 sink=1 seed=2", TESSERA_BFLOAT16,
                    {{"ring", "zig_zag", 8, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
 }
 
