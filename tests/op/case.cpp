@@ -159,7 +159,7 @@ bool fits_fp8_kernel(const Case& c) {
   constexpr int64_t kMostHeadDim = 256, kColumns = 16;
   const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.d % kColumns == 0 && c.dv % kColumns == 0;
   const bool layout = c.k_form != kPaged && c.gap == 0 && !c.reversed && !c.shared_kv && c.sk > 0;
-  const bool tensors = c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
+  const bool tensors = !c.places && c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
   return c.dtype == TESSERA_FLOAT8_E4M3 && dims && layout && tensors && c.dropout == 0;
 }
 
@@ -168,7 +168,8 @@ bool fits_fp8_kernel(const Case& c) {
 bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
   constexpr int64_t kMostBackwardHeadDim = 512;
   constexpr int32_t kHopper = 90;
-  if (c.places || (has_8bit(c) && !(arch == kHopper && fits_fp8_kernel(c)))) return false;
+  if (has_8bit(c) && !(arch == kHopper && fits_fp8_kernel(c))) return false;
+  if (c.places && c.causal_seqs) return false;
   return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
 }
 
