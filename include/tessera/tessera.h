@@ -298,7 +298,7 @@ typedef struct tessera_problem {
   int64_t first_head, total_heads, total_heads_kv;
   int64_t first_sequence;
   /* int32 [B, 4], instead of first_q, total_q, first_k and total_k, which are then 0: these four for each sequence.
-   * Only on the CPU. */
+   * GPUs: not together with causal_seqs. */
   tessera_layout places;
   /* Partial results over disjoint sets of keys, which are summed without loss.
    * Forward: o may be float32 where q is not. With accumulate = 1, o, lse and lse_low, which are then all required,
@@ -308,7 +308,7 @@ typedef struct tessera_problem {
    * call alone. Rows that belong to no sequence keep the partial result.
    * Backward: d_q, d_k and d_v may, all three, be float32 where q is not. With accumulate = 1 they must be, and the
    * call adds to them; rows that belong to no sequence are unchanged. Other gradients are written as usual.
-   * Not supported together with prefix_groups. On GPUs: forward alone, by fwd_sm80. */
+   * Not supported together with prefix_groups. */
   int64_t accumulate;     /* 0 or 1 */
   tessera_layout o_accum; /* float32, shaped as o; forward with accumulate */
   /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */

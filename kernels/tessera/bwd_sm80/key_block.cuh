@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/attention/backward/rows.cuh"
+#include "tessera/attention/backward/sums.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/bwd_sm80/scores.cuh"
 #include "tessera/bwd_sm80/shared.cuh"
@@ -76,8 +77,8 @@ struct KeyBlock {
     score_key = warp_key + part / Warps::kQueryParts % Warps::kScoreKeyParts * (Warps::kScoreM * 16);
     warp_query = (Warps::kScoreKeyParts == 1 ? part : part % Warps::kQueryParts) * Warps::kQueries;
     has_scores = Warps::kScoreParts == Warps::kColumnParts || part < Warps::kScoreParts;
-    seeing_all = seeing_queries(p, s, key0 + kBlockN - 1, key0);
-    const KeyRange queries = seeing_queries(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
+    seeing_all = seeing_queries<kCfg.score>(p, s, key0 + kBlockN - 1, key0);
+    const KeyRange queries = seeing_queries<kCfg.score>(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
     first_tile = queries.low / kBlockM;
     tiles = queries.low <= queries.high ? queries.high / kBlockM - first_tile + 1 : 0;
     slot0 = query_slot<kBlockM>(p, batch);
@@ -133,6 +134,18 @@ struct KeyBlock {
         static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
     store_rows<kRows>(tile, warp * kRows, count, columns, aligned,
                       [&](int row) { return to + tensor.row * kBytes * row; });
+  }
+  // Writes `factor` times a warp's accumulators to the sums of dV (kValues) or dK.
+  template <bool kValues, int kM, int kN>
+  TESSERA_DEVICE void write_sums(const float (&acc)[kM][kN][4], float factor) const {
+    const GradientSum sum{kValues ? p.d_v : p.d_k, kValues ? p.head_dim_v : p.head_dim,
+                          kValues ? p.d_v_aligned : p.d_k_aligned, p.accumulate};
+    reload_memory();  // the sequence is loaded again: the loop has no registers for what only this needs
+    const Sequence keys = load_sequence(p, batch);
+    const int first = key0 + warp_key, count = keys.k_rows - first, used = keys.sk - first;
+    const GradientRows rows{batch, head_kv, static_cast<int64>(keys.k_begin) + first, part * (kN * 8), count, used};
+#pragma unroll
+    for (int m = 0; m < kM; ++m) sum.template write<Warps::kLaneOrder>(rows, acc[m], factor, m * 16);
   }
   TESSERA_DEVICE void store_dk_dv() const {
     const int count = keys_to_store();
@@ -192,7 +205,7 @@ TESSERA_DEVICE void for_key_blocks(const BwdParams& p, Multiply&& multiply) {
   for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
     if (pair > 0) __syncthreads();  // all warps have finished using shared memory
     const SequenceTile at = scheduler.sequence(p, pair);
-    const Sequence s = load_sequence(p, at.batch);
+    const Sequence s = load_sequence<true, false, kCfg.score>(p, at.batch);
     const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;
     if (key0 >= s.k_rows) continue;
     multiply(KeyBlock<kCfg>(p, shared, s, at.batch, scheduler.head(p, pair), static_cast<int>(key0)));

@@ -82,6 +82,7 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
       tile.s_dp_split && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
+  config.sums = writes_sums(problem);
   config.score = score_config(problem);
   config.score.scale_first = false;  // a saved LSE needs no row maximum, but a hidden score must be -inf
   config.score.scale_first = config.score.entries() && problem.scale <= 0;
@@ -95,7 +96,8 @@ Choice choose(const tessera_plan& plan) {
     if (tile.float32 != (problem.q.dtype == TESSERA_FLOAT32)) continue;
     if (std::max(plan.head_dim, plan.head_dim_v) > tile.head_dim) continue;
     choice.config = make_config(plan, tile);
-    const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias;
+    const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias &&
+                       !choice.config.score.sequence_places;
     if (tile.s_dp_split && !plain) continue;
     // A block may use an SM's shared memory except what the driver reserves for each resident block.
     const int64_t reserved = int64_t{tile.min_blocks_per_sm - 1} * kReservedBytes;
@@ -132,6 +134,7 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
   rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
   rows.d_bias = config.d_bias, rows.d_sink = core::present(p.d_sink);
+  rows.sums = config.sums;
   rows.aligned = rows_aligned(p.o, nullptr) && rows_aligned(p.d_o, nullptr);
   own.tiles = static_cast<int>(choice.tiles);
   own.q_tiles = static_cast<int>(choice.q_tiles), own.q_slots = static_cast<int>(choice.q_slots);
@@ -152,6 +155,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
                              .tensors = kAllTensors & ~kServingTensors,
+                             .partials = true,
                              .programs = true};
 
 // clang-format off

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "core/geometry.hpp"
+#include "cuda/families/backward.hpp"
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -22,6 +23,7 @@ std::string refuse(const tessera_plan& plan) {
                  {"cu_seqlens_q", core::packed_q(p)},
                  {"cu_seqlens_k", core::packed_k(p)},
                  {"seqused_k", core::present(p.seqused_k)},
+                 {"places", core::present(p.places)},
                  {"deterministic", p.deterministic != 0},
                  {"block_mask", core::present(p.block_mask)}};
   for (const auto& [name, given] : options) {
@@ -31,7 +33,9 @@ std::string refuse(const tessera_plan& plan) {
 }
 
 BwdSm90D512Config configure(const tessera_plan& plan) {
-  return {.dtype = static_cast<Dtype>(plan.problem.q.dtype), .window = plan.problem.window_left >= 0};
+  return {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
+          .window = plan.problem.window_left >= 0,
+          .sums = writes_sums(plan.problem)};
 }
 
 }  // namespace
