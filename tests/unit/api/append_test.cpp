@@ -234,9 +234,9 @@ std::vector<float> codes_and_ties(DType dtype) {
 // core::store does not know int8.
 int nearest_code(DType dtype, float value) {
   if (dtype == int8) return static_cast<int>(std::nearbyint(std::clamp(value, -127.0f, 127.0f))) & 0xff;
-  std::uint8_t code = 0;
-  core::store(static_cast<std::int32_t>(dtype), &code, 0, value);
-  return code;
+  std::uint8_t codes[8] = {};  // as wide as the widest element
+  core::store(static_cast<std::int32_t>(dtype), codes, 0, value);
+  return codes[0];
 }
 
 // By a scale of 2, so that the quotients are exact.
