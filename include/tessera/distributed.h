@@ -258,7 +258,8 @@ typedef struct tessera_ranks_options {
   int32_t sink TESSERA_CXX_DEFAULT(0);  /* 1: a sink joins each row's denominator, once for all its keys */
   /* A score program and the tensors that it names, as in tessera_problem; NULL: none. Its names mean on each rank what
    * they mean in the whole, and every rank has the whole of each captured tensor. The handle must live until the
-   * attention is created. Gradients of captured tensors are not computed. UNSUPPORTED together with sink. */
+   * attention is created. Gradients of captured tensors are not computed. UNSUPPORTED together with sink, and on GPUs,
+   * whose kernels run no program for a part of a sequence. */
   tessera_program* program TESSERA_CXX_DEFAULT(NULL);
   tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
 } tessera_ranks_options;
