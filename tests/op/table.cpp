@@ -658,6 +658,11 @@ void add_programs(Table& table) {
          " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
             .c_str());
   }
+  // A program sees the -inf of a bias, and its result counts.
+  for (const char* score : {"abs(s)", "5 * tanh(s / 5)", "exp(min(s, 3.0)) - 1"}) {
+    table.add((std::string("b=2 sq=50 sk=70 hq=4 hkv=2 d=64 dv=64 bias=hqk data=inf_bias score_mod='") + score + "'")
+                  .c_str());
+  }
   // Nothing to read: tensors without elements, sequences without queries or keys.
   for (const char* sizes : {"b=0 sq=5 sk=7", "b=2 sq=0 sk=5", "b=2 sq=5 sk=0"}) {
     table.add((std::string(sizes) +
