@@ -17,6 +17,7 @@ namespace tessera::testing {
 namespace {
 
 using test::expect_near;
+using test::PackedSequences;
 using test::Programmed;
 
 // Makes a call with copies in a GPU's memory of everything that it reads or writes.
@@ -34,6 +35,7 @@ class OnGpu {
     const bool backward = direction == TESSERA_BACKWARD;
     copied(problem.q, there.q), copied(problem.k, there.k), copied(problem.v, there.v), copied(problem.o, there.o);
     copied(problem.lse, there.lse);
+    copied(problem.cu_seqlens_q, there.cu_seqlens_q), copied(problem.cu_seqlens_k, there.cu_seqlens_k);
     if (backward) {
       copied(problem.d_o, there.d_o);
       copied(problem.d_q, there.d_q), copied(problem.d_k, there.d_k), copied(problem.d_v, there.d_v);
@@ -136,16 +138,53 @@ TEST_P(CudaPrograms, DecodeAsTheOracle) {
 }
 
 // Masks whose lists of visible blocks are made on the GPU, with several tiles of queries and of keys.
-class CudaProgramMasks : public CudaPrograms {};
+class CudaProgramMasks : public CudaPrograms {
+ protected:
+  static constexpr std::int64_t kQueries = 150, kKeys = 330;
 
-TEST_P(CudaProgramMasks, SkipBlocksOfKeys) {
-  constexpr std::int64_t kQueries = 150, kKeys = 330;
-  Programmed call(GetParam(), true, World(GetParam() + 1, kQueries, kKeys), kQueries, 64, 64);
-  call.run_oracle();
-  check(call, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_AUTO);
-  if (!has(TESSERA_KERNEL_FWD_SM90)) return;
-  call.captured_gradients = false;
-  check(call, TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_BWD_SM90);
+  static bool makes_lists(const Plan& plan) {
+    for (std::int32_t n = 0; n < tessera_plan_num_launches(&plan, 1); ++n) {
+      tessera_launch launch;
+      EXPECT_EQ(tessera_plan_launch(&plan, 1, n, &launch).code, TESSERA_OK);
+      if (launch.kernel == std::string("program_lists")) return true;
+    }
+    return false;
+  }
+  // The call's kernels that make lists: forward and backward.
+  static std::vector<std::string> kernels_with_lists(const Programmed& call) {
+    std::vector<std::string> names;
+    const Problem forward = call.problem_of(bfloat16, float32);
+    for (const tessera_kernel kernel : {TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_FWD_SM90}) {
+      if (has(kernel) && makes_lists(plan(forward, gpu_with(kernel)))) names.emplace_back(tessera_kernel_name(kernel));
+    }
+    const Problem backward = gradient_of(forward);
+    for (const tessera_kernel kernel : {TESSERA_KERNEL_BWD_SM80, TESSERA_KERNEL_BWD_SM90}) {
+      if (has(kernel) && makes_lists(plan(backward, gpu_with(kernel)))) names.emplace_back(tessera_kernel_name(kernel));
+    }
+    return names;
+  }
+  Programmed call_of(const PackedSequences& packed) const {
+    return {GetParam(), true, World(GetParam() + 1, kQueries, kKeys), kQueries, 64, 64, packed};
+  }
+  void skip_blocks(const PackedSequences& packed) {
+    Programmed call = call_of(packed);
+    call.run_oracle();
+    check(call, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_BWD_SM80);
+    if (!has(TESSERA_KERNEL_FWD_SM90)) return;
+    call.captured_gradients = false;
+    check(call, TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_BWD_SM90);
+  }
+};
+
+TEST_P(CudaProgramMasks, SkipBlocksOfKeys) { skip_blocks({}); }
+
+TEST_P(CudaProgramMasks, SkipBlocksOfKeysOfPackedSequences) {
+  const PackedSequences packed{.cu_seqlens_q = {0, 97, 97 + kQueries},
+                               .cu_seqlens_k = {0, kKeys, kKeys + 201},
+                               .rows_q = 97 + kQueries + 9,
+                               .rows_k = kKeys + 201 + 30};
+  EXPECT_EQ(kernels_with_lists(call_of(packed)), kernels_with_lists(call_of({})));
+  skip_blocks(packed);
 }
 
 std::vector<std::size_t> masks() {

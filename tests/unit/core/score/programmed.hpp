@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
@@ -36,14 +37,26 @@ inline std::vector<std::uint16_t> as_bf16(const std::vector<double>& x) {
   return out;
 }
 
+// Packed sequences: their offsets, and the rows of the packed tensors, of which the last may belong to no sequence.
+struct PackedSequences {
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
+  std::int64_t rows_q = 0, rows_k = 0;
+};
+
 // One problem with a definition's program in float64, for the oracle, and the same numbers in the dtype of the kernels.
 struct Programmed {
   Programmed(size_t number, bool is_bf16, std::int64_t queries, std::int64_t head_dim = 16,
              std::int64_t head_dim_v = 24)
       : Programmed(number, is_bf16, World(number + 1), queries, head_dim, head_dim_v) {}
+  // Of packed sequences `queries` and the world's keys are the most that one has. Rows of no sequence hold NaN.
   Programmed(size_t number, bool is_bf16, World of, std::int64_t queries, std::int64_t head_dim,
-             std::int64_t head_dim_v)
-      : definition(definitions()[number]), world(std::move(of)), bf16(is_bf16), d(head_dim), dv(head_dim_v) {
+             std::int64_t head_dim_v, PackedSequences sequences = {})
+      : definition(definitions()[number]),
+        world(std::move(of)),
+        bf16(is_bf16),
+        d(head_dim),
+        dv(head_dim_v),
+        packed(std::move(sequences)) {
     world.len_q = queries;
     for (auto& [name, tensor] : world.tensors) {
       for (double& x : tensor.data) x = static_cast<float>(x);
@@ -64,6 +77,15 @@ struct Programmed {
     for (std::vector<double>* x : {&oracle.q, &oracle.k, &oracle.v, &oracle.d_o}) {
       for (double& value : *x) value = rounded(value, bf16);
     }
+    oracle.cu_seqlens_q = packed.cu_seqlens_q, oracle.cu_seqlens_k = packed.cu_seqlens_k;
+    if (packed.rows_q == 0) return;
+    const auto poison = [](std::vector<double>& x, std::int32_t first, std::int64_t row) {
+      std::fill(x.begin() + first * row, x.end(), NAN);
+    };
+    poison(oracle.q, packed.cu_seqlens_q.back(), world.heads * d);
+    poison(oracle.d_o, packed.cu_seqlens_q.back(), world.heads * dv);
+    poison(oracle.k, packed.cu_seqlens_k.back(), world.heads_kv * d);
+    poison(oracle.v, packed.cu_seqlens_k.back(), world.heads_kv * dv);
   }
   ~Programmed() { tessera_program_release(handle); }
   Programmed(const Programmed&) = delete;
@@ -76,6 +98,15 @@ struct Programmed {
     problem.v = layout(dtype, {world.batch, world.len_k, world.heads_kv, dv});
     problem.o = layout(dtype, {world.batch, world.len_q, world.heads, dv});
     problem.lse = layout(float32, {world.batch, world.heads, world.len_q});
+    if (packed.rows_q > 0) {
+      problem.q = layout(dtype, {packed.rows_q, world.heads, d});
+      problem.k = layout(dtype, {packed.rows_k, world.heads_kv, d});
+      problem.v = layout(dtype, {packed.rows_k, world.heads_kv, dv});
+      problem.o = layout(dtype, {packed.rows_q, world.heads, dv});
+      problem.lse = layout(float32, {world.heads, packed.rows_q});
+      problem.cu_seqlens_q = problem.cu_seqlens_k = layout(int32, {world.batch + 1});
+      problem.max_seqlen_q = world.len_q, problem.max_seqlen_k = world.len_k;
+    }
     problem.program = handle;
     for (size_t n = 0; n < program.tensors.size(); ++n) {
       const DType dtypes[] = {captured, int32, boolean};
@@ -143,6 +174,8 @@ struct Programmed {
                     .v = in[2],
                     .o = o.data(),
                     .lse = lse.data(),
+                    .cu_seqlens_q = packed.cu_seqlens_q.data(),
+                    .cu_seqlens_k = packed.cu_seqlens_k.data(),
                     .d_o = in[3],
                     .d_q = d_q.data(),
                     .d_k = d_k.data(),
@@ -193,6 +226,7 @@ struct Programmed {
   World world;
   bool bf16;
   std::int64_t d, dv;                       // head sizes
+  PackedSequences packed;                   // without rows: sequences are dense
   bool captured_gradients = true;           // whether the backward pass computes them
   bool deterministic = false;               // of the backward pass
   const Device* backward_device = nullptr;  // NULL: the forward pass's
