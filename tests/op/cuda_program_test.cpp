@@ -137,6 +137,15 @@ TEST_P(CudaPrograms, DecodeAsTheOracle) {
   check(call, TESSERA_KERNEL_DECODE_SM90, TESSERA_KERNEL_AUTO);
 }
 
+// Up to so many queries and keys each, and rows of no sequence.
+PackedSequences two_sequences(std::int64_t queries, std::int64_t keys) {
+  const auto q = static_cast<std::int32_t>(queries), k = static_cast<std::int32_t>(keys);
+  return {.cu_seqlens_q = {0, 97, 97 + q},
+          .cu_seqlens_k = {0, k, k + 201},
+          .rows_q = 97 + queries + 9,
+          .rows_k = keys + 201 + 30};
+}
+
 // Masks whose lists of visible blocks are made on the GPU, with several tiles of queries and of keys.
 class CudaProgramMasks : public CudaPrograms {
  protected:
@@ -166,8 +175,9 @@ class CudaProgramMasks : public CudaPrograms {
   Programmed call_of(const PackedSequences& packed) const {
     return {GetParam(), true, World(GetParam() + 1, kQueries, kKeys), kQueries, 64, 64, packed};
   }
-  void skip_blocks(const PackedSequences& packed) {
+  void skip_blocks(const PackedSequences& packed, std::int64_t list_capacity = 0) {
     Programmed call = call_of(packed);
+    call.list_capacity = list_capacity;
     call.run_oracle();
     check(call, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_BWD_SM80);
     if (!has(TESSERA_KERNEL_FWD_SM90)) return;
@@ -179,12 +189,14 @@ class CudaProgramMasks : public CudaPrograms {
 TEST_P(CudaProgramMasks, SkipBlocksOfKeys) { skip_blocks({}); }
 
 TEST_P(CudaProgramMasks, SkipBlocksOfKeysOfPackedSequences) {
-  const PackedSequences packed{.cu_seqlens_q = {0, 97, 97 + kQueries},
-                               .cu_seqlens_k = {0, kKeys, kKeys + 201},
-                               .rows_q = 97 + kQueries + 9,
-                               .rows_k = kKeys + 201 + 30};
+  const PackedSequences packed = two_sequences(kQueries, kKeys);
   EXPECT_EQ(kernels_with_lists(call_of(packed)), kernels_with_lists(call_of({})));
   skip_blocks(packed);
+}
+
+TEST_P(CudaProgramMasks, VisitAllBlocksWhereListsHaveNoRoom) {
+  skip_blocks({}, 3);
+  skip_blocks(two_sequences(kQueries, kKeys), 3);
 }
 
 std::vector<std::size_t> masks() {

@@ -1,7 +1,6 @@
 #include "cuda/families/block_lists.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/asking.hpp"
 #include "core/geometry.hpp"
@@ -11,7 +10,6 @@
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/runtime/environment.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -47,6 +45,12 @@ int64_t visible_blocks(const tessera_plan& plan, const ProgramListsConfig& confi
   return static_cast<int64_t>(std::min(all, all * visible_part(plan) + edges));
 }
 
+// The most entries of a program's lists if the problem does not say.
+int64_t default_capacity(int64_t lists) {
+  constexpr int64_t kBytes = int64_t{64} << 20, kEntriesOfList = 64;
+  return std::max(kBytes / int64_t{sizeof(int)}, kEntriesOfList * lists);
+}
+
 }  // namespace
 
 namespace {
@@ -77,10 +81,8 @@ ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int 
   return config;
 }
 
-// The pool has an entry for every visible pair of a tile and a block, but at most kMostPoolBytes and then
-// kEntriesOfList for each list.
 ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsConfig& config) {
-  constexpr int64_t kMostPoolBytes = int64_t{64} << 20, kEntriesOfList = 64, kMostWords = int64_t{1} << 30;
+  constexpr int64_t kMostWords = int64_t{1} << 30;
   using core::score::Op;
   const tessera_problem& p = plan.problem;
   const core::score::Bound bound = core::score::bind(plan);
@@ -110,11 +112,8 @@ ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsC
   constexpr int64_t kBoundBytes = 8;
   shape.bounds_bytes =
       padded_to((config.transposed ? values.row : values.column) * kBoundBytes * bounds, kWorkspaceAlignment);
-  int64_t most = std::max(kMostPoolBytes / int64_t{sizeof(int)}, kEntriesOfList * count);
-  if (const std::string given = environment_variable(kListEntries); !given.empty()) {
-    most = std::max<int64_t>(std::atoll(given.c_str()), 0);
-  }
-  const int64_t pool = std::min(shape.row_masks * visible_blocks(plan, config, shape.lists), most);
+  const int64_t capacity = p.list_capacity > 0 ? p.list_capacity : default_capacity(count);
+  const int64_t pool = std::min(shape.row_masks * visible_blocks(plan, config, shape.lists), capacity);
   shape.words = std::min(kProgramHeadsAt + 2 * count + pool, kMostWords);
   return shape;
 }

@@ -108,6 +108,7 @@ struct Programmed {
       problem.max_seqlen_q = world.len_q, problem.max_seqlen_k = world.len_k;
     }
     problem.program = handle;
+    problem.list_capacity = list_capacity;
     for (size_t n = 0; n < program.tensors.size(); ++n) {
       const DType dtypes[] = {captured, int32, boolean};
       std::vector<std::int64_t> shape = world.tensors.at(program.tensors[n].text).shape;
@@ -225,10 +226,11 @@ struct Programmed {
   const testing::Definition& definition;
   World world;
   bool bf16;
-  std::int64_t d, dv;                       // head sizes
-  PackedSequences packed;                   // without rows: sequences are dense
-  bool captured_gradients = true;           // whether the backward pass computes them
-  bool deterministic = false;               // of the backward pass
+  std::int64_t d, dv;              // head sizes
+  PackedSequences packed;          // without rows: sequences are dense
+  bool captured_gradients = true;  // whether the backward pass computes them
+  bool deterministic = false;      // of the backward pass
+  std::int64_t list_capacity = 0;
   const Device* backward_device = nullptr;  // NULL: the forward pass's
   std::string backward_kernel;
   score::Program program;
