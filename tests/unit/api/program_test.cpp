@@ -189,7 +189,11 @@ TEST(ProblemWithAProgram, SaysHowManyEntriesItsListsHave) {
   problem.q = problem.k = problem.v = problem.o = layout(bfloat16, {kBatch, kTokens, 4, 64});
   problem.program = handle.get();
   problem.captured[1] = layout(int32, {kBatch, kTokens});
-  for (const Problem& of : {problem, gradient_of(problem)}) {
+  Problem packed = problem;
+  packed.q = packed.k = packed.v = packed.o = layout(bfloat16, {kBatch * kTokens, 4, 64});
+  packed.cu_seqlens_q = packed.cu_seqlens_k = layout(int32, {kBatch + 1});
+  packed.max_seqlen_q = packed.max_seqlen_k = kTokens;
+  for (const Problem& of : {problem, gradient_of(problem), packed, gradient_of(packed)}) {
     for (const std::int32_t arch : {80, 90}) {
       Problem given = of;
       const std::int64_t by_default = lists_bytes(given, arch);
