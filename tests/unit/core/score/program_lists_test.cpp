@@ -84,7 +84,8 @@ struct Lists {
     p.column_blocks = tiles_of(cols, other, kListCols);
     p.column_groups = tiles_of(cols, other, kListCols * kBoundsGroup);
     const int values = transposed ? text.mask_row_values : text.mask_column_values;
-    bounds.resize(static_cast<size_t>(8 * values * p.column_masks * (p.column_blocks + p.column_groups)), '\xff');
+    const int bytes = 8 * values * p.column_masks * (p.column_blocks + p.column_groups);
+    bounds.resize(static_cast<size_t>(std::max(bytes, 1)), '\xff');
     p.bounds = bounds.data();
     words.assign(static_cast<size_t>(kProgramHeadsAt + count * (2 + p.lists.most)), 0x55555555);
     p.lists.words = words.data(), p.end_word = static_cast<int>(words.size());
