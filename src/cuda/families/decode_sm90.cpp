@@ -180,7 +180,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured only there
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = kAllTensors & ~kScoreTensors,
+                             .tensors = kAllTensors & ~(kScoreTensors | kPlaceTensors),
                              .programs = true};
 
 constexpr Limits kLimits{.registers = 255};
