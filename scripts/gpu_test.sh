@@ -8,7 +8,7 @@
 # Without a driver, or without a usable GPU, it says so in one line and builds nothing.
 #
 # Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself),
-# table, programs (the table of score programs), comparison (the table with the kernels for comparison), ampere (the
+# table, programs (its cases with score programs), comparison (the table with the kernels for comparison), ampere (the
 # table without bulk copies, as on GPUs before Hopper), graphs (the table and streams, each call a CUDA graph),
 # invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck
 # (compute-sanitizer), python.
@@ -43,7 +43,7 @@ done
 processes=$(nproc)
 ((processes <= 12)) || processes=12
 
-programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests ptx_tests cuda_program_tests)
+programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests ptx_tests)
 
 build_programs() {
   [[ -f $build/build.ninja ]] ||
@@ -142,7 +142,7 @@ suite_prepare() {
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_ptx() { gtest_suite ptx 90 1 'Device/PtxGpu.*' ptx_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
-suite_programs() { gtest_suite programs 240 24 '*CudaPrograms*' cuda_program_tests; }
+suite_programs() { gtest_suite programs 240 24 'CudaPrograms/GpuTable.*'; }
 suite_comparison() { gtest_suite comparison 120 24 'Cuda/GpuComparison.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
 suite_graphs() {

@@ -35,6 +35,11 @@ def need_gpu() -> None:
         sys.exit(f"this measures a GPU, and PyTorch {torch.__version__} sees none (torch.cuda.is_available())")
 
 
+def commit() -> str:
+    """Of the repository that this file is in."""
+    return _answer("git", "rev-parse", "--short", "HEAD")
+
+
 def facts() -> dict:
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -44,7 +49,7 @@ def facts() -> dict:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "tessera": tessera.__version__,
-        "commit": _answer("git", "rev-parse", "--short", "HEAD"),
+        "commit": commit(),
         "date": datetime.date.today().isoformat(),
     }
 

@@ -217,19 +217,26 @@ TESSERA_API const char* tessera_travels_name(int32_t travels);    /* "K, V" ... 
 
 /* ---- communicators ------------------------------------------------------------------------------------------ */
 
-/* One rank's connection with the others. Each rank has its own; one call at a time uses it. */
+/* One rank's connection with the others. Each rank has its own, and one call at a time uses it: a second one is
+ * refused. */
 typedef struct tessera_communicator tessera_communicator;
 
 /* Over NCCL, for calls on the communicator's GPU. `comm` is an ncclComm_t of the caller, who keeps it alive, and
  * aborts it if a peer is lost. Neither building nor loading this library needs NCCL: the functions are those of the
  * process, which has made `comm`, if it exports them; otherwise those of libnccl.so.2, or of the file that TESSERA_NCCL
  * names. UNSUPPORTED if none can be opened, or if it is older than 2.7; the message says what to install. Makes a
- * stream for messages, and allocates a few bytes on the GPU. */
+ * stream for messages, and allocates a few bytes on the GPU.
+ * Other ranks do not learn that a call of one rank has failed, or is another one than theirs: their streams wait, and
+ * in the first call of a problem also their threads. The caller then aborts the communicators of all ranks, with
+ * ncclCommAbort, before it frees memory that failed calls used: messages may still be under way. */
 struct ncclComm;
 TESSERA_API tessera_status tessera_communicator_nccl(struct ncclComm* comm, tessera_communicator** communicator);
 
-/* `ranks` communicators of threads of this process, for calls on the CPU: communicators[r] is that of rank r. If a call
- * of one rank fails, the calls of the others end with an error, too, as do all later ones. */
+/* `ranks` communicators of threads of this process, for calls on the CPU: communicators[r] is that of rank r. If a
+ * call of one rank fails, also because it is refused, the calls of the others that wait for it end with an error, too,
+ * as do all later ones. Ranks that make different calls all get an error, and so does a call that waits for a rank
+ * whose communicator is destroyed: destroy that of a rank that cannot go on. Memory of a failed call is no longer read
+ * by other ranks when it returns. */
 TESSERA_API tessera_status tessera_communicator_threads(int32_t ranks, tessera_communicator** communicators);
 
 /* NULL is ignored. No call may use it any more. */
@@ -248,7 +255,7 @@ typedef struct tessera_ranks_options {
   uint64_t dropout_seed TESSERA_CXX_DEFAULT(0);
   uint64_t dropout_offset TESSERA_CXX_DEFAULT(0);
   int32_t alibi TESSERA_CXX_DEFAULT(0); /* alibi_slopes: 0: none; 1: [Hq]; 2: [B, Hq] */
-  int32_t reserved_0 TESSERA_CXX_DEFAULT(0);
+  int32_t sink TESSERA_CXX_DEFAULT(0);  /* 1: a sink joins each row's denominator, once for all its keys */
 } tessera_ranks_options;
 
 /* One rank's part of an attention, prepared: which calls, messages and copies follow each other, and their places in a
@@ -286,6 +293,9 @@ TESSERA_API size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* atte
  *   q, d_q         [B, R, Hq, D]         k, d_k  [B, R, Hkv, D]        lse  float32 [B, Hq, R]
  *   o, d_o         [B, R, Hq, Dv]        v, d_v  [B, R, Hkv, Dv]
  *   alibi_slopes   float32 [Hq] or [B, Hq], all heads
+ *   sink           float32 [Hq], all heads, the same on all ranks
+ *   d_sink         float32 [Hq]: this rank's part of the gradient. The gradient is the sum over all ranks, which the
+ *                  caller takes, as for any parameter that all ranks share.
  *   saved          tessera_ranks_saved_bytes, aligned to 64 bytes */
 typedef struct tessera_ranks_buffers {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_ranks_buffers));
@@ -300,14 +310,20 @@ typedef struct tessera_ranks_buffers {
   void* d_q TESSERA_CXX_DEFAULT(NULL);
   void* d_k TESSERA_CXX_DEFAULT(NULL);
   void* d_v TESSERA_CXX_DEFAULT(NULL);
+  const float* sink TESSERA_CXX_DEFAULT(NULL); /* options.sink */
+  float* d_sink TESSERA_CXX_DEFAULT(NULL);     /* options.sink, backward: written */
 } tessera_ranks_buffers;
 
-/* This rank's part of o and lse, or of d_q, d_k and d_v. Every rank makes the same calls in the same order. The first
- * call of a problem compares a hash of it with those of the other ranks, which waits for them (on a GPU also for the
- * stream, unless it is captured into a graph, where nothing is compared): ranks that disagree all get INVALID_ARGUMENT.
- * Later calls allocate nothing. On a GPU they return at once: messages have a stream of their own, and overlap the
- * computation in executor->stream. CPU: returns when this rank's part is complete; `cancel` of the executor ends the
- * call of this rank, and with it those of the others. */
+/* This rank's part of o and lse, or of d_q, d_k, d_v and d_sink. Every rank makes the same calls in the same order. The
+ * first call of a problem and direction compares a hash of it with those of the other ranks, which waits for them (on a
+ * GPU also for the stream, unless it is captured into a graph, where nothing is compared): ranks that disagree all get
+ * INVALID_ARGUMENT, and their communicators go on to serve other calls.
+ * INVALID_ARGUMENT also if an argument or a required pointer is NULL, a pointer is misaligned or in another device's
+ * memory, an output or the workspace shares memory with any other buffer, the workspace is too small, or the
+ * communicator is another rank's or in use. INTERNAL: another rank's call has failed, or NCCL has.
+ * Later calls allocate nothing on a device. On a GPU they return at once: messages have a stream of their own, and
+ * overlap the computation in executor->stream. CPU: returns when this rank's part is complete; `cancel` of the executor
+ * ends the call of this rank, also while it waits for another, and with it those of the others. */
 TESSERA_API tessera_status tessera_ranks_forward(const tessera_ranks_attention* attention,
                                                  tessera_communicator* communicator,
                                                  const tessera_ranks_buffers* buffers, void* workspace,

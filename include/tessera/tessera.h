@@ -308,7 +308,7 @@ typedef struct tessera_problem {
    * call alone. Rows that belong to no sequence keep the partial result.
    * Backward: d_q, d_k and d_v may, all three, be float32 where q is not. With accumulate = 1 they must be, and the
    * call adds to them; rows that belong to no sequence are unchanged. Other gradients are written as usual.
-   * Not supported together with prefix_groups. On GPUs: forward alone, by fwd_sm80. */
+   * Not supported together with prefix_groups. */
   int64_t accumulate;     /* 0 or 1 */
   tessera_layout o_accum; /* float32, shaped as o; forward with accumulate */
   /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */

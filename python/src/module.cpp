@@ -10,6 +10,7 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "append_fields.hpp"
@@ -81,7 +82,8 @@ void make_contiguous(tessera_layout& layout) {
   }
 }
 
-// Outputs and cotangents that were not given are planned as contiguous, in the order of the call's axes.
+// Outputs and cotangents that were not given are planned as contiguous, in the order of the call's axes; of a call that
+// accumulates, as float32, or float64 beside float64 inputs.
 void fill_in_layouts(Call& call) {
   tessera_problem& problem = call.problem;
   const auto make_contiguous_array = [&call](tessera_layout& layout) {
@@ -94,11 +96,15 @@ void fill_in_layouts(Call& call) {
     layout = twin;
     make_contiguous_array(layout);
   };
+  const auto as_sum = [&](tessera_layout& layout) {
+    if (problem.accumulate && problem.q.dtype != TESSERA_FLOAT64) layout.dtype = TESSERA_FLOAT32;
+  };
   const tessera_layout &q = problem.q, &v = problem.v;
   if (problem.o.rank == 0 && q.rank != 0 && v.rank != 0) {
     problem.o = q;
     problem.o.shape[q.rank - 1] = v.shape[v.rank - 1];
     make_contiguous_array(problem.o);
+    if (problem.direction == TESSERA_FORWARD && problem.o_accum.rank == 0) as_sum(problem.o);
   }
   if (problem.direction != TESSERA_BACKWARD) return;
   if (problem.lse.rank == 0 && q.rank >= 3) {
@@ -109,9 +115,12 @@ void fill_in_layouts(Call& call) {
     make_contiguous(problem.lse);
   }
   as(problem.d_o, problem.o);
-  as(problem.d_q, problem.q);
-  as(problem.d_k, problem.k);
-  as(problem.d_v, problem.v);
+  for (const auto& [gradient, of] :
+       {std::pair{&problem.d_q, &problem.q}, {&problem.d_k, &problem.k}, {&problem.d_v, &problem.v}}) {
+    if (gradient->rank != 0) continue;
+    as(*gradient, *of);
+    as_sum(*gradient);
+  }
 }
 
 using Writer = size_t (*)(const tessera_plan*, char*, size_t);

@@ -1,8 +1,10 @@
 // The C interface of attention on ranks: communicators, prepared attentions, and their passes.
 #include "cuda/ranks.hpp"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -11,7 +13,9 @@
 
 #include "api/device_here.hpp"
 #include "core/caller_struct.hpp"
+#include "core/cancel.hpp"
 #include "core/guarded.hpp"
+#include "core/own_memory.hpp"
 #include "core/status.hpp"
 #include "cpu/rows.hpp"
 #include "cuda/cuda.hpp"
@@ -25,7 +29,8 @@ using namespace tessera;
 struct tessera_communicator {
   std::unique_ptr<core::Transport> transport;
   std::unique_ptr<core::RowMoves> moves;
-  std::set<uint64_t> agreed;  // problems that all ranks have
+  std::set<uint64_t> agreed;  // calls that all ranks have made together
+  std::mutex in_use;          // while a call uses it
 };
 
 struct tessera_ranks_attention {
@@ -38,8 +43,8 @@ struct tessera_ranks_attention {
 
 namespace {
 
-static_assert(sizeof(tessera_ranks_options) == offsetof(tessera_ranks_options, reserved_0) + sizeof(int32_t));
-static_assert(sizeof(tessera_ranks_buffers) == offsetof(tessera_ranks_buffers, d_v) + sizeof(void*));
+static_assert(sizeof(tessera_ranks_options) == offsetof(tessera_ranks_options, sink) + sizeof(int32_t));
+static_assert(sizeof(tessera_ranks_buffers) == offsetof(tessera_ranks_buffers, d_sink) + sizeof(void*));
 
 constexpr int64_t kAlignment = distributed::Arena::kAlignment;
 constexpr uintptr_t kSavedAlignment = 64;
@@ -51,6 +56,7 @@ tessera_status read_options(const tessera_ranks_options* given, tessera_ranks_op
   TESSERA_RETURN_IF_ERROR(
       core::read_struct("options", *given, sizeof options, "{.struct_size = sizeof(tessera_ranks_options)}", options));
   if (options.alibi < 0 || options.alibi > 2) return invalid("alibi: %d, accepted 0 .. 2", options.alibi);
+  if (options.sink < 0 || options.sink > 1) return invalid("sink: %d, accepted 0 or 1", options.sink);
   return ok();
 }
 
@@ -142,62 +148,94 @@ const distributed::Program* program_of(const tessera_ranks_attention* attention,
   return attention->setting.saves ? &attention->backward : nullptr;
 }
 
-// Compares the ranks' hashes at the first call of a problem.
-tessera_status agree(const tessera_ranks_attention& attention, tessera_communicator& communicator, void* stream) {
-  core::Transport& transport = *communicator.transport;
-  if (transport.ranks() == 1 || communicator.agreed.contains(attention.hash) || transport.capturing(stream)) {
-    return ok();
-  }
+// A call of one rank.
+struct RankCall {
+  const tessera_ranks_attention* attention;
+  int32_t direction;
+  tessera_communicator& communicator;
+  const tessera_ranks_buffers* buffers;
+  void* workspace;
+  size_t workspace_bytes;
+  const tessera_executor* executor;
+  bool all_learn = false;  // all ranks get an error by themselves
+};
+
+// Compares the ranks' calls, by their hashes, at the first call of a problem and direction.
+tessera_status agree(RankCall& call, uint64_t hash, void* stream, core::Cancel& cancel) {
+  core::Transport& transport = *call.communicator.transport;
+  std::set<uint64_t>& agreed = call.communicator.agreed;
+  if (transport.ranks() == 1 || agreed.contains(hash) || transport.capturing(stream)) return ok();
   std::vector<uint64_t> all(static_cast<size_t>(transport.ranks()));
-  const tessera_status status = transport.all_gather(attention.hash, all.data(), stream);
-  if (status.code != TESSERA_OK) {
-    transport.abandon(status.message);
-    return status;
-  }
+  TESSERA_RETURN_IF_ERROR(transport.all_gather(hash, all.data(), stream, cancel));
   std::string others;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] != attention.hash) others += (others.empty() ? "" : ", ") + std::to_string(rank);
+    if (all[rank] != hash) others += (others.empty() ? "" : ", ") + std::to_string(rank);
   }
-  if (!others.empty()) {
-    return invalid(
-        "attention: rank %d has another problem than rank%s %.200s, accepted the same lengths, heads, dtype, "
-        "masks, layout, strategy and options on all",
-        transport.rank(), others.find(',') == std::string::npos ? "" : "s", others.c_str());
+  if (others.empty()) {
+    agreed.insert(hash);
+    return ok();
   }
-  communicator.agreed.insert(attention.hash);
-  return ok();
+  call.all_learn = true;
+  return invalid(
+      "attention: rank %d has another problem than rank%s %.200s, accepted the same lengths, heads, dtype, masks, "
+      "layout, strategy, options and direction of the call on all",
+      transport.rank(), others.find(',') == std::string::npos ? "" : "s", others.c_str());
 }
 
 tessera_status check_buffers(const tessera_ranks_attention& attention, const tessera_ranks_buffers& buffers,
-                             bool backward) {
-  if (attention.forward.plan.rows_per_rank == 0) return ok();
+                             const void* workspace, size_t workspace_bytes, bool backward) {
+  const tessera_ranks_problem& p = attention.forward.plan.problem;
   const tessera_device& device = attention.setting.device;
+  const int32_t alibi = attention.setting.options.alibi;
+  const int64_t rows = attention.forward.plan.rows_per_rank;
+  const auto tensor = [&p](std::initializer_list<int64_t> shape, int32_t dtype) {
+    tessera_layout layout{dtype, static_cast<int32_t>(shape.size()), {}, {}};
+    std::copy(shape.begin(), shape.end(), layout.shape);
+    int64_t stride = 1;
+    for (int32_t dim = layout.rank - 1; dim >= 0; stride *= layout.shape[dim--]) layout.strides[dim] = stride;
+    return layout;
+  };
+  const auto rows_of = [&](int64_t heads, int64_t columns) { return tensor({p.batch, rows, heads, columns}, p.dtype); };
+  const auto bytes = [&tensor](size_t count) { return tensor({static_cast<int64_t>(count)}, TESSERA_BOOL); };
+  const tessera_layout q = rows_of(p.heads_q, p.head_dim), o = rows_of(p.heads_q, p.head_dim_v);
+  const tessera_layout k = rows_of(p.heads_kv, p.head_dim), v = rows_of(p.heads_kv, p.head_dim_v);
+  const tessera_layout lse = tensor({p.batch, p.heads_q, rows}, TESSERA_FLOAT32);
+  const tessera_layout slopes = alibi == 2 ? tensor({p.batch, p.heads_q}, TESSERA_FLOAT32)
+                                           : tensor({alibi == 1 ? p.heads_q : 0}, TESSERA_FLOAT32);
+  const tessera_layout sink = tensor({attention.setting.options.sink ? p.heads_q : 0}, TESSERA_FLOAT32);
+  const tessera_layout saved = bytes(tessera_ranks_saved_bytes(&attention)), scratch = bytes(workspace_bytes);
   const struct {
     const char* name;
+    const tessera_layout* layout;
     const void* pointer;
-    bool needed;
-  } all[] = {{"q", buffers.q, true},
-             {"k", buffers.k, true},
-             {"v", buffers.v, true},
-             {"o", buffers.o, true},
-             {"lse", buffers.lse, true},
-             {"alibi_slopes", buffers.alibi_slopes, attention.setting.options.alibi != 0},
-             {"saved", buffers.saved, attention.saved_bytes > 0},
-             {"d_o", buffers.d_o, backward},
-             {"d_q", buffers.d_q, backward},
-             {"d_k", buffers.d_k, backward},
-             {"d_v", buffers.d_v, backward}};
+    bool needed, written;
+  } all[] = {{"q", &q, buffers.q, true, false},
+             {"k", &k, buffers.k, true, false},
+             {"v", &v, buffers.v, true, false},
+             {"o", &o, buffers.o, true, !backward},
+             {"lse", &lse, buffers.lse, true, !backward},
+             {"alibi_slopes", &slopes, buffers.alibi_slopes, true, false},
+             {"saved", &saved, buffers.saved, true, !backward},
+             {"sink", &sink, buffers.sink, true, false},
+             {"d_o", &o, buffers.d_o, backward, false},
+             {"d_q", &q, buffers.d_q, backward, true},
+             {"d_k", &k, buffers.d_k, backward, true},
+             {"d_v", &v, buffers.d_v, backward, true},
+             {"d_sink", &sink, buffers.d_sink, backward, true},
+             {"workspace", &scratch, workspace, true, true}};
+  core::OwnMemory memory;
   for (const auto& buffer : all) {
-    if (!buffer.needed) continue;
-    if (!buffer.pointer) return invalid("%s: NULL, must point to its data", buffer.name);
+    if (!buffer.needed || core::elements(*buffer.layout) == 0) continue;
+    TESSERA_RETURN_IF_ERROR(core::check_pointer(buffer.name, *buffer.layout, buffer.pointer));
     if (device.backend == TESSERA_BACKEND_CUDA) {
       TESSERA_RETURN_IF_ERROR(cuda::check_memory(buffer.name, buffer.pointer, device));
     }
+    memory.add(buffer.name, *buffer.layout, buffer.pointer, buffer.written);
   }
-  if (reinterpret_cast<uintptr_t>(buffers.saved) % kSavedAlignment != 0) {
+  if (attention.saved_bytes > 0 && reinterpret_cast<uintptr_t>(buffers.saved) % kSavedAlignment != 0) {
     return invalid("saved: %p, must be aligned to %d bytes", buffers.saved, static_cast<int>(kSavedAlignment));
   }
-  return ok();
+  return memory.check();
 }
 
 distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* workspace) {
@@ -210,43 +248,65 @@ distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* worksp
   set(Base::kO, buffers.o), set(Base::kLse, buffers.lse), set(Base::kSlopes, buffers.alibi_slopes);
   set(Base::kDO, buffers.d_o);
   set(Base::kDQ, buffers.d_q), set(Base::kDK, buffers.d_k), set(Base::kDV, buffers.d_v);
+  set(Base::kSink, buffers.sink), set(Base::kDSink, buffers.d_sink);
   set(Base::kSaved, buffers.saved);
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % static_cast<uintptr_t>(kAlignment);
   set(Base::kWorkspace, static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0));
   return memory;
 }
 
-tessera_status pass(int32_t direction, const tessera_ranks_attention* attention, tessera_communicator* communicator,
-                    const tessera_ranks_buffers* given, void* workspace, size_t workspace_bytes,
-                    const tessera_executor* given_executor) {
+tessera_status run(RankCall& call) {
+  const tessera_ranks_attention* const attention = call.attention;
   if (!attention) return invalid("attention: NULL, accepted what tessera_ranks_attention_create made");
-  if (!communicator) return invalid("communicator: NULL, accepted this rank's");
-  if (!given) return invalid("buffers: NULL, must point to a tessera_ranks_buffers");
-  const distributed::Program* const program = program_of(attention, direction);
+  if (!call.buffers) return invalid("buffers: NULL, must point to a tessera_ranks_buffers");
+  const distributed::Program* const program = program_of(attention, call.direction);
   if (!program) return invalid("attention: prepared for the forward pass, accepted one of direction backward");
   tessera_ranks_buffers buffers{};
-  TESSERA_RETURN_IF_ERROR(
-      core::read_struct("buffers", *given, sizeof buffers, "{.struct_size = sizeof(tessera_ranks_buffers)}", buffers));
+  TESSERA_RETURN_IF_ERROR(core::read_struct("buffers", *call.buffers, sizeof buffers,
+                                            "{.struct_size = sizeof(tessera_ranks_buffers)}", buffers));
   tessera_executor executor;
-  TESSERA_RETURN_IF_ERROR(core::read_executor(given_executor, executor));
+  TESSERA_RETURN_IF_ERROR(core::read_executor(call.executor, executor));
   executor.struct_size = sizeof executor;
-  const core::Transport& transport = *communicator->transport;
+  core::Transport& transport = *call.communicator.transport;
   const tessera_ranks_problem& problem = program->plan.problem;
   if (transport.rank() != attention->setting.rank || transport.ranks() != problem.ranks) {
     return invalid("communicator: rank %d of %d, accepted that of the attention, rank %d of %d", transport.rank(),
                    transport.ranks(), attention->setting.rank, problem.ranks);
   }
-  TESSERA_RETURN_IF_ERROR(transport.check(attention->setting.device));
-  TESSERA_RETURN_IF_ERROR(check_buffers(*attention, buffers, direction == TESSERA_BACKWARD));
-  const size_t needed = tessera_ranks_workspace_bytes(attention, direction);
-  if (workspace_bytes < needed) return invalid("workspace_bytes: %zu, accepted at least %zu", workspace_bytes, needed);
-  if (!workspace && needed > 0) return invalid("workspace: NULL, must hold %zu bytes", needed);
-  if (needed > 0 && attention->setting.device.backend == TESSERA_BACKEND_CUDA) {
-    TESSERA_RETURN_IF_ERROR(cuda::check_memory("workspace", workspace, attention->setting.device));
+  const tessera_device& device = attention->setting.device;
+  TESSERA_RETURN_IF_ERROR(transport.check(device));
+  const size_t needed = tessera_ranks_workspace_bytes(attention, call.direction);
+  if (call.workspace_bytes < needed) {
+    return invalid("workspace_bytes: %zu, accepted at least %zu", call.workspace_bytes, needed);
   }
-  TESSERA_RETURN_IF_ERROR(agree(*attention, *communicator, executor.stream));
-  return distributed::walk(*program, memory_of(buffers, workspace), *communicator->moves, *communicator->transport,
-                           attention->setting.device, executor);
+  const bool backward = call.direction == TESSERA_BACKWARD;
+  TESSERA_RETURN_IF_ERROR(check_buffers(*attention, buffers, call.workspace, needed, backward));
+  const uint64_t hash = attention->hash * 2 + (backward ? 1 : 0);
+  core::Cancel cancel(device.backend == TESSERA_BACKEND_CPU ? executor : tessera_executor{});
+  TESSERA_RETURN_IF_ERROR(agree(call, hash, executor.stream, cancel));
+  return distributed::walk(*program, hash, memory_of(buffers, call.workspace), *call.communicator.moves, transport,
+                           device, executor, cancel);
+}
+
+// However a call of a rank ends without success, the other ranks learn it.
+tessera_status pass(const char* function, int32_t direction, const tessera_ranks_attention* attention,
+                    tessera_communicator* communicator, const tessera_ranks_buffers* buffers, void* workspace,
+                    size_t workspace_bytes, const tessera_executor* executor) {
+  if (!communicator) return invalid("communicator: NULL, accepted this rank's");
+  core::Transport& transport = *communicator->transport;
+  RankCall call{attention, direction, *communicator, buffers, workspace, workspace_bytes, executor};
+  tessera_status status;
+  const std::unique_lock in_use(communicator->in_use, std::try_to_lock);
+  try {
+    status = core::guarded(function, [&] {
+      return in_use ? run(call) : invalid("communicator: another call uses it, accepted one call at a time");
+    });
+  } catch (...) {  // the thread itself ends
+    transport.abandon("its thread was cancelled");
+    throw;
+  }
+  if (status.code != TESSERA_OK && !call.all_learn) transport.abandon(status.message);
+  return status;
 }
 
 }  // namespace
@@ -315,17 +375,15 @@ size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* attention) {
 tessera_status tessera_ranks_forward(const tessera_ranks_attention* attention, tessera_communicator* communicator,
                                      const tessera_ranks_buffers* buffers, void* workspace, size_t workspace_bytes,
                                      const tessera_executor* executor) {
-  return core::guarded("tessera_ranks_forward", [&] {
-    return pass(TESSERA_FORWARD, attention, communicator, buffers, workspace, workspace_bytes, executor);
-  });
+  return pass("tessera_ranks_forward", TESSERA_FORWARD, attention, communicator, buffers, workspace, workspace_bytes,
+              executor);
 }
 
 tessera_status tessera_ranks_backward(const tessera_ranks_attention* attention, tessera_communicator* communicator,
                                       const tessera_ranks_buffers* buffers, void* workspace, size_t workspace_bytes,
                                       const tessera_executor* executor) {
-  return core::guarded("tessera_ranks_backward", [&] {
-    return pass(TESSERA_BACKWARD, attention, communicator, buffers, workspace, workspace_bytes, executor);
-  });
+  return pass("tessera_ranks_backward", TESSERA_BACKWARD, attention, communicator, buffers, workspace, workspace_bytes,
+              executor);
 }
 
 }  // extern "C"

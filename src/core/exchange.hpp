@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/cancel.hpp"
 #include "core/status.hpp"
 #include "tessera/tessera.h"
 
@@ -35,24 +36,25 @@ class Transport {
   virtual ~Transport() = default;
   virtual int32_t rank() const = 0;
   virtual int32_t ranks() const = 0;
-  // OK if calls on `device` can exchange their data.
+  // OK if calls on `device` can exchange their data, and no call of a rank has failed that ends all later ones.
   virtual tessera_status check(const tessera_device& device) const = 0;
 
-  // The messages begin when the work is done that `stream` has been given so far.
-  virtual tessera_status begin(void* stream) = 0;
+  // The messages begin when the work is done that `stream` has been given so far. `exchange` is the same number on all
+  // ranks that make the same calls in the same order: threads compare it, so that others learn of their mistake.
+  virtual tessera_status begin(uint64_t exchange, void* stream) = 0;
   virtual tessera_status send(const void* data, size_t bytes, int32_t peer) = 0;
   virtual tessera_status receive(void* data, size_t bytes, int32_t peer) = 0;
   virtual tessera_status start() = 0;
-  // The work that `stream` is given from now on begins when the messages are complete.
-  virtual tessera_status wait(void* stream) = 0;
+  // The work that `stream` is given from now on begins when the messages are complete. On a CPU `cancel` ends it.
+  virtual tessera_status wait(void* stream, Cancel& cancel) = 0;
 
   // all[n] = `mine` of rank n, on the host: the only function that waits for a GPU.
-  virtual tessera_status all_gather(uint64_t mine, uint64_t* all, void* stream) = 0;
+  virtual tessera_status all_gather(uint64_t mine, uint64_t* all, void* stream, Cancel& cancel) = 0;
   // True while `stream` is captured into a graph, when nothing may wait for it.
   virtual bool capturing(void*) const { return false; }
-  // This rank leaves an exchange that the others wait in. They get an error if the transport can tell them. On a CPU
-  // nothing that this rank sent is read when it returns.
-  virtual void abandon(const char*) {}
+  // This rank has ended its call for `reason`, while the others may wait for it: they get an error if the transport can
+  // tell them. When it returns on a CPU, nothing that this rank sent is read. Any thread may call it at any time.
+  virtual void abandon(const char* reason) noexcept = 0;
 };
 
 }  // namespace tessera::core

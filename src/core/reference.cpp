@@ -340,8 +340,9 @@ class HeadAttention {
     };
     bool undefined = false;  // a NaN score, which a maximum would ignore
     for (int64_t j = 0; j < view_.sk; ++j) {
-      Twofold s = visible(i, j) ? score(i, j, q_norm) : Twofold{kMinusInfinity, 0};
-      if (program_ && s.high != kMinusInfinity) {
+      const bool shown = visible(i, j);
+      Twofold s = shown ? score(i, j, q_norm) : Twofold{kMinusInfinity, 0};
+      if (program_ && shown) {  // also of a score that a bias made -infinity
         w_.s_before[j] = s.high;
         s = program_->score(pair(i, j), s);
       }

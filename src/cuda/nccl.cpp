@@ -139,37 +139,34 @@ class NcclTransport final : public core::Transport {
                    device.backend == TESSERA_BACKEND_CUDA ? "another GPU" : "the CPU");
   }
 
-  tessera_status begin(void* stream) override {
+  tessera_status begin(uint64_t, void* stream) override {
     ContextScope context;
     TESSERA_RETURN_IF_ERROR(context.enter(ordinal_, stream));
     const Driver& cu = context.driver();
     TESSERA_RETURN_IF_ERROR(check(cu, cu.cuEventRecord(ready_, static_cast<CUstream>(stream)), "cuEventRecord"));
     TESSERA_RETURN_IF_ERROR(check(cu, cu.cuStreamWaitEvent(messages_, ready_, 0), "cuStreamWaitEvent"));
-    TESSERA_RETURN_IF_ERROR(called(nccl_.ncclGroupStart(), "ncclGroupStart"));
-    in_group_ = true;
-    return ok();
+    return called(nccl_.ncclGroupStart(), "ncclGroupStart");
   }
   tessera_status send(const void* data, size_t bytes, int32_t peer) override {
-    return called(nccl_.ncclSend(data, bytes, kInt8, peer, comm_, messages_), "ncclSend");
+    return in_group(nccl_.ncclSend(data, bytes, kInt8, peer, comm_, messages_), "ncclSend");
   }
   tessera_status receive(void* data, size_t bytes, int32_t peer) override {
-    return called(nccl_.ncclRecv(data, bytes, kInt8, peer, comm_, messages_), "ncclRecv");
+    return in_group(nccl_.ncclRecv(data, bytes, kInt8, peer, comm_, messages_), "ncclRecv");
   }
   tessera_status start() override {
-    in_group_ = false;
     TESSERA_RETURN_IF_ERROR(called(nccl_.ncclGroupEnd(), "ncclGroupEnd"));
     ContextScope context;
     TESSERA_RETURN_IF_ERROR(context.enter(ordinal_, messages_));
     return check(context.driver(), context.driver().cuEventRecord(done_, messages_), "cuEventRecord");
   }
-  tessera_status wait(void* stream) override {
+  tessera_status wait(void* stream, core::Cancel&) override {
     ContextScope context;
     TESSERA_RETURN_IF_ERROR(context.enter(ordinal_, stream));
     const CUresult result = context.driver().cuStreamWaitEvent(static_cast<CUstream>(stream), done_, 0);
     return check(context.driver(), result, "cuStreamWaitEvent");
   }
 
-  tessera_status all_gather(uint64_t mine, uint64_t* all, void*) override {
+  tessera_status all_gather(uint64_t mine, uint64_t* all, void*, core::Cancel&) override {
     ContextScope context;
     TESSERA_RETURN_IF_ERROR(context.enter(ordinal_, messages_));
     const Driver& cu = context.driver();
@@ -190,11 +187,8 @@ class NcclTransport final : public core::Transport {
     context.driver().cuStreamIsCapturing(static_cast<CUstream>(stream), &status);
     return status != kCaptureNone;
   }
-  // Only ends an open group. The other ranks wait: their callers abort their communicators.
-  void abandon(const char*) override {
-    if (in_group_) nccl_.ncclGroupEnd();
-    in_group_ = false;
-  }
+  // The other ranks wait: their callers abort their communicators.
+  void abandon(const char*) noexcept override {}
 
  private:
   static tessera_status check(const Driver& cu, CUresult result, const char* what) {
@@ -206,13 +200,19 @@ class NcclTransport final : public core::Transport {
     return internal("NCCL: %s: %s (%d)", function, text ? text : "no description", result);
   }
 
+  // A message that fails ends the group, which this thread's later calls of NCCL would otherwise join.
+  tessera_status in_group(ncclResult result, const char* function) const {
+    const tessera_status status = called(result, function);
+    if (status.code != TESSERA_OK) nccl_.ncclGroupEnd();
+    return status;
+  }
+
   const Nccl& nccl_;
   ncclComm* const comm_;
   int rank_ = 0, ranks_ = 0, ordinal_ = -1;
   CUstream messages_ = nullptr;
   CUevent ready_ = nullptr, done_ = nullptr;
   CUdeviceptr hashes_ = 0;  // of all ranks, and this rank's own
-  bool in_group_ = false;
 };
 
 }  // namespace

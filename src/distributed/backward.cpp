@@ -30,6 +30,7 @@ class Backward final : public Pass {
     keys_.sum_k = zeros(own_.rows(), hkv.count, problem_.head_dim);
     keys_.sum_v = zeros(own_.rows(), hkv.count, problem_.head_dim_v);
     TESSERA_RETURN_IF_ERROR(walk_steps());
+    if (has_sink()) TESSERA_RETURN_IF_ERROR(add_sink_gradient());
     divided_ ? finish_divided() : finish();
     program_.workspace_bytes = arena_.bytes();
     return ok();
@@ -119,6 +120,34 @@ class Backward final : public Pass {
       if (sums.block.numbers() != keys.block.numbers()) continue;
       std::erase_if(sums.unsent, [&](int64_t number) { return own_.has(number); });
     }
+  }
+
+  // dSink of a head is the sum over rows of -exp(sink - lse) (dO . O), which needs no key: by a call without keys.
+  // Its dQ is 0.
+  tessera_status add_sink_gradient() {
+    program_.operations.emplace_back(Fill{{Base::kDSink, 0}, 0, problem_.heads_q});
+    if (own_.rows() == 0) return ok();
+    const int64_t rows = own_.rows();
+    tessera_problem p;
+    tessera_problem_init(&p);
+    p.direction = TESSERA_BACKWARD;
+    p.q = saved_.q.layout(rows), p.o = saved_.o.layout(rows), p.d_o = d_o_.layout(rows);
+    p.k = saved_.k.layout(0), p.v = saved_.v.layout(0);
+    p.lse = saved_.lse.layout(rows), p.lse_low = saved_.lse_low.layout(rows);
+    const Slab no_q = make(problem_.dtype, rows, sum_q_.heads, sum_q_.columns);
+    p.d_q = no_q.layout(rows), p.d_k = p.k, p.d_v = p.v;
+    p.sink = p.d_sink = sink_layout();
+    Call call{};
+    TESSERA_RETURN_IF_ERROR(plan_call(p, call));
+    call.q = saved_.q.at, call.o = saved_.o.at, call.d_o = d_o_.at;
+    call.lse = saved_.lse.at, call.lse_low = saved_.lse_low.at;
+    call.d_q = no_q.at, call.sink = of_heads(Base::kSink), call.d_sink = of_heads(Base::kDSink);
+    const int64_t workspace = arena_.assign(program_.plans[call.plan].workspace_bytes);
+    call.workspace = {Base::kWorkspace, workspace};
+    program_.operations.emplace_back(call);
+    if (program_.plans[call.plan].workspace_bytes > 0) arena_.release(workspace);
+    release(no_q);
+    return ok();
   }
 
   bool accumulates(const tessera_problem& p) const {

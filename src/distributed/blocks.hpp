@@ -12,7 +12,24 @@
 namespace tessera::distributed {
 
 // The memory in which a tensor lies; kNone: there is no tensor.
-enum class Base : int32_t { kNone, kQ, kK, kV, kO, kLse, kSlopes, kDO, kDQ, kDK, kDV, kSaved, kWorkspace, kBases };
+enum class Base : int32_t {
+  kNone,
+  kQ,
+  kK,
+  kV,
+  kO,
+  kLse,
+  kSlopes,
+  kSink,
+  kDO,
+  kDQ,
+  kDK,
+  kDV,
+  kDSink,
+  kSaved,
+  kWorkspace,
+  kBases
+};
 struct Ref {
   Base base = Base::kNone;
   int64_t offset = 0;  // bytes

@@ -12,6 +12,7 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // (o, lse) of rows over the keys so far. If calls accumulate, they all add to one float32 sum. Otherwise their results
 // are parts in layers, which are merged all at once, in the order of the layers; the layers have the dtype of the
 // results, but beyond kMost of them parts are merged on the way, in float32.
+// A sink is given to a row's only call. Otherwise it is one more part, (0, sink), before all others.
 enum class Partial { kOneCall, kAccumulated, kLayers, kMergedOnTheWay };
 constexpr size_t kMost = 8;
 
@@ -83,22 +84,33 @@ class Forward final : public Pass {
   }
 
   void begin_partial() {
-    partial_ = depth_ == 1       ? Partial::kOneCall
-               : accumulates()   ? Partial::kAccumulated
-               : depth_ <= kMost ? Partial::kLayers
-                                 : Partial::kMergedOnTheWay;
+    partial_ = depth_ == 1        ? Partial::kOneCall
+               : accumulates()    ? Partial::kAccumulated
+               : parts() <= kMost ? Partial::kLayers
+                                  : Partial::kMergedOnTheWay;
     const int64_t rows = own_.rows(), heads = result_.o.heads;
     if (partial_ == Partial::kAccumulated) {
       sum_ = problem_.dtype == TESSERA_FLOAT32 ? result_.o : make(TESSERA_FLOAT32, rows, heads, problem_.head_dim_v);
-      fill(sum_, 0), fill(result_.lse, kNothing), fill(result_.lse_low, 0);
+      fill(sum_, 0), fill(result_.lse_low, 0);
+      has_sink() ? fill_with_sink(result_.lse) : fill(result_.lse, kNothing);
     } else if (partial_ != Partial::kOneCall) {
       layers_ = Layers(0);
-      const auto count = static_cast<int64_t>(std::min(depth_, kMost));
+      const auto count = static_cast<int64_t>(num_layers());
       const int32_t dtype = partial_ == Partial::kLayers ? problem_.dtype : static_cast<int32_t>(TESSERA_FLOAT32);
       all_o_ = make(dtype, count * rows, heads, problem_.head_dim_v);
       all_lse_ = make_statistics(count * rows, heads), all_low_ = make_statistics(count * rows, heads);
       empty_layers();
+      if (!has_sink()) return;
+      fill(layer(all_o_, 0), 0), fill_with_sink(layer(all_lse_, 0));
+      layers_ = Layers(1), first_layer_ = 1;
     }
+  }
+  void fill_with_sink(const Slab& lse) {
+    const Slab sink{of_heads(Base::kSink), TESSERA_FLOAT32, 1, 1, lse.heads, 1};
+    program_.operations.emplace_back(Move{{batch_, lse.rows, lse.heads, 1},
+                                          {sink.at, sink.dtype, 0, 0, sink.head_stride()},
+                                          {lse.at, lse.dtype, lse.batch_stride(), lse.row_stride(), lse.head_stride()},
+                                          false});
   }
   void empty_layers() { fill(all_lse_, kNothing), fill(all_low_, 0); }
 
@@ -108,7 +120,8 @@ class Forward final : public Pass {
     slab.at.offset += static_cast<int64_t>(n) * slab.bytes();
     return slab;
   }
-  size_t num_layers() const { return std::min(depth_, kMost); }
+  size_t parts() const { return depth_ + (has_sink() ? 1 : 0); }
+  size_t num_layers() const { return std::min(parts(), kMost); }
 
   void merge_layers(const Slab& o, const Slab& lse, const Slab& low) {
     Merge merge{};
@@ -179,6 +192,9 @@ class Forward final : public Pass {
       Call call{};
       tessera_problem p = problem_on(rows, keys, converts ? rounded : o, call);
       p.accumulate = partial_ == Partial::kAccumulated;
+      if (has_sink() && partial_ == Partial::kOneCall) {
+        p.sink = sink_layout(), call.sink = of_heads(Base::kSink);
+      }
       TESSERA_RETURN_IF_ERROR(plan_call(p, call));
       call.q = result_.q.ref(rows.q_row), call.k = keys.k.ref(rows.k_row), call.v = keys.v.ref(rows.k_row);
       call.o = converts ? rounded.at : o.ref(rows.q_row);

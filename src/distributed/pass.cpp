@@ -85,7 +85,9 @@ Pass::Saved Pass::saved(Base base, int64_t& bytes) const {
 // ---- operations -----------------------------------------------------------------------------------------------------
 
 void Pass::fill(const Slab& slab, float value) {
-  if (slab.elements() > 0) program_.operations.emplace_back(Fill{slab.at, value, slab.elements()});
+  constexpr int64_t kBytes = sizeof(float);  // two elements of a 16-bit type, of which all bits of 0 are 0
+  const int64_t count = (slab.bytes() + kBytes - 1) / kBytes;
+  if (count > 0) program_.operations.emplace_back(Fill{slab.at, value, count});
 }
 
 void Pass::move(const Slab& from, int64_t from_row, int64_t from_head, const Slab& to, int64_t to_row, int64_t to_head,
@@ -166,7 +168,7 @@ tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call&
     } else {
       p.alibi_slopes = {TESSERA_FLOAT32, 2, {batch_, heads}, {problem_.heads_q, 1}};
     }
-    call.slopes = {Base::kSlopes, schedule_.heads_q.first * static_cast<int64_t>(sizeof(float))};
+    call.slopes = of_heads(Base::kSlopes);
   }
   return p;
 }

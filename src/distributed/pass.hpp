@@ -59,6 +59,7 @@ class Pass {
   Saved saved(Base base, int64_t& bytes) const;
 
   // ---- operations ----
+  // A slab of a 16-bit type only with 0; it may write the two bytes after the slab.
   void fill(const Slab& slab, float value);
   // `count` rows of `heads` heads: to = from, or to += from.
   void move(const Slab& from, int64_t from_row, int64_t from_head, const Slab& to, int64_t to_row, int64_t to_head,
@@ -70,6 +71,10 @@ class Pass {
   tessera_status plan_call(const tessera_problem& problem, Call& call);
   // The options of a call on some rows, without tensors.
   tessera_problem problem_of(const Rectangle& rows, int32_t direction, Call& call) const;
+  // This rank's heads of the sink.
+  bool has_sink() const { return setting_.options.sink != 0; }
+  tessera_layout sink_layout() const { return {TESSERA_FLOAT32, 1, {schedule_.heads_q.count}, {1}}; }
+  Ref of_heads(Base base) const { return {base, schedule_.heads_q.first * static_cast<int64_t>(sizeof(float))}; }
   bool placed() const { return setting_.options.dropout_p > 0 || setting_.options.alibi != 0; }
 
   // ---- messages ----

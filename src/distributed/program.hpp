@@ -33,7 +33,7 @@ struct Move {
 // A call of the library by plans[plan].
 struct Call {
   size_t plan;
-  Ref q, k, v, o, lse, lse_low, slopes, d_o, d_q, d_k, d_v, workspace;
+  Ref q, k, v, o, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, workspace;
 };
 
 // By tessera_combine, whose layouts are `merge`'s.
@@ -86,7 +86,9 @@ struct Memory {
   }
 };
 
-tessera_status walk(const Program& program, const Memory& memory, core::RowMoves& moves, core::Transport& transport,
-                    const tessera_device& device, const tessera_executor& executor);
+// `number` is the same on all ranks that make the same call. If it fails, the caller abandons the transport.
+tessera_status walk(const Program& program, uint64_t number, const Memory& memory, core::RowMoves& moves,
+                    core::Transport& transport, const tessera_device& device, const tessera_executor& executor,
+                    core::Cancel& cancel);
 
 }  // namespace tessera::distributed

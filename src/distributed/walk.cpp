@@ -24,7 +24,7 @@ tessera_status call_at(const Program& program, const Memory& memory, const Call&
   const auto floats = [&](const Ref& ref) { return reinterpret_cast<float*>(memory.at(ref)); };
   buffers.q = memory.at(call.q), buffers.k = memory.at(call.k), buffers.v = memory.at(call.v);
   buffers.o = memory.at(call.o), buffers.lse = floats(call.lse), buffers.lse_low = floats(call.lse_low);
-  buffers.alibi_slopes = floats(call.slopes);
+  buffers.alibi_slopes = floats(call.slopes), buffers.sink = floats(call.sink), buffers.d_sink = floats(call.d_sink);
   buffers.d_o = memory.at(call.d_o);
   buffers.d_q = memory.at(call.d_q), buffers.d_k = memory.at(call.d_k), buffers.d_v = memory.at(call.d_v);
   const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
@@ -42,9 +42,11 @@ tessera_status merge_at(const Memory& memory, const Merge& given, const tessera_
 
 }  // namespace
 
-tessera_status walk(const Program& program, const Memory& memory, core::RowMoves& moves, core::Transport& transport,
-                    const tessera_device& device, const tessera_executor& executor) {
+tessera_status walk(const Program& program, uint64_t number, const Memory& memory, core::RowMoves& moves,
+                    core::Transport& transport, const tessera_device& device, const tessera_executor& executor,
+                    core::Cancel& cancel) {
   void* const stream = executor.stream;
+  uint64_t exchange = number;
   const auto execute = Overloaded{
       [&](const Fill& fill) {
         return moves.fill(reinterpret_cast<float*>(memory.at(fill.at)), fill.value, fill.count, stream);
@@ -55,7 +57,8 @@ tessera_status walk(const Program& program, const Memory& memory, core::RowMoves
       [&](const Call& call) { return call_at(program, memory, call, executor); },
       [&](const Merge& merge) { return merge_at(memory, merge, device, executor); },
       [&](const Send& send) -> tessera_status {
-        TESSERA_RETURN_IF_ERROR(transport.begin(stream));
+        exchange = exchange * 6364136223846793005u + 1;  // any sequence that seldom meets another call's
+        TESSERA_RETURN_IF_ERROR(transport.begin(exchange, stream));
         for (const Piece& piece : send.pieces) {
           const auto bytes = static_cast<size_t>(piece.bytes);
           TESSERA_RETURN_IF_ERROR(piece.receive ? transport.receive(memory.at(piece.at), bytes, piece.peer)
@@ -64,16 +67,14 @@ tessera_status walk(const Program& program, const Memory& memory, core::RowMoves
         return transport.start();
       },
       [&](const Wait& wait) -> tessera_status {
-        const tessera_status status = transport.wait(stream);
+        const tessera_status status = transport.wait(stream, cancel);
         if (status.code != TESSERA_INTERNAL) return status;
         return internal("rank %d, step %d of %d: %.400s", transport.rank(), wait.step, wait.steps, status.message);
       },
   };
   for (const Operation& operation : program.operations) {
-    const tessera_status status = std::visit(execute, operation);
-    if (status.code == TESSERA_OK) continue;
-    transport.abandon(status.message);
-    return status;
+    if (cancel.asked()) return cancelled();
+    TESSERA_RETURN_IF_ERROR(std::visit(execute, operation));
   }
   return ok();
 }

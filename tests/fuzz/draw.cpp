@@ -4,6 +4,11 @@
 #include <array>
 #include <random>
 #include <span>
+#include <string>
+#include <vector>
+
+#include "core/score/definitions.hpp"
+#include "core/score/drawn.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -37,6 +42,30 @@ int64_t draw_length(Random& random, int64_t longest) {
 int64_t draw_head_dim(Random& random) {
   constexpr int64_t kUsual[] = {16, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256, 512};
   return random.one_in(2) ? random.of(kUsual) : random.between(1, 140);
+}
+
+// A program of the table, or a drawn one, whose scores are bounded: a rounding error of a large score is a large one of
+// its weight.
+void draw_program(Random& random, Case& c) {
+  if (random.one_in(2)) {
+    const auto& all = definitions();
+    const Definition& definition = all[static_cast<size_t>(random.between(0, std::ssize(all) - 1))];
+    c.score_mod = definition.score, c.mask_mod = definition.mask;
+  } else {
+    std::mt19937_64 of_text(static_cast<uint64_t>(random.between(0, 1'000'000'000)));
+    const int depth = static_cast<int>(random.between(1, 3));
+    const bool has_score = !random.one_in(4), has_mask = !has_score || random.one_in(4);
+    const std::vector<core::score::Name> names = World(1).names();
+    const auto is_tensor_of_case = [&c](const core::score::Name& name) {
+      return name.is_tensor && (mentions(c.score_mod, name.text) || mentions(c.mask_mod, name.text));
+    };
+    do {
+      if (has_score) c.score_mod = "9 * tanh((" + smooth_expression(depth, of_text) + ") / 9)";
+      if (has_mask) c.mask_mod = exact_condition(depth, of_text);
+    } while (std::ranges::count_if(names, is_tensor_of_case) > core::score::kMaxTensors);
+  }
+  c.captured = random.between(TESSERA_FLOAT32, TESSERA_BFLOAT16);
+  c.d_captured = random.one_in(2);
 }
 
 void draw_options(Random& random, Case& c) {
@@ -80,6 +109,7 @@ void draw_options(Random& random, Case& c) {
   c.low = random.one_in(2);
   if (c.dropout > 0) c.state = random.one_in(2);
   c.invariant = random.one_in(kOneIn);
+  if (random.one_in(kOneIn)) draw_program(random, c);
   if (random.one_in(8)) c.data = random.of(kHard);
   if (c.data == kHugeBias && c.bias == kAbsent) c.bias = random.between(0, 7);
 }

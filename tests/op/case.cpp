@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <span>
 
+#include "core/score/definitions.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::testing {
@@ -29,6 +30,7 @@ constexpr Word kForms[] = {{"dense", kDense}, {"packed", kPacked}, {"paged", kPa
 constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
 constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
                            {"bk", 4},         {"bqk", 5}, {"bhk", 6}, {"bhqk", 7}};
+constexpr Word kCaptured[] = {{"f32", TESSERA_FLOAT32}, {"f16", TESSERA_FLOAT16}, {"bf16", TESSERA_BFLOAT16}};
 constexpr Word kAlibi[] = {{"none", 0}, {"h", 1}, {"bh", 2}};
 constexpr Word kData[] = {
     {"normal", kNormal},      {"outlier", kOutlier}, {"growing", kGrowing},    {"huge", kHuge},
@@ -40,6 +42,7 @@ struct Field {
   const char* name;
   int64_t Case::*integer = nullptr;
   double Case::*real = nullptr;
+  std::string Case::*text = nullptr;  // printed in quotation marks
   std::span<const Word> words = {};
   int64_t low = 0, high = 1;
   bool always = false;  // printed even if it is the default
@@ -94,6 +97,10 @@ const Field kFields[] = {
     {.name = "bias_f32", .integer = &Case::bias_f32},
     {.name = "d_bias", .integer = &Case::d_bias},
     {.name = "alibi", .integer = &Case::alibi, .words = kAlibi},
+    {.name = "score_mod", .text = &Case::score_mod},
+    {.name = "mask_mod", .text = &Case::mask_mod},
+    {.name = "captured", .integer = &Case::captured, .words = kCaptured},
+    {.name = "d_captured", .integer = &Case::d_captured},
     {.name = "softcap", .real = &Case::softcap},
     {.name = "dropout", .real = &Case::dropout},
     {.name = "scale", .real = &Case::scale},
@@ -110,7 +117,23 @@ const Field kFields[] = {
     {.name = "seed", .integer = &Case::seed, .high = kAny},
 };
 
+bool is_quote(char c) { return c == '"' || c == '\''; }
+
+// Where the word at the start of `text` ends: a text in quotation marks may have spaces.
+size_t word_length(std::string_view text) {
+  char quote = 0;
+  for (size_t n = 0; n < text.size(); ++n) {
+    if (quote ? text[n] == quote : is_quote(text[n])) {
+      quote = quote ? char{0} : text[n];
+    } else if (!quote && text[n] == ' ') {
+      return n;
+    }
+  }
+  return text.size();
+}
+
 std::string value_text(const Field& field, const Case& c) {
+  if (field.text) return '"' + c.*field.text + '"';
   if (field.real) {
     char text[32];
     std::snprintf(text, sizeof text, "%.17g", c.*field.real);
@@ -122,6 +145,11 @@ std::string value_text(const Field& field, const Case& c) {
 }
 
 bool parse_value(const Field& field, std::string_view text, Case& c) {
+  if (field.text) {
+    const bool quoted = text.size() >= 2 && text.front() == text.back() && is_quote(text.front());
+    c.*field.text = quoted ? text.substr(1, text.size() - 2) : text;
+    return quoted;
+  }
   if (field.real) {
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), c.*field.real);
     return code == std::errc() && end == text.data() + text.size() && !std::isnan(c.*field.real);
@@ -146,6 +174,8 @@ bool holds_nonfinite(const Case& c) {
 
 int32_t kv_dtype(const Case& c) { return static_cast<int32_t>(c.kv < 0 ? c.dtype : c.kv); }
 
+bool has_program(const Case& c) { return !c.score_mod.empty() || !c.mask_mod.empty(); }
+
 bool has_8bit(const Case& c) { return tessera_dtype_bytes(kv_dtype(c)) == 1; }
 
 int32_t o_dtype(const Case& c) {
@@ -159,7 +189,8 @@ bool fits_fp8_kernel(const Case& c) {
   constexpr int64_t kMostHeadDim = 256, kColumns = 16;
   const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.d % kColumns == 0 && c.dv % kColumns == 0;
   const bool layout = c.k_form != kPaged && c.gap == 0 && !c.reversed && !c.shared_kv && c.sk > 0;
-  const bool tensors = c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
+  const bool tensors =
+      c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix && !has_program(c);
   return c.dtype == TESSERA_FLOAT8_E4M3 && dims && layout && tensors && c.dropout == 0;
 }
 
@@ -179,7 +210,9 @@ bool fits_decode_of_codes(const Case& c) {
 bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
   constexpr int64_t kMostBackwardHeadDim = 512;
   constexpr int32_t kHopper = 90;
-  if (c.places || (has_8bit(c) && !(arch == kHopper && (fits_fp8_kernel(c) || fits_decode_of_codes(c))))) return false;
+  const bool is_part = c.first_q + c.first_k + c.after_q + c.after_k + c.first_kv + c.first_b > 0;
+  const bool codes = arch == kHopper && (fits_fp8_kernel(c) || fits_decode_of_codes(c));
+  if (c.places || (has_program(c) && is_part) || (has_8bit(c) && !codes)) return false;
   return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
 }
 
@@ -204,7 +237,7 @@ std::optional<Case> parse_case(std::string_view text, std::string* error) {
     const size_t start = text.find_first_not_of(' ');
     if (start == std::string_view::npos) return c;
     text.remove_prefix(start);
-    const std::string_view word = text.substr(0, text.find(' '));
+    const std::string_view word = text.substr(0, word_length(text));
     text.remove_prefix(word.size());
     const std::string_view name = word.substr(0, word.find('='));
     const Field* field = std::ranges::find(kFields, name, [](const Field& f) { return std::string_view(f.name); });
@@ -227,6 +260,9 @@ std::vector<Case> simpler_cases(const Case& c) {
     Case candidate = c;
     if (field.real) {
       candidate.*field.real = standard.*field.real;
+      offer(candidate);
+    } else if (field.text) {
+      (candidate.*field.text).clear();
       offer(candidate);
     } else if (field.always && field.words.empty()) {
       // Sizes: the smallest, a half, one less.
@@ -278,9 +314,23 @@ Case legalised(Case c) {
   if (c.prefix) {  // options that depend on a query's place or on the sequence alone; rows that are those of one
     c.wl = c.wr = -1, c.top_left = c.alibi = c.invariant = c.reversed = c.shared_kv = 0, c.dropout = 0;
     c.bias = c.mask = c.block_mask = kAbsent;
+    c.score_mod.clear(), c.mask_mod.clear();  // no kernel evaluates a program of a prefix
     if (c.q_form != kPacked) c.order = kBshd;
     if (c.k_form == kDense && c.order == kSbhd) c.order = kBhsd;
   }
+  const auto program_mentions = [&c](const char* name) {
+    return mentions(c.score_mod, name) || mentions(c.mask_mod, name);
+  };
+  if (has_program(c)) {
+    // Where scores have few digits left, or overflow float32, so do a program's results.
+    for (const Data data : {kGrowing, kFalling, kHuge, kHugeBias, kShared})
+      if (c.data == data) c.data = kNormal;
+    // A tensor of all pairs would be one of all pairs of the whole.
+    if (program_mentions("dense")) c.first_q = c.first_k = c.after_q = c.after_k = c.places = 0;
+  } else {
+    c.captured = TESSERA_FLOAT32;
+  }
+  if (c.score_mod.empty()) c.d_captured = 0;
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;
@@ -295,7 +345,7 @@ Case legalised(Case c) {
   // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without
   // ALiBi.
   if (c.data == kInfValue) c.alibi = 0;
-  if (!c.backward) c.d_bias = c.d_sink = c.d_lse = c.deterministic = 0;
+  if (!c.backward) c.d_bias = c.d_sink = c.d_lse = c.d_captured = c.deterministic = 0;
   return c;
 }
 

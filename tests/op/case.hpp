@@ -79,6 +79,10 @@ struct Case {
   int64_t bias_f32 = 0, d_bias = 0;
   int64_t alibi = 0;  // 1: [H], 2: [B, H]
   double softcap = 0, dropout = 0, scale = kDefaultScale;
+  // The texts of a score program over the names of World (definitions.hpp); the dtype of its floating-point tensors,
+  // by which its integers are int32, int64 or int16; whether it asks for their gradients.
+  std::string score_mod{}, mask_mod{};
+  int64_t captured = TESSERA_FLOAT32, d_captured = 0;
   int64_t sink = 0, d_sink = 0;  // sink 2: far above the scores and far below, by turns of the heads
   int64_t state = 0;             // dropout_state in place of seed and offset
   int64_t lse = 1, d_lse = 0;    // lse: requested in the forward pass
@@ -108,6 +112,7 @@ bool holds_nonfinite(const Case& c);
 int32_t kv_dtype(const Case& c);
 int32_t o_dtype(const Case& c);
 bool has_8bit(const Case& c);
+bool has_program(const Case& c);
 
 // Makes a case obey the rules of a problem (hq a multiple of hkv, no gradient of an absent bias, ...).
 Case legalised(Case c);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <stdexcept>
 
 #include "crash_report.hpp"
 #include "error_bound.hpp"
@@ -18,6 +19,7 @@ namespace tessera::testing {
 namespace {
 
 const PlainTensor& plain_tensor(const PlainResult& plain, const std::string& name) {
+  if (const auto captured = plain.d_captured.find(name); captured != plain.d_captured.end()) return captured->second;
   if (name == "o") return plain.o;
   if (name == "lse") return plain.lse;
   if (name == "lse_low") return plain.lse_to_twice_the_digits;
@@ -169,7 +171,7 @@ class Checker {
     const std::vector<char> untouched = output.tensor->untouched();
     const auto at = std::ranges::find(untouched, char{1});
     if (at == untouched.end()) return true;
-    fail(format("%s[%zu] is still poison, or a NaN made from it", output.name, at - untouched.begin()));
+    fail(format("%s[%zu] is still poison, or a NaN made from it", output.name.c_str(), at - untouched.begin()));
     return false;
   }
 
@@ -386,7 +388,13 @@ int replay_one(const std::string& text, const CheckOptions& options) {
     return 2;
   }
   c = legalised(*c);
-  const std::vector<std::string> failures = check_case(*c, options);
+  std::vector<std::string> failures;
+  try {
+    failures = check_case(*c, options);
+  } catch (const std::invalid_argument& wrong_program) {
+    std::fprintf(stderr, "--case: %s\n", wrong_program.what());
+    return 2;
+  }
   for (const std::string& failure : failures) std::printf("%s\n", failure.c_str());
   std::printf("%s: %s\n", failures.empty() ? "passed" : "FAILED", to_text(*c).c_str());
   std::fflush(stdout);

@@ -48,6 +48,7 @@ std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction) 
   if (direction == TESSERA_BACKWARD) {
     all = {
         {"d_q", &call.d_q}, {"d_k", &call.d_k}, {"d_v", &call.d_v}, {"d_bias", &call.d_bias}, {"d_sink", &call.d_sink}};
+    for (size_t n = 0; n < call.d_captured.size(); ++n) all.push_back({call.captured_names[n], &call.d_captured[n]});
   }
   std::erase_if(all, [](const NamedTensor& named) { return !named.tensor->present(); });
   return all;
@@ -60,6 +61,7 @@ tessera_problem problem_of(const Call& call, tessera_direction direction) {
   for (tessera_layout* layout :
        {&problem.d_o, &problem.d_q, &problem.d_k, &problem.d_v, &problem.d_lse, &problem.d_bias, &problem.d_sink})
     *layout = {};
+  std::ranges::fill(problem.d_captured, tessera_layout{});
   return problem;
 }
 
@@ -71,6 +73,8 @@ tessera_status make_plan(const Call& call, tessera_direction direction, const Ru
   if (!on_gpu) {
     device.isa = options.place.isa;
     device.vector_isa = options.place.vector_isa;
+    // AMX's tiles evaluate no score programs; vectors beside them do.
+    if (call.program && device.isa == TESSERA_ISA_AMX_BF16) device.vector_isa = TESSERA_ISA_AVX512_BF16;
     device.threads = options.threads;
   }
   const tessera_problem problem = problem_of(call, direction);
@@ -121,7 +125,7 @@ RunResult run(Call& call, tessera_direction direction, const RunOptions& options
   const bool on_gpu = options.place.backend == TESSERA_BACKEND_CUDA;
   RunResult result = (on_gpu ? run_on_gpu : run_on_cpu)(call, direction, plan, options);
   for (const NamedTensor& output : outputs(call, direction))
-    if (!output.tensor->unharmed_outside()) result.harm = std::string("wrote outside ") + output.name;
+    if (!output.tensor->unharmed_outside()) result.harm = "wrote outside " + output.name;
   return result;
 }
 

@@ -11,7 +11,7 @@
 namespace tessera::testing {
 
 struct NamedTensor {
-  const char* name;
+  std::string name;
   const Tensor* tensor;
 };
 

@@ -48,7 +48,7 @@ void GpuCall::add_outputs(const std::vector<NamedTensor>& outputs) {
   }
 }
 
-void GpuCall::add(const char* name, const Tensor& tensor, bool written) {
+void GpuCall::add(const std::string& name, const Tensor& tensor, bool written) {
   if (!tensor.present()) return;
   Region region{name, tensor.storage(), static_cast<size_t>(tensor.storage_bytes()), nullptr, written};
   if (exact_) {
@@ -122,7 +122,7 @@ std::string GpuCall::download(void* stream) {
     if (region.written) {
       std::ranges::copy(copy, region.host);
     } else if (!std::equal(copy.begin(), copy.end(), region.host)) {
-      harm = std::string(region.name) + " was written to";
+      harm = region.name + " was written to";
     }
   }
   if (exact_) return harm;

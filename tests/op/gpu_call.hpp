@@ -34,14 +34,14 @@ class GpuCall {
  private:
   // A tensor's storage, in this machine's memory and in the GPU's.
   struct Region {
-    const char* name;
+    std::string name;
     std::byte* host;
     size_t bytes;
     std::byte* device;
     bool written;
   };
   void add_outputs(const std::vector<NamedTensor>& outputs);
-  void add(const char* name, const Tensor& tensor, bool written);
+  void add(const std::string& name, const Tensor& tensor, bool written);
   void place();
   std::byte* take(size_t bytes, size_t residue, size_t alignment);
   void fill_workspace(void* stream);

@@ -5,7 +5,10 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 
+#include "core/score/definitions.hpp"
+#include "core/score/parse.hpp"
 #include "numbers.hpp"
 
 namespace tessera::testing {
@@ -278,6 +281,63 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
   }
 }
 
+// The program, and what it names in a world of the case's sizes.
+void draw_program(Inputs& in) {
+  const Case& c = in.c;
+  if (!has_program(c)) return;
+  const auto most = [](const std::vector<int64_t>& totals, int64_t one) {
+    return totals.empty() ? one : std::max(one, *std::ranges::max_element(totals));
+  };
+  const int64_t heads = in.whole_heads();
+  const World world(static_cast<uint64_t>(c.seed),
+                    WorldSizes{.batch = c.first_b + c.b,
+                               .heads = heads,
+                               .heads_kv = heads * c.hkv / c.hq,
+                               .len_q = most(in.total_q, c.sq),
+                               .len_k = most(in.total_k, c.sk)},
+                    c.score_mod + "\n" + c.mask_mod);
+  core::score::Program program;
+  const tessera_status status = core::score::parse(c.score_mod, c.mask_mod, world.names(), program);
+  if (status.code != TESSERA_OK) throw std::invalid_argument(status.message);
+  // A text may name what folding leaves unused; such tensors are bound, too, and their gradients are 0.
+  for (const core::score::Name& name : world.names()) {
+    std::vector<core::score::Name>& names = name.is_tensor ? program.tensors : program.scalars;
+    const bool named = mentions(c.score_mod, name.text) || mentions(c.mask_mod, name.text);
+    const bool known = std::ranges::count(names, name.text, &core::score::Name::text) > 0;
+    if (named && !known) names.push_back(name);
+  }
+  const int32_t integers[] = {TESSERA_INT32, TESSERA_INT64, TESSERA_INT16};  // in the order of the three dtypes
+  for (const core::score::Name& name : program.tensors) {
+    const WorldTensor& from = world.tensors.at(name.text);
+    const auto type = name.type == core::score::Type::kFloat ? static_cast<int32_t>(c.captured)
+                      : name.type == core::score::Type::kInt ? integers[c.captured]
+                                                             : static_cast<int32_t>(TESSERA_BOOL);
+    CapturedTensor& tensor = in.captured.emplace_back(name.text, type, from.shape, from.data);
+    for (double& value : tensor.values) value = round_to(type, value);
+    // Stride 0 of the first axis: every row of it is the first one.
+    if (!c.shared_kv || tensor.shape.size() < 2 || tensor.values.empty()) continue;
+    const size_t row = tensor.values.size() / static_cast<size_t>(tensor.shape[0]);
+    for (size_t n = row; n < tensor.values.size(); ++n) tensor.values[n] = tensor.values[n - row];
+  }
+  for (const core::score::Name& name : program.scalars) in.scalars.push_back(world.scalars.at(name.text));
+  in.program = std::make_shared<const core::score::Program>(std::move(program));
+}
+
+std::shared_ptr<tessera_program> make_program(const Inputs& in) {
+  std::vector<tessera_program_name> names;
+  for (const core::score::Name& name : in.program->tensors) {
+    names.push_back({name.text.c_str(), static_cast<int32_t>(name.type), name.rank});
+  }
+  for (const core::score::Name& name : in.program->scalars) {
+    names.push_back({name.text.c_str(), static_cast<int32_t>(name.type), TESSERA_SCALAR_RANK});
+  }
+  tessera_program* program = nullptr;
+  const tessera_status status = tessera_program_create(in.c.score_mod.c_str(), in.c.mask_mod.c_str(), names.data(),
+                                                       static_cast<int32_t>(names.size()), &program);
+  if (status.code != TESSERA_OK) throw std::invalid_argument(status.message);
+  return {program, tessera_program_release};
+}
+
 // Replaces the values of 8-bit q, k and v by what their codes and scales say.
 void quantize(Inputs& in) {
   const Case& c = in.c;
@@ -438,6 +498,28 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
     if (c.seed % 3 == 0) problem.max_prefix_k = c.prefix / 2;
   }
 
+  if (in.program) {
+    call.program = make_program(in);
+    call.scalars = in.scalars;
+  }
+  for (const CapturedTensor& tensor : in.captured) {
+    const std::vector<int64_t> shape = tensor.shape.empty() ? std::vector<int64_t>{1} : tensor.shape;
+    Placement placement, of_gradient;
+    if (!regular) {
+      const bool repeats = c.shared_kv && shape.size() > 1;
+      for (int axis = static_cast<int>(shape.size()); c.gap && axis-- > 0;) placement.order.push_back(axis);
+      placement.gap = of_gradient.gap = c.gap;
+      if (repeats) placement.repeated_dim = 0;
+      if (c.reversed) placement.reversed_dim = static_cast<int>(shape.size()) - 1;
+    }
+    const auto type = regular && tensor.is_float() ? static_cast<int32_t>(TESSERA_FLOAT64) : tensor.dtype;
+    call.captured_names.push_back("d_captured." + tensor.name);
+    call.captured.push_back(filled(type, shape, placement, tensor.values));
+    const bool wanted = c.d_captured && tensor.is_float();
+    call.d_captured.push_back(wanted ? Tensor(regular ? type : gradient_dtype(c, tensor), shape, of_gradient)
+                                     : Tensor());
+  }
+
   if (c.backward) {
     call.d_o = filled(dtype, shape_q(c.dv), rows_q, in.d_o);
     call.d_q = Tensor(dtype, shape_q(c.d), out_q);
@@ -512,6 +594,19 @@ int64_t Inputs::k_row(int64_t b, int64_t j) const {
   return static_cast<int64_t>(page_table[b * max_pages + j / c.page]) * c.page + j % c.page;
 }
 
+core::score::Inputs Inputs::pair(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  const int64_t q_pos = i + first_q[b] + total_k[b] - total_q[b];
+  const int64_t head = h + first_head();
+  return {.b = b + c.first_b,
+          .h = head,
+          .h_kv = head * c.hkv / c.hq,
+          .i = i + first_q[b],
+          .j = j + first_k[b],
+          .q_pos = q_pos,
+          .len_q = total_q[b],
+          .len_k = total_k[b]};
+}
+
 size_t Inputs::lse_index(int64_t b, int64_t h, int64_t i) const {
   return c.q_form == kPacked ? h * rows_q + q_row(b, i) : (b * c.hq + h) * c.sq + i;
 }
@@ -573,6 +668,7 @@ static Inputs make(const Case& c, bool values) {
   in.d_lse.resize(in.rows_q * c.hq);
   for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
   draw_score_tensors(draw, in);
+  draw_program(in);
   for (int64_t b = 0; c.causal_seqs && b < c.b; ++b) in.causal_seqs.push_back(static_cast<double>(draw.up_to(1)));
   // A few queries see none of these keys, a few all.
   in.tree.resize(in.rows_q * c.tree);
@@ -585,6 +681,10 @@ static Inputs make(const Case& c, bool values) {
     }
   }
   return in;
+}
+
+int32_t gradient_dtype(const Case& c, const CapturedTensor& tensor) {
+  return c.gap ? tensor.dtype : static_cast<int32_t>(TESSERA_FLOAT32);
 }
 
 Inputs make_inputs(const Case& c) { return make(c, true); }
@@ -630,6 +730,11 @@ void Call::describe() {
   problem.d_lse = d_lse.layout();
   problem.d_bias = d_bias.layout();
   problem.d_sink = d_sink.layout();
+  problem.program = program.get();
+  for (size_t n = 0; n < captured.size(); ++n) {
+    problem.captured[n] = captured[n].layout();
+    problem.d_captured[n] = d_captured[n].layout();
+  }
 }
 
 tessera_buffers Call::buffers() const {
@@ -640,72 +745,80 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
   const auto floats = [&](const Tensor& tensor) { return static_cast<float*>(address(tensor)); };
   const auto indices = [&](const Tensor& tensor) { return static_cast<const int32_t*>(address(tensor)); };
   const auto flags = [&](const Tensor& tensor) { return static_cast<const uint8_t*>(address(tensor)); };
-  return {.q = address(q),
-          .k = address(k),
-          .v = address(v),
-          .o = address(o),
-          .lse = floats(lse),
-          .cu_seqlens_q = indices(cu_seqlens_q),
-          .cu_seqlens_k = indices(cu_seqlens_k),
-          .seqused_k = indices(seqused_k),
-          .page_table = indices(page_table),
-          .bias = address(bias),
-          .mask = flags(mask),
-          .block_mask = flags(block_mask),
-          .alibi_slopes = floats(slopes),
-          .sink = floats(sink),
-          .d_o = address(d_o),
-          .d_q = address(d_q),
-          .d_k = address(d_k),
-          .d_v = address(d_v),
-          .d_lse = floats(d_lse),
-          .d_bias = floats(d_bias),
-          .d_sink = floats(d_sink),
-          .causal_seqs = flags(causal_seqs),
-          .page_indptr = indices(page_indptr),
-          .page_indices = indices(page_indices),
-          .tree_mask = indices(tree),
-          .prefix_groups = indices(prefix_groups),
-          .prefix_lens = indices(prefix_lens),
-          .lse_low = floats(lse_low),
-          .dropout_state = static_cast<const int64_t*>(address(dropout_state)),
-          .captured = {},
-          .d_captured = {},
-          .scalars = {},
-          .q_descale = floats(q_descale),
-          .k_descale = floats(k_descale),
-          .v_descale = floats(v_descale),
-          .places = indices(places),
-          .o_accum = address(o_accum)};
+  tessera_buffers all = {.q = address(q),
+                         .k = address(k),
+                         .v = address(v),
+                         .o = address(o),
+                         .lse = floats(lse),
+                         .cu_seqlens_q = indices(cu_seqlens_q),
+                         .cu_seqlens_k = indices(cu_seqlens_k),
+                         .seqused_k = indices(seqused_k),
+                         .page_table = indices(page_table),
+                         .bias = address(bias),
+                         .mask = flags(mask),
+                         .block_mask = flags(block_mask),
+                         .alibi_slopes = floats(slopes),
+                         .sink = floats(sink),
+                         .d_o = address(d_o),
+                         .d_q = address(d_q),
+                         .d_k = address(d_k),
+                         .d_v = address(d_v),
+                         .d_lse = floats(d_lse),
+                         .d_bias = floats(d_bias),
+                         .d_sink = floats(d_sink),
+                         .causal_seqs = flags(causal_seqs),
+                         .page_indptr = indices(page_indptr),
+                         .page_indices = indices(page_indices),
+                         .tree_mask = indices(tree),
+                         .prefix_groups = indices(prefix_groups),
+                         .prefix_lens = indices(prefix_lens),
+                         .lse_low = floats(lse_low),
+                         .dropout_state = static_cast<const int64_t*>(address(dropout_state)),
+                         .captured = {},
+                         .d_captured = {},
+                         .scalars = {},
+                         .q_descale = floats(q_descale),
+                         .k_descale = floats(k_descale),
+                         .v_descale = floats(v_descale),
+                         .places = indices(places),
+                         .o_accum = address(o_accum)};
+  for (size_t n = 0; n < captured.size(); ++n) {
+    all.captured[n] = address(captured[n]);
+    all.d_captured[n] = address(d_captured[n]);
+  }
+  std::ranges::copy(scalars, all.scalars);
+  return all;
 }
 
 std::vector<const Tensor*> Call::inputs() const {
-  return {&q,
-          &k,
-          &v,
-          &cu_seqlens_q,
-          &cu_seqlens_k,
-          &seqused_k,
-          &page_table,
-          &page_indptr,
-          &page_indices,
-          &bias,
-          &mask,
-          &block_mask,
-          &slopes,
-          &sink,
-          &causal_seqs,
-          &tree,
-          &prefix_groups,
-          &prefix_lens,
-          &d_o,
-          &d_lse,
-          &dropout_state,
-          &q_descale,
-          &k_descale,
-          &v_descale,
-          &places,
-          &o_accum};
+  std::vector<const Tensor*> all = {&q,
+                                    &k,
+                                    &v,
+                                    &cu_seqlens_q,
+                                    &cu_seqlens_k,
+                                    &seqused_k,
+                                    &page_table,
+                                    &page_indptr,
+                                    &page_indices,
+                                    &bias,
+                                    &mask,
+                                    &block_mask,
+                                    &slopes,
+                                    &sink,
+                                    &causal_seqs,
+                                    &tree,
+                                    &prefix_groups,
+                                    &prefix_lens,
+                                    &d_o,
+                                    &d_lse,
+                                    &dropout_state,
+                                    &q_descale,
+                                    &k_descale,
+                                    &v_descale,
+                                    &places,
+                                    &o_accum};
+  for (const Tensor& tensor : captured) all.push_back(&tensor);
+  return all;
 }
 
 }  // namespace tessera::testing

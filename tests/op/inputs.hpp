@@ -3,12 +3,29 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "case.hpp"
 #include "tensor.hpp"
 
+namespace tessera::core::score {
+struct Program;
+struct Inputs;
+}  // namespace tessera::core::score
+
 namespace tessera::testing {
+
+// A tensor that a score program names.
+struct CapturedTensor {
+  std::string name;
+  int32_t dtype;               // in a call; the oracle reads floating-point numbers in float64
+  std::vector<int64_t> shape;  // of rank 0: []
+  std::vector<double> values;
+
+  bool is_float() const { return dtype <= TESSERA_BFLOAT16; }
+};
 
 struct Inputs {
   Case c;
@@ -30,6 +47,10 @@ struct Inputs {
   std::vector<double> causal_seqs;   // [B], or empty
   std::vector<double> tree;          // [rows_q, words] of int32, or empty
   std::vector<double> prefix_groups, prefix_lens;  // [G + 1], [G], or empty
+  // The score program, or NULL; its tensors and scalars, in its own order.
+  std::shared_ptr<const core::score::Program> program;
+  std::vector<CapturedTensor> captured;
+  std::vector<double> scalars;
 
   // Of 8-bit tensors, whose elements are scale * code: codes in the tensors' shapes, scales in that of scale_shape. The
   // scales of tokens of no sequence are NaN.
@@ -49,10 +70,16 @@ struct Inputs {
   size_t lse_index(int64_t b, int64_t h, int64_t i) const;
   size_t span_index(int64_t span, int64_t b, int64_t h, int64_t i, int64_t j, int64_t rows, int64_t columns) const;
   size_t bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const;
-  bool visible(int64_t b, int64_t h, int64_t i, int64_t j) const;
+  bool visible(int64_t b, int64_t h, int64_t i, int64_t j) const;  // by everything but the program
+  // What the program reads of a pair, but for its score.
+  core::score::Inputs pair(int64_t b, int64_t h, int64_t i, int64_t j) const;
 };
 
+// std::invalid_argument: a text of the case's is not a program.
 Inputs make_inputs(const Case& c);
+
+// A gradient has the dtype of its tensor if the call has gaps, and is float32 otherwise.
+int32_t gradient_dtype(const Case& c, const CapturedTensor& tensor);
 
 // The same shapes, lengths and pages, with NaN in Q, K, V and dO: for plans, which read no values.
 Inputs make_shapes(const Case& c);
@@ -66,6 +93,11 @@ struct Call {
       o_accum;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
   Tensor q_descale, k_descale, v_descale;
+  // Of the score program, whose names captured_names has: its tensors; the gradients of those of floating point.
+  std::shared_ptr<tessera_program> program;
+  std::vector<std::string> captured_names;
+  std::vector<Tensor> captured, d_captured;
+  std::vector<double> scalars;
 
   void describe();  // writes the tensors' layouts into problem
   tessera_buffers buffers() const;

@@ -117,6 +117,10 @@ void encode(int32_t dtype, double value, std::byte* element) {
       return put(value, element);
     case TESSERA_INT32:
       return put(static_cast<int32_t>(value), element);
+    case TESSERA_INT16:
+      return put(static_cast<int16_t>(value), element);
+    case TESSERA_INT64:
+      return put(static_cast<int64_t>(value), element);
     default:
       return put(static_cast<uint8_t>(value), element);
   }
@@ -134,6 +138,10 @@ double decode(int32_t dtype, const std::byte* element) {
       return get<double>(element);
     case TESSERA_INT32:
       return get<int32_t>(element);
+    case TESSERA_INT16:
+      return get<int16_t>(element);
+    case TESSERA_INT64:
+      return static_cast<double>(get<int64_t>(element));
     default:
       return get<uint8_t>(element);
   }

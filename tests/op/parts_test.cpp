@@ -66,10 +66,10 @@ void execute_on_gpu(const tessera_plan& plan, Call& call, tessera_direction dire
   ASSERT_EQ(status.code, TESSERA_OK) << status.message;
   EXPECT_EQ(on_gpu.download(gpu.stream()), "");
 }
-void execute(Call& call, tessera_direction direction, const Place& place) {
+void execute(Call& call, tessera_direction direction, const Place& place, tessera_kernel kernel = TESSERA_KERNEL_AUTO) {
   call.describe();
   tessera_plan plan;
-  const tessera_status planned = make_plan(call, direction, {.place = place}, plan);
+  const tessera_status planned = make_plan(call, direction, {.kernel = kernel, .place = place}, plan);
   ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
   (place.backend == TESSERA_BACKEND_CUDA ? execute_on_gpu : execute_on_cpu)(plan, call, direction);
 }
@@ -120,10 +120,10 @@ void forward_by_parts(Call& whole, const Case& c, const Cut& cut, const Place& p
   }
 }
 
-struct Sums {
+struct GradientSums {
   Tensor d_q, d_k, d_v;
 };
-void backward_by_parts(const Call& whole, const Case& c, const Cut& cut, const Place& place, Sums& sums) {
+void backward_by_parts(const Call& whole, const Case& c, const Cut& cut, const Place& place, GradientSums& sums) {
   sums = {Tensor(TESSERA_FLOAT32, {c.b, c.sq, c.hq, c.d}), Tensor(TESSERA_FLOAT32, {c.b, c.sk, c.hkv, c.d}),
           Tensor(TESSERA_FLOAT32, {c.b, c.sk, c.hkv, c.dv})};
   for (const Tensor* sum : {&sums.d_q, &sums.d_k, &sums.d_v}) fill(*sum, 0);
@@ -140,7 +140,7 @@ void backward_by_parts(const Call& whole, const Case& c, const Cut& cut, const P
   }
 }
 
-void expect_the_whole(const char* text, int32_t dtype, const std::vector<Place>& places, bool backward) {
+void expect_the_whole(const char* text, int32_t dtype, const std::vector<Place>& places) {
   Case c = parse_case(text, nullptr).value();
   c.dtype = dtype, c.low = c.lse = c.backward = 1;
   c = legalised(c);
@@ -156,8 +156,7 @@ void expect_the_whole(const char* text, int32_t dtype, const std::vector<Place>&
     ASSERT_NO_FATAL_FAILURE(forward_by_parts(whole, c, cut, place));
     EXPECT_EQ(excess_error(whole.o.load(), oracle.o.load(), plain.o, dtype), "") << "o";
     EXPECT_EQ(excess_error(whole.lse.load(), oracle.lse.load(), plain.lse, TESSERA_FLOAT32), "") << "lse";
-    if (!backward) continue;
-    Sums sums;
+    GradientSums sums;
     ASSERT_NO_FATAL_FAILURE(backward_by_parts(whole, c, cut, place, sums));
     EXPECT_EQ(excess_error(sums.d_q.load(), oracle.d_q.load(), plain.d_q, dtype), "") << "d_q";
     EXPECT_EQ(excess_error(sums.d_k.load(), oracle.d_k.load(), plain.d_k, dtype), "") << "d_k";
@@ -169,14 +168,13 @@ constexpr int32_t kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT1
 
 class Parts : public ::testing::TestWithParam<const char*> {};
 TEST_P(Parts, AccumulateToTheWhole) {
-  for (const int32_t dtype : kDtypes) expect_the_whole(GetParam(), dtype, cpu_places(), true);
+  for (const int32_t dtype : kDtypes) expect_the_whole(GetParam(), dtype, cpu_places());
 }
 
-// Forward: gradients do not accumulate on a GPU.
 class GpuParts : public ::testing::TestWithParam<const char*> {};
 TEST_P(GpuParts, AccumulateToTheWhole) {
   if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
-  for (const int32_t dtype : kDtypes) expect_the_whole(GetParam(), dtype, {kGpu}, false);
+  for (const int32_t dtype : kDtypes) expect_the_whole(GetParam(), dtype, {kGpu});
 }
 
 constexpr const char* kCases[] = {"b=2 sq=150 sk=210 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
@@ -188,6 +186,90 @@ constexpr const char* kCases[] = {"b=2 sq=150 sk=210 hq=4 hkv=2 d=64 dv=64 causa
                                   "b=1 sq=3 sk=500 hq=4 hkv=2 d=64 dv=64 causal=1 sink=2 seed=7"};
 INSTANTIATE_TEST_SUITE_P(Cpu, Parts, ::testing::ValuesIn(kCases));
 INSTANTIATE_TEST_SUITE_P(Cuda, GpuParts, ::testing::ValuesIn(kCases));
+
+// ---- one call's sums ------------------------------------------------------------------------------------------------
+
+// What the sums hold before a call that adds to them.
+constexpr double kHeld = 0.125;
+
+// Gradients in float32, stored and added to: in every layout, and with the same bits again where a call is
+// deterministic.
+void expect_sums(const char* text, int32_t dtype, const Place& place, tessera_kernel kernel) {
+  Case c = parse_case(text, nullptr).value();
+  c.dtype = dtype, c.low = c.lse = c.backward = 1;
+  c = legalised(c);
+  const Inputs in = make_inputs(c);
+  SCOPED_TRACE(place_name(place) + ": " + to_text(c));
+  Call oracle = make_oracle_call(in);
+  ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+  ASSERT_TRUE(run(oracle, TESSERA_BACKWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+  const PlainResult plain = plain_attention(in, Precision::kSame);
+  Call call = make_call(in);
+  const RunResult forward = run(call, TESSERA_FORWARD, {.place = place});
+  ASSERT_TRUE(forward.ok()) << forward.why();
+  const struct {
+    const char* name;
+    Tensor& sum;
+    const Tensor& oracle;
+    const PlainTensor& plain;
+  } gradients[] = {{"d_q", call.d_q, oracle.d_q, plain.d_q},
+                   {"d_k", call.d_k, oracle.d_k, plain.d_k},
+                   {"d_v", call.d_v, oracle.d_v, plain.d_v}};
+  for (const auto& [name, sum, of_oracle, of_plain] : gradients) {
+    const tessera_layout& layout = sum.layout();
+    sum = Tensor(TESSERA_FLOAT32, {layout.shape, layout.shape + layout.rank}, {.order = {}, .gap = c.gap});
+  }
+  for (const int accumulate : {0, 1, 1}) {
+    std::vector<std::vector<std::byte>> before;
+    for (const auto& [name, sum, of_oracle, of_plain] : gradients) {
+      before.push_back(sum.bytes());
+      fill(sum, accumulate ? kHeld : std::numeric_limits<double>::quiet_NaN());
+    }
+    const bool again = call.problem.accumulate == 1;
+    call.problem.accumulate = accumulate;
+    ASSERT_NO_FATAL_FAILURE(execute(call, TESSERA_BACKWARD, place, kernel));
+    size_t n = 0;
+    for (const auto& [name, sum, of_oracle, of_plain] : gradients) {
+      EXPECT_TRUE(sum.unharmed_outside()) << name;
+      std::vector<double> gradient = sum.load();
+      for (double& value : gradient) value -= accumulate * kHeld;
+      EXPECT_EQ(excess_error(gradient, of_oracle.load(), of_plain, dtype), "") << name << ", accumulate " << accumulate;
+      if (again && c.deterministic) {
+        EXPECT_EQ(sum.bytes(), before[n]) << name;
+      }
+      ++n;
+    }
+  }
+}
+
+constexpr const char* kSums[] = {
+    "b=2 sq=150 sk=210 hq=2 hkv=2 d=128 dv=128 causal=1 deterministic=1 seed=1",
+    "b=3 sq=100 sk=200 hq=4 hkv=2 d=64 dv=64 q=packed k=packed lead=2 used=1 causal=1 seed=2",
+    "b=1 sq=70 sk=300 hq=4 hkv=1 d=96 dv=96 wl=50 sink=1 d_sink=1 seed=3",
+    "b=2 sq=70 sk=90 hq=4 hkv=2 d=40 dv=24 gap=3 bias=hk d_bias=1 deterministic=1 seed=4",
+    "b=1 sq=70 sk=200 hq=2 hkv=2 d=64 dv=64 bias=hqk mask=hqk dropout=0.2 seed=5",
+    "b=2 sq=40 sk=70 hq=1 hkv=1 d=33 dv=65 used=1 order=bhsd seed=6",
+    "b=1 sq=70 sk=130 hq=2 hkv=1 d=192 dv=128 causal=1 seed=7",
+    "b=1 sq=70 sk=150 hq=2 hkv=2 d=248 dv=256 used=1 deterministic=1 seed=8",
+    "b=1 sq=40 sk=150 hq=1 hkv=1 d=512 dv=264 causal=1 seed=9"};
+class Sums : public ::testing::TestWithParam<const char*> {};
+TEST_P(Sums, AreStoredAndAddedTo) {
+  for (const int32_t dtype : kDtypes) {
+    for (const Place& place : cpu_places()) expect_sums(GetParam(), dtype, place, TESSERA_KERNEL_AUTO);
+  }
+}
+class GpuSums : public ::testing::TestWithParam<const char*> {};
+TEST_P(GpuSums, AreStoredAndAddedTo) {
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
+  for (const int32_t dtype : kDtypes) {
+    expect_sums(GetParam(), dtype, kGpu, TESSERA_KERNEL_AUTO);
+    if (dtype == TESSERA_BFLOAT16) expect_sums(GetParam(), dtype, kGpu, TESSERA_KERNEL_BWD_SM80);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Cpu, Sums, ::testing::ValuesIn(kSums));
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuSums, ::testing::ValuesIn(kSums));
+
+// ---- heads and sequences --------------------------------------------------------------------------------------------
 
 // A rank that has some of the heads and sequences drops the entries that the whole drops, and reads the slopes of its
 // heads.

@@ -3,9 +3,11 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "numbers.hpp"
+#include "plain_program.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -118,6 +120,7 @@ class Plain {
     const bool stores_less = std::is_same_v<Real, float> && c_.dtype != TESSERA_FLOAT32;
     epsilon_stored_ = stores_less ? epsilon(o_dtype(c_)) / 2 : epsilon_;
     p_drop_ = static_cast<double>(std::lround(c_.dropout * 65536)) / 65536.0;
+    if (in_.program) program_.emplace(in_, epsilon_);
   }
 
   void run() {
@@ -131,6 +134,9 @@ class Plain {
     finish(out_.d_v, true);
     finish(out_.d_bias, false);
     finish(out_.d_sink, false);
+    for (size_t n = 0; n < d_captured_.size(); ++n) {
+      if (d_captured_[n].sum) finish_captured(*d_captured_[n].sum, gradient_dtype(c_, in_.captured[n]));
+    }
   }
 
  private:
@@ -164,6 +170,14 @@ class Plain {
     make(out_.d_v, in_.rows_k * c_.hkv * c_.dv);
     make(out_.d_bias, c_.d_bias ? static_cast<int64_t>(in_.bias.size()) : 0);
     make(out_.d_sink, c_.d_sink ? c_.hq : 0);
+    d_captured_.resize(in_.captured.size());
+    for (size_t n = 0; c_.d_captured && n < d_captured_.size(); ++n) {
+      const CapturedTensor& tensor = in_.captured[n];
+      if (!tensor.is_float()) continue;
+      d_captured_[n].sum = &out_.d_captured["d_captured." + tensor.name];
+      make(*d_captured_[n].sum, static_cast<int64_t>(tensor.values.size()));
+      d_captured_[n].of_row.assign(tensor.values.size(), 0);
+    }
   }
 
   // Sums over heads and rows are kept in Real; the noise is kept as squares until here.
@@ -174,6 +188,15 @@ class Plain {
       const double unit = std::exp2(std::floor(std::log2(std::fabs(tensor.value[n]))));
       const double rounding = (in_dtype ? epsilon_stored_ : epsilon_) * unit;
       tensor.noise[n] = std::sqrt(tensor.noise[n]) + (std::isfinite(rounding) ? rounding : 0);
+    }
+  }
+
+  void finish_captured(PlainTensor& tensor, int32_t dtype) const {
+    finish(tensor, false);
+    if (std::is_same_v<Real, double> || dtype == TESSERA_FLOAT32) return;
+    for (size_t n = 0; n < tensor.value.size(); ++n) {
+      tensor.value[n] = round_to(dtype, tensor.value[n]);
+      if (std::isfinite(tensor.value[n])) tensor.noise[n] += epsilon(dtype) / 2 * std::fabs(tensor.value[n]);
     }
   }
 
@@ -202,6 +225,7 @@ class Plain {
     s_.resize(head_.sk);
     p_.resize(head_.sk);
     noise_.resize(head_.sk);
+    before_.resize(head_.sk);
     kept_.resize(head_.sk);
     for (int64_t i = 0; i < head_.sq; ++i) {
       scores(b, h, i);
@@ -229,8 +253,6 @@ class Plain {
       s_[j] = -std::numeric_limits<Real>::infinity();
       noise_[j] = 0;
       if (!in_.visible(b, h, i, j)) continue;
-      out_.unseen_q[in_.q_row(b, i) * c_.hq + h] = 0;
-      out_.unseen_k[in_.k_row(b, j) * c_.hkv + h * c_.hkv / c_.hq] = 0;
       Real s = scale_ * qk_[j];
       double magnitude = score_magnitude(s, norm_q, head_.k.norms[j]);
       if (c_.softcap > 0) {
@@ -244,6 +266,16 @@ class Plain {
         s -= slope * static_cast<Real>(std::abs(i + in_.bottom_right(b) - j));
       }
       magnitude += std::isfinite(s) ? std::fabs(s) : 0;
+      if (program_) {
+        before_[j] = {s, std::isfinite(s) ? epsilon_ * magnitude : 0};
+        program_->evaluate(in_.pair(b, h, i, j), before_[j]);
+        if (!program_->visible()) continue;
+        const Rounded<Real> score = program_->score();
+        s = score.value;
+        magnitude = 1 + score.noise / epsilon_ + (std::isfinite(s) ? std::fabs(s) : 0);
+      }
+      out_.unseen_q[in_.q_row(b, i) * c_.hq + h] = 0;
+      out_.unseen_k[in_.k_row(b, j) * c_.hkv + h * c_.hkv / c_.hq] = 0;
       s_[j] = stored_score(s);
       noise_[j] = epsilon_ * magnitude + (stores_scores_ && std::isfinite(s) ? epsilon_stored_ * std::fabs(s) : 0);
     }
@@ -340,6 +372,7 @@ class Plain {
       double d_s_noise =
           p_[j] * (kept_[j] * epsilon_ * norm_d_o * head_.v.norms[j] + delta_noise + epsilon_ * std::fabs(d_lse)) +
           std::fabs(d_s) * noise_[j];
+      if (program_) differentiate(b, h, i, j, d_s, d_s_noise);
       if (c_.d_bias) {
         add(out_.d_bias.value[in_.bias_index(b, h, i, j)], d_s);
         add_noise(out_.d_bias.noise[in_.bias_index(b, h, i, j)], d_s_noise);
@@ -356,7 +389,35 @@ class Plain {
       add_row(out_.d_q, row * c_.d, d_s * scale_, d_s_noise * scale_, head_.k.row(j), c_.d);
       add_row(out_.d_k, key * c_.d, d_s * scale_, d_s_noise * scale_, q, c_.d);
     }
+    add_noise_of_row();
   }
+
+  // d_s of the score before the program, and the gradients of what it reads.
+  void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, Real& d_s, double& d_s_noise) {
+    program_->evaluate(in_.pair(b, h, i, j), before_[j]);
+    const Rounded<Real> before = program_->gradient({d_s, d_s_noise}, [&](size_t n, int64_t element, auto gradient) {
+      if (!d_captured_[n].sum) return;
+      add(d_captured_[n].sum->value[element], gradient.value);
+      d_captured_[n].of_row[element] += gradient.noise;
+      touched_.push_back({n, element});
+    });
+    d_s = before.value, d_s_noise = before.noise;
+  }
+
+  // What shifts a row of gradients, as an error of delta does, shifts all terms of an element alike.
+  void add_noise_of_row() {
+    for (const auto& [n, element] : touched_) {
+      double& noise = d_captured_[n].of_row[element];
+      add_noise(d_captured_[n].sum->noise[element], noise);
+      noise = 0;
+    }
+    touched_.clear();
+  }
+
+  struct CapturedGradient {
+    PlainTensor* sum = nullptr;  // nullptr: not asked for
+    std::vector<double> of_row;  // the noise of the current row's terms
+  };
 
   const Inputs& in_;
   const Case& c_;
@@ -366,6 +427,10 @@ class Plain {
   Head<Real> head_{};
   std::vector<Real> qk_, s_, p_, kept_, d_p_;
   std::vector<double> noise_;
+  std::optional<PlainProgram<Real>> program_;
+  std::vector<Rounded<Real>> before_;  // scores that the program reads
+  std::vector<CapturedGradient> d_captured_;
+  std::vector<std::pair<size_t, int64_t>> touched_;
   Real scale_;
   double epsilon_ = 0, epsilon_stored_ = 0, p_drop_ = 0;
 };

@@ -4,6 +4,8 @@
 // V, dS before its products, and all outputs. Philox and the masks are its own, so that it also checks the oracle.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "inputs.hpp"
@@ -19,7 +21,8 @@ struct PlainTensor {
 
 struct PlainResult {
   PlainTensor o, lse, lse_to_twice_the_digits, d_q, d_k, d_v, d_bias, d_sink;
-  std::vector<char> unseen_q;  // [rows_q, Hq]: this query sees nothing
+  std::map<std::string, PlainTensor> d_captured;  // by the names of their outputs (Call::captured_names)
+  std::vector<char> unseen_q;                     // [rows_q, Hq]: this query sees nothing
   std::vector<char> unseen_k;  // [rows_k, Hkv]: no query sees this key; true also for data of no sequence
 };
 

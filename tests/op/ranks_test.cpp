@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +21,7 @@
 
 #include "error_bound.hpp"
 #include "execute.hpp"
+#include "failing_allocation.hpp"
 #include "gpu_memory.hpp"
 #include "plain.hpp"
 #include "tessera/distributed.hpp"
@@ -72,6 +75,7 @@ RanksOptions options_of(const Call& call) {
   options.dropout_p = call.problem.dropout_p;
   options.dropout_seed = call.problem.dropout_seed, options.dropout_offset = call.problem.dropout_offset;
   options.alibi = call.slopes.layout().rank;
+  options.sink = call.sink.present();
   return options;
 }
 
@@ -155,6 +159,7 @@ size_t bytes_of(const Tensor& tensor) {
 void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std::vector<Site>& sites) {
   const int64_t rows = c.sq;
   const tessera_ranks_problem problem = problem_of(c, setting, rows);
+  std::vector<std::vector<double>> d_sinks(static_cast<size_t>(setting.ranks));
   on_threads(setting.ranks, [&](int32_t rank) {
     try {
       const Site& site = sites[static_cast<size_t>(rank)];
@@ -166,8 +171,9 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       for (const int64_t length : setting.lengths) shard.starts.push_back(shard.starts.back() + length);
       const Tensor q = shard.of(whole.q, 1), k = shard.of(whole.k, 1), v = shard.of(whole.v, 1);
       const Tensor d_o = shard.of(whole.d_o, 1);
-      Tensor outputs[] = {shard.of(whole.o, 1), shard.of(whole.lse, 2), shard.of(whole.d_q, 1), shard.of(whole.d_k, 1),
-                          shard.of(whole.d_v, 1)};
+      Tensor outputs[] = {shard.of(whole.o, 1),   shard.of(whole.lse, 2),
+                          shard.of(whole.d_q, 1), shard.of(whole.d_k, 1),
+                          shard.of(whole.d_v, 1), c.sink ? Tensor(TESSERA_FLOAT32, {c.hq}) : Tensor()};
       const auto memory = [&site](const Tensor& tensor) {
         return SiteMemory(site, tensor.present() ? tensor.data() : nullptr, tensor.present() ? bytes_of(tensor) : 0);
       };
@@ -175,12 +181,13 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       std::vector<std::byte> saved = poisoned(attention.saved_bytes() + 64);
       std::vector<std::byte> forward = poisoned(attention.workspace_bytes(TESSERA_FORWARD));
       std::vector<std::byte> backward = poisoned(attention.workspace_bytes(TESSERA_BACKWARD));
-      const SiteMemory inputs[] = {memory(q), memory(k), memory(v), memory(d_o), memory(whole.slopes)};
+      const SiteMemory inputs[] = {memory(q),         memory(k), memory(v), memory(d_o), memory(whole.slopes),
+                                   memory(whole.sink)};
       const SiteMemory saved_there(site, saved.data(), saved.size());
       const SiteMemory forward_there(site, forward.data(), forward.size());
       const SiteMemory backward_there(site, backward.data(), backward.size());
-      SiteMemory results[] = {memory(outputs[0]), memory(outputs[1]), memory(outputs[2]), memory(outputs[3]),
-                              memory(outputs[4])};
+      SiteMemory results[] = {memory(outputs[0]), memory(outputs[1]), memory(outputs[2]),
+                              memory(outputs[3]), memory(outputs[4]), memory(outputs[5])};
       const size_t misaligned = reinterpret_cast<uintptr_t>(saved_there.data()) % 64;
       RanksBuffers buffers{};
       buffers.q = inputs[0].data(), buffers.k = inputs[1].data(), buffers.v = inputs[2].data();
@@ -188,6 +195,8 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       buffers.saved = static_cast<std::byte*>(saved_there.data()) + (misaligned ? 64 - misaligned : 0);
       buffers.o = results[0].data(), buffers.lse = static_cast<float*>(results[1].data());
       buffers.d_q = results[2].data(), buffers.d_k = results[3].data(), buffers.d_v = results[4].data();
+      buffers.sink = static_cast<const float*>(inputs[5].data());
+      buffers.d_sink = static_cast<float*>(results[5].data());
       tessera_executor executor{};
       executor.stream = site.gpu ? site.gpu->stream() : nullptr;
       const auto span_of = [](const SiteMemory& there, const std::vector<std::byte>& bytes) {
@@ -195,7 +204,10 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       };
       std::vector<std::byte> first;
       for (int times = 0; times < 2; ++times) {
-        for (size_t n = 0; n < std::size(outputs); ++n) outputs[n].poison(), results[n].upload();
+        for (size_t n = 0; n < std::size(outputs); ++n) {
+          if (outputs[n].present()) outputs[n].poison();
+          results[n].upload();
+        }
         attention.forward(*site.communicator, buffers, span_of(forward_there, forward), &executor);
         if (problem.direction == TESSERA_BACKWARD) {
           attention.backward(*site.communicator, buffers, span_of(backward_there, backward), &executor);
@@ -204,6 +216,7 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
         std::vector<std::byte> all;
         for (size_t n = 0; n < std::size(outputs); ++n) {
           results[n].download();
+          if (!outputs[n].present()) continue;
           EXPECT_TRUE(outputs[n].unharmed_outside());
           const std::vector<std::byte> bytes = outputs[n].bytes();
           all.insert(all.end(), bytes.begin(), bytes.end());
@@ -215,12 +228,19 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       shard.each_chunk(whole.o, outputs[0], 1, false), shard.each_chunk(whole.lse, outputs[1], 2, false);
       shard.each_chunk(whole.d_q, outputs[2], 1, false);
       shard.each_chunk(whole.d_k, outputs[3], 1, false), shard.each_chunk(whole.d_v, outputs[4], 1, false);
+      if (c.sink) d_sinks[static_cast<size_t>(rank)] = outputs[5].load();
     } catch (const std::exception& error) {
       // The other ranks would wait for this one for ever.
       std::fprintf(stderr, "rank %d of %s: %s\n", rank, setting.text().c_str(), error.what());
       std::abort();
     }
   });
+  if (!c.sink) return;
+  std::vector<double> sum(static_cast<size_t>(c.hq));
+  for (const std::vector<double>& part : d_sinks) {
+    std::transform(sum.begin(), sum.end(), part.begin(), sum.begin(), std::plus<>());
+  }
+  whole.d_sink.store(sum);
 }
 
 // On threads of the CPU.
@@ -242,11 +262,13 @@ double rms_error(const std::vector<double>& value, const std::vector<double>& ex
 }
 
 std::map<std::string, std::vector<double>> results(const Call& call) {
-  return {{"o", call.o.load()},
-          {"lse", call.lse.load()},
-          {"d_q", call.d_q.load()},
-          {"d_k", call.d_k.load()},
-          {"d_v", call.d_v.load()}};
+  std::map<std::string, std::vector<double>> all = {{"o", call.o.load()},
+                                                    {"lse", call.lse.load()},
+                                                    {"d_q", call.d_q.load()},
+                                                    {"d_k", call.d_k.load()},
+                                                    {"d_v", call.d_v.load()}};
+  if (call.d_sink.present()) all["d_sink"] = call.d_sink.load();
+  return all;
 }
 
 // Each rank's part against the whole in float64. Many ranks are as exact as one: their errors are at most `factor`
@@ -255,7 +277,7 @@ using RunOnRanks = void (*)(Call& whole, const Case& c, const Setting& setting);
 void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<Setting>& settings,
                       RunOnRanks run_many = run_on_ranks, const Place& place = best_place(), double factor = 1.05) {
   Case c = parse_case(text, nullptr).value();
-  c.dtype = dtype, c.lse = c.backward = 1;
+  c.dtype = dtype, c.lse = c.backward = 1, c.d_sink = c.sink > 0;
   c = legalised(c);
   const Inputs in = make_inputs(c);
   Call oracle = make_oracle_call(in);
@@ -265,6 +287,7 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
   ASSERT_TRUE(run(one, TESSERA_FORWARD, {.place = place}).ok());
   ASSERT_TRUE(run(one, TESSERA_BACKWARD, {.place = place}).ok());
   const auto exact = results(oracle), of_one = results(one);
+  const PlainResult plain = c.sink ? plain_attention(in, Precision::kSame) : PlainResult{};
   for (const Setting& setting : settings) {
     SCOPED_TRACE(setting.text() + ": " + to_text(c));
     Call many = make_call(in);
@@ -272,6 +295,10 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
     for (const auto& [name, value] : results(many)) {
       if (!setting.forward_by.empty() && name[0] == 'd') continue;
       for (const double x : value) ASSERT_FALSE(std::isnan(x)) << name;
+      if (name == "d_sink") {  // a few elements, of which one rank's may be exact by chance
+        EXPECT_EQ(excess_error(value, exact.at(name), plain.d_sink, TESSERA_FLOAT32), "");
+        continue;
+      }
       const double allowed = factor * rms_error(of_one.at(name), exact.at(name));
       EXPECT_LE(rms_error(value, exact.at(name)), allowed) << name;
     }
@@ -299,6 +326,9 @@ constexpr const char* kCases[] = {
     "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 causal=1 alibi=h seed=5",
     "b=2 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 causal=1 alibi=bh dropout=0.2 seed=6",
     "b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 dropout=0.3 wl=200 wr=0 seed=7",
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=24 causal=1 sink=1 seed=9",
+    "b=1 sq=512 sk=512 hq=4 hkv=1 d=40 dv=40 causal=1 wl=90 softcap=20 sink=1 seed=10",
+    "b=1 sq=512 sk=512 hq=4 hkv=4 d=32 dv=32 wl=60 wr=33 alibi=bh dropout=0.2 sink=2 seed=11",
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, Ranks, ::testing::ValuesIn(kCases));
 
@@ -309,9 +339,9 @@ TEST(Ranks, Float16) {
 // Packed sequences, each an attention of its own: long ones are cut, short ones are not.
 TEST(Ranks, PackedSequencesAreTheWhole) {
   const std::vector<int64_t> lengths = {160, 7, 41, 16, 0, 288};
-  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", ""}) {
+  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", "", "causal=1 sink=1"}) {
     Case c = parse_case(std::string("b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 seed=8 ") + options, nullptr).value();
-    c.lse = c.backward = 1;
+    c.lse = c.backward = 1, c.d_sink = c.sink > 0;
     c = legalised(c);
     const Inputs in = make_inputs(c);
     for (const Setting& setting :
@@ -348,6 +378,7 @@ TEST(Ranks, PackedSequencesAreTheWhole) {
         begin += length;
       }
       for (const auto& [tensor, exact] : of_all["exact"]) {
+        if (tensor == "d_sink") continue;  // the same as of one sequence
         EXPECT_LE(rms_error(of_all["many"][tensor], exact), 1.05 * rms_error(of_all["one"][tensor], exact)) << tensor;
       }
     }
@@ -411,6 +442,9 @@ TEST(RanksErrors, NameWhatIsWrong) {
   options = {};
   options.alibi = 3;
   EXPECT_EQ(refusal(small.problem, options), "alibi: 3, accepted 0 .. 2");
+  options = {};
+  options.sink = 2;
+  EXPECT_EQ(refusal(small.problem, options), "sink: 2, accepted 0 or 1");
   options.struct_size = 0;
   EXPECT_NE(refusal(small.problem, options).find("options: struct_size 0"), std::string::npos);
   EXPECT_THROW((void)thread_communicators(0), Error);
@@ -428,8 +462,11 @@ TEST(RanksErrors, OfCalls) {
   EXPECT_THROW((void)attention.plan(TESSERA_BACKWARD), Error);
   EXPECT_EQ(attention.saved_bytes(), 0u);
   buffers.k = nullptr;
-  EXPECT_EQ(attention.try_forward(alone[0], buffers, small.workspace).message(), "k: NULL, must point to its data");
+  EXPECT_EQ(attention.try_forward(alone[0], buffers, small.workspace).message(),
+            "k: NULL, but the problem describes it with shape [1, 256, 1, 16]");
   buffers = small.data();
+  EXPECT_EQ(RanksAttention(small.problem, 0, {.sink = 1}).try_forward(alone[0], buffers, small.workspace).message(),
+            "sink: NULL, but the problem describes it with shape [2]");
   const std::string few(attention.try_forward(alone[0], buffers, {}).message());
   EXPECT_EQ(few.substr(0, few.find(',')), "workspace_bytes: 0");
 }
@@ -453,20 +490,33 @@ TEST(RanksErrors, RanksThatDisagreeAllLearnIt) {
   EXPECT_EQ(messages[1].find("attention: rank 1 has another problem than ranks 0, 2, accepted"), 0u) << messages[1];
 }
 
-// A rank whose call ends early: the others do not wait for it for ever.
+// A rank whose call ends early while another waits for it: that one's error says which step was waiting.
 TEST(RanksErrors, OfOneRankEndTheOthers) {
   const std::vector<Communicator> communicators = thread_communicators(2);
+  // Asked more often than a call of this size has work to do, rank 0 waits.
+  constexpr int kWaits = 200;
+  std::atomic<int> asked = 0;
   std::string messages[2];
   on_threads(2, [&](int32_t rank) {
     Small small(2);
     small.problem.strategy = TESSERA_STRATEGY_RING;
     const RanksAttention attention(small.problem, rank);
+    EXPECT_EQ(small.forward(attention, communicators[static_cast<size_t>(rank)]), "");
     tessera_executor executor{};
-    if (rank == 1) executor.cancel = [](void*) -> int32_t { return 1; };
+    executor.cancel_context = &asked;
+    executor.cancel = [](void* count) -> int32_t {
+      ++*static_cast<std::atomic<int>*>(count);
+      return 0;
+    };
+    if (rank == 1) {
+      executor.cancel = [](void* count) -> int32_t {
+        while (*static_cast<std::atomic<int>*>(count) < kWaits) std::this_thread::yield();
+        return 1;
+      };
+    }
     messages[rank] = small.forward(attention, communicators[static_cast<size_t>(rank)], &executor);
   });
-  EXPECT_NE(messages[0].find("rank 1 ended its call"), std::string::npos) << messages[0];
-  EXPECT_NE(messages[0].find("step 1 of 2"), std::string::npos) << messages[0];
+  EXPECT_NE(messages[0].find("step 1 of 2: rank 1 ended its call"), std::string::npos) << messages[0];
   EXPECT_NE(messages[1].find("cancel"), std::string::npos) << messages[1];
 }
 
@@ -490,6 +540,298 @@ TEST(RanksErrors, AnEndedCallFreesItsMemory) {
   }
 }
 
+// Calls of `ranks` threads, each with a communicator of its own. body(rank, communicator) returns the call's message.
+using RankBody = std::function<std::string(int32_t rank, const Communicator& communicator)>;
+std::vector<std::string> messages_of(std::vector<Communicator>& communicators, const RankBody& body) {
+  std::vector<std::string> messages(communicators.size());
+  on_threads(static_cast<int32_t>(messages.size()), [&](int32_t rank) {
+    const auto n = static_cast<size_t>(rank);
+    messages[n] = body(rank, communicators[n]);
+  });
+  return messages;
+}
+
+// The first to ask is `at` askings away.
+struct CancelledAt {
+  std::atomic<int> left;
+  explicit CancelledAt(int at) : left(at) {}
+  tessera_executor executor() {
+    tessera_executor executor{};
+    executor.cancel_context = this;
+    executor.cancel = [](void* self) -> int32_t { return --static_cast<CancelledAt*>(self)->left < 0 ? 1 : 0; };
+    return executor;
+  }
+};
+
+// A call that is refused before it sends anything. It ends the communicators of all ranks: later calls fail at once.
+TEST(RanksErrors, ARefusedCallEndsTheOthers) {
+  Small other(2);
+  const RanksAttention first(other.problem, 0);
+  const struct {
+    std::string message;
+    std::function<Status(const RanksAttention&, const Communicator&, RanksBuffers, std::vector<std::byte>&)> call;
+  } all[] = {{"k: NULL",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.k = nullptr;
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"k: 0x",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.k = static_cast<const char*>(data.k) + 1;
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"o: shares memory with q",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.o = const_cast<void*>(data.q);
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"workspace_bytes: ",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                return attention.try_forward(communicator, data, std::span(workspace).subspan(1));
+              }},
+             {"workspace: NULL",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                return attention.try_forward(communicator, data, {static_cast<std::byte*>(nullptr), workspace.size()});
+              }},
+             {"buffers: struct_size 0",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                data.struct_size = 0;
+                return attention.try_forward(communicator, data, workspace);
+              }},
+             {"attention: prepared for the forward pass",
+              [](auto& attention, auto& communicator, RanksBuffers data, auto& workspace) {
+                return attention.try_backward(communicator, data, workspace);
+              }},
+             {"communicator: rank 1 of 2, accepted that of the attention, rank 0 of 2",
+              [&first](auto&, auto& communicator, RanksBuffers data, auto& workspace) {
+                return first.try_forward(communicator, data, workspace);
+              }},
+             {"buffers: NULL",
+              [](auto&, auto& communicator, RanksBuffers, auto&) {
+                Small small(2);
+                tessera_ranks_attention* attention = nullptr;
+                throw_if_error(tessera_ranks_attention_create(&small.problem, nullptr, nullptr, 1, &attention));
+                const Status status =
+                    tessera_ranks_forward(attention, communicator.get(), nullptr, nullptr, 0, nullptr);
+                tessera_ranks_attention_destroy(attention);
+                return status;
+              }},
+             {"attention: NULL", [](auto&, auto& communicator, RanksBuffers data, auto&) -> Status {
+                return tessera_ranks_forward(nullptr, communicator.get(), &data, nullptr, 0, nullptr);
+              }}};
+  for (const auto& [message, call] : all) {
+    for (const bool first_call : {true, false}) {  // of the problem, which waits for all
+      SCOPED_TRACE(message);
+      std::vector<Communicator> communicators = thread_communicators(2);
+      std::string again[2];
+      const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+        Small small(2);
+        small.problem.strategy = TESSERA_STRATEGY_RING;
+        const RanksAttention attention(small.problem, rank);
+        if (!first_call) {
+          EXPECT_EQ(small.forward(attention, communicator), "");
+        }
+        const RanksBuffers data = small.data();
+        small.workspace.resize(attention.workspace_bytes());
+        std::string ended(rank == 1 ? call(attention, communicator, data, small.workspace).message()
+                                    : attention.try_forward(communicator, data, small.workspace).message());
+        again[rank] = small.forward(attention, communicator);
+        return ended;
+      });
+      EXPECT_EQ(messages[1].find(message), 0u) << messages[1];
+      EXPECT_NE(messages[0].find("rank 1 ended its call: " + messages[1]), std::string::npos) << messages[0];
+      for (const std::string& later : again) {
+        EXPECT_EQ(later.find("communicator: serves no more calls, make new ones for all ranks: rank 1 ended"), 0u)
+            << later;
+      }
+    }
+  }
+}
+
+// Ranks that make different calls, at a problem's first call and later: all of them get an error, and none waits.
+TEST(RanksErrors, DifferentCallsEndAll) {
+  const auto small_of = [](int32_t heads) {
+    auto small = std::make_unique<Small>(2);
+    small->problem.strategy = TESSERA_STRATEGY_RING, small->problem.direction = TESSERA_BACKWARD;
+    small->problem.heads_q = 2 * heads;
+    return small;
+  };
+  const auto call = [](Small& small, const RanksAttention& attention, const Communicator& communicator,
+                       tessera_direction direction) {
+    RanksBuffers data = small.data();
+    std::vector<std::byte> saved(attention.saved_bytes() + 64);
+    std::vector<float> d_o(small.q.size()), d_q(small.q.size()), d_k(small.k.size()), d_v(small.k.size());
+    data.saved = saved.data() + (64 - reinterpret_cast<uintptr_t>(saved.data()) % 64) % 64;
+    data.d_o = d_o.data(), data.d_q = d_q.data(), data.d_k = d_k.data(), data.d_v = d_v.data();
+    small.workspace.resize(attention.workspace_bytes(direction));
+    return std::string(direction == TESSERA_FORWARD
+                           ? attention.try_forward(communicator, data, small.workspace).message()
+                           : attention.try_backward(communicator, data, small.workspace).message());
+  };
+  for (const bool known : {false, true}) {
+    for (const bool other_direction : {false, true}) {
+      SCOPED_TRACE(std::to_string(known) + std::to_string(other_direction));
+      std::vector<Communicator> communicators = thread_communicators(2);
+      const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+        const auto a = small_of(1), b = small_of(other_direction ? 1 : 2);
+        const RanksAttention of_a(a->problem, rank), of_b(b->problem, rank);
+        const tessera_direction second = other_direction ? TESSERA_BACKWARD : TESSERA_FORWARD;
+        for (int n = 0; n < 2 && known; ++n) {
+          EXPECT_EQ(call(*a, of_a, communicator, TESSERA_FORWARD), "");
+          EXPECT_EQ(call(*b, of_b, communicator, second), "");
+        }
+        return rank == 0 ? call(*a, of_a, communicator, TESSERA_FORWARD) : call(*b, of_b, communicator, second);
+      });
+      if (!known) {
+        EXPECT_EQ(messages[0].find("attention: rank 0 has another problem than rank 1"), 0u) << messages[0];
+        EXPECT_EQ(messages[1].find("attention: rank 1 has another problem than rank 0"), 0u) << messages[1];
+        continue;
+      }
+      // The first to see it says so, and the other learns it from that one, or sees it, too.
+      const std::string words = "makes another one than rank";
+      EXPECT_NE(messages[0].find(words), std::string::npos) << messages[0];
+      EXPECT_NE(messages[1].find(words), std::string::npos) << messages[1];
+    }
+  }
+}
+
+// One rank calls a problem that it has called before, another one a new one.
+TEST(RanksErrors, AFirstCallMeetsALaterOne) {
+  std::vector<Communicator> communicators = thread_communicators(3);
+  const std::vector<std::string> messages = messages_of(communicators, [](int32_t rank, const auto& communicator) {
+    Small small(3), other(3);
+    small.rows = 96, small.problem.layout = TESSERA_RANKS_CONTIGUOUS, small.problem.strategy = TESSERA_STRATEGY_RING;
+    other.rows = 192, other.problem.layout = TESSERA_RANKS_CONTIGUOUS;
+    const RanksAttention attention(small.problem, rank), another(other.problem, rank);
+    EXPECT_EQ(small.forward(attention, communicator), "");
+    return rank == 2 ? other.forward(another, communicator) : small.forward(attention, communicator);
+  });
+  for (const std::string& message : messages) EXPECT_NE(message, "");
+}
+
+TEST(RanksErrors, OneCallAtATime) {
+  std::vector<Communicator> communicators = thread_communicators(2);
+  Small small(2), second(2);
+  small.problem.strategy = second.problem.strategy = TESSERA_STRATEGY_RING;
+  const RanksAttention attention(small.problem, 0);
+  std::atomic<bool> inside = false;
+  tessera_executor executor{};
+  executor.cancel_context = &inside;
+  executor.cancel = [](void* flag) -> int32_t {
+    static_cast<std::atomic<bool>*>(flag)->store(true);
+    return 0;
+  };
+  std::string message;
+  std::thread other([&] { message = small.forward(attention, communicators[0], &executor); });
+  while (!inside) std::this_thread::yield();  // it waits for rank 1
+  const std::string refused = second.forward(attention, communicators[0]);
+  other.join();
+  EXPECT_EQ(refused, "communicator: another call uses it, accepted one call at a time");
+  EXPECT_NE(message.find("rank 0 ended its call: " + refused), std::string::npos) << message;
+}
+
+TEST(RanksErrors, DestroyedCommunicatorsEndTheOthers) {
+  for (const bool first_call : {true, false}) {
+    std::vector<Communicator> communicators = thread_communicators(3);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(3);
+      small.rows = 96, small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      if (!first_call) {
+        EXPECT_EQ(small.forward(attention, communicator), "");
+      }
+      if (rank != 1) return small.forward(attention, communicator);
+      const Communicator destroyed = std::move(communicators[1]);
+      return std::string();
+    });
+    for (const int32_t rank : {0, 2}) {
+      EXPECT_NE(messages[static_cast<size_t>(rank)].find("the communicator of rank 1 was destroyed"), std::string::npos)
+          << messages[static_cast<size_t>(rank)];
+    }
+  }
+}
+
+// A rank may end as soon as its own calls are complete, while others still wait for each other.
+TEST(RanksErrors, CommunicatorsMayGoOnceTheirCallsAreComplete) {
+  for (int times = 0; times < 20; ++times) {
+    std::vector<Communicator> communicators = thread_communicators(4);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(4);
+      small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      std::string message = small.forward(attention, communicator);
+      const Communicator destroyed = std::move(communicators[static_cast<size_t>(rank)]);
+      return message;
+    });
+    for (const std::string& message : messages) EXPECT_EQ(message, "");
+  }
+}
+
+// Whenever `cancel` first says so: the call of that rank ends, and no other waits.
+TEST(RanksErrors, CancelEndsEveryStep) {
+  bool cancelled = true;
+  int at = 0;
+  for (; cancelled; at += 1 + at / 8) {
+    std::vector<Communicator> communicators = thread_communicators(3);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(3);
+      small.rows = 96, small.problem.strategy = TESSERA_STRATEGY_RING;
+      const RanksAttention attention(small.problem, rank);
+      CancelledAt limit(at);
+      const tessera_executor executor = limit.executor();
+      return small.forward(attention, communicator, rank == 1 ? &executor : nullptr);
+    });
+    cancelled = !messages[1].empty();
+    EXPECT_EQ(cancelled, messages[1].find("cancel") != std::string::npos) << messages[1];
+    for (const int32_t rank : {0, 2}) {
+      const std::string& message = messages[static_cast<size_t>(rank)];  // complete, if nothing of rank 1 was missing
+      const bool learned = message.find("rank 1 ended its call") != std::string::npos;
+      EXPECT_TRUE(message.empty() || (cancelled && learned)) << message;
+    }
+  }
+  EXPECT_GE(at, 5);
+}
+
+// While it waits for a rank that does not come.
+TEST(RanksErrors, CancelEndsWaiting) {
+  std::vector<Communicator> communicators = thread_communicators(2);
+  Small small(2);
+  const RanksAttention attention(small.problem, 0);
+  CancelledAt limit(20);
+  const tessera_executor executor = limit.executor();
+  const std::string message = small.forward(attention, communicators[0], &executor);
+  EXPECT_NE(message.find("cancel"), std::string::npos) << message;
+}
+
+// Whichever allocation of a rank's call fails: the others do not wait for it.
+TEST(RanksErrors, ExceptionsEndTheOthers) {
+  std::string failed = "so far";
+  int64_t allocations = 0;
+  for (; !failed.empty() && allocations < 10000; ++allocations) {
+    std::vector<Communicator> communicators = thread_communicators(2);
+    const std::vector<std::string> messages = messages_of(communicators, [&](int32_t rank, const auto& communicator) {
+      Small small(2);
+      small.problem.strategy = TESSERA_STRATEGY_RING;
+      tessera_device device = device_at(best_place());
+      const RanksAttention attention(small.problem, rank, {}, &device);
+      const RanksBuffers data = small.data();
+      small.workspace.resize(attention.workspace_bytes());
+      if (rank == 1) set_allocations_left(allocations);
+      const Status status = attention.try_forward(communicator, data, small.workspace);
+      set_allocations_left(-1);
+      return std::string(status.message());
+    });
+    failed = messages[1];
+    if (failed.empty()) {
+      EXPECT_EQ(messages[0], "");
+    } else if (!messages[0].empty()) {
+      EXPECT_NE(messages[0].find("rank 1 ended its call"), std::string::npos) << messages[0];
+    }
+  }
+  EXPECT_EQ(failed, "");
+  EXPECT_GE(allocations, 5);
+}
+
 // ---- NCCL -----------------------------------------------------------------------------------------------------------
 
 // The first GPUs, one for each rank, with communicators of NCCL: that of TESSERA_NCCL, or this machine's.
@@ -507,7 +849,7 @@ class NcclRanks {
       made->sites.push_back({device, &Gpu::at(rank), nullptr});
     }
     const char* const given = std::getenv("TESSERA_NCCL");
-    void* const library = dlopen(given ? given : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    void* const library = dlopen(given && *given ? given : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (missing = library ? "" : dlerror(); !library) return nullptr;
     using InitAll = int (*)(ncclComm**, int, const int*);
     std::vector<ncclComm*> comms(static_cast<size_t>(ranks));
@@ -555,18 +897,19 @@ TEST_P(NcclGpuRanks, AreTheWhole) {
 }
 INSTANTIATE_TEST_SUITE_P(Cuda, NcclGpuRanks,
                          ::testing::Values("b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
-                                           "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2"));
+                                           "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2",
+                                           "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 sink=1 seed=3"));
 
 // By a kernel that does not accumulate: calls' results are merged at the end or, if they are many, on the way.
 TEST(NcclGpuRanksMerged, AreTheWhole) {
   std::string missing;
   if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
   const char* const family = "fwd_fa1";
-  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 seed=1", TESSERA_BFLOAT16,
+  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 sink=1 seed=1", TESSERA_BFLOAT16,
                    {{"ring", "zig_zag", 2, 0, {}, family}, {"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus,
                    kGpu, 1.4);
   if (!NcclRanks::of(8, missing)) return;
-  expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 seed=2", TESSERA_BFLOAT16,
+  expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 sink=1 seed=2", TESSERA_BFLOAT16,
                    {{"ring", "zig_zag", 8, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
 }
 

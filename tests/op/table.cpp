@@ -7,6 +7,7 @@
 #include <string>
 
 #include "case.hpp"
+#include "core/score/definitions.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::testing {
@@ -627,6 +628,70 @@ constexpr const char* kDecodeCodes[] = {
     "b=2 sq=3 sk=0 hq=2 hkv=1 d=64 dv=64",
 };
 
+// Every score program of the table of definitions, in each of these frames: with gradients of its tensors, and without
+// for kernels that do not compute these; in float32; with few queries.
+constexpr const char* kProgramFrames[] = {
+    "dtype=bf16 backward=1 d_captured=1 b=2 sq=40 sk=56 hq=4 hkv=2 d=64 dv=64",
+    "dtype=bf16 backward=1 b=2 sq=40 sk=56 hq=4 hkv=2 d=64 dv=64",
+    "dtype=f32 backward=1 d_captured=1 deterministic=1 b=2 sq=40 sk=56 hq=4 hkv=2 d=32 dv=32",
+    "dtype=bf16 b=2 sq=3 sk=56 hq=4 hkv=2 d=64 dv=64",
+};
+// Masks, whose lists of visible blocks a GPU makes, over several tiles of queries and of keys.
+constexpr const char* kProgramMaskFrame = "dtype=bf16 backward=1 b=2 sq=150 sk=330 hq=4 hkv=2 d=64 dv=64";
+// By turns: layouts and other options beside a program.
+constexpr const char* kProgramLayouts[] = {
+    "backward=1 d_captured=1 q=packed k=packed lead=3 tail=70 gap=3 causal=1 low=1",
+    "k=paged page=7 csr=1 q=packed used=1 tree=1 reversed=1 captured=bf16",
+    "backward=1 d_captured=1 shared_kv=1 dropout=0.2 softcap=5 bias=hqk d_bias=1 alibi=h captured=f16 order=bhsd",
+    "backward=1 d_captured=1 sink=1 d_sink=1 d_lse=1 wl=30 wr=9 block_mask=bk gap=1 captured=f16 deterministic=1",
+    "backward=1 d_captured=1 mask=hqk bias=bk used=1 order=sbhd data=outlier",
+    "invariant=1 k=paged page=16 causal=1 sink=1 captured=f16",
+    "bias=hqk data=inf_bias sink=1",
+};
+// Over 8-bit caches; on a GPU decode_sm90 serves the first.
+constexpr const char* kProgramCaches[] = {
+    "dtype=bf16 kv=e4m3 b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
+    "dtype=f16 kv=i8 b=2 sq=40 sk=70 hq=4 hkv=2 d=32 dv=32 scales=fine k=paged page=16",
+};
+// Parts of a whole, which a GPU refuses unless the program is recognised as options.
+constexpr const char* kProgramParts[] = {
+    "score_mod='s * temperature[h] + relative[h, i - j + len_k]' mask_mod='doc[b, i] == doc[b, j]' first_b=2",
+    "score_mod='s + query_bias[b, i] / (1.0 + abs(q_pos - j))' mask_mod='j < used[b]' first_kv=1 q=packed k=packed",
+    "score_mod='s + place[i] * place[j]' mask_mod='(q_pos - j) % 3 != 0' places=1 dropout=0.2",
+    "score_mod='s + bucket[h, min(abs(i - j), 31)] * h_kv' first_kv=2 first_b=1 gap=3",
+};
+
+void add_programs(Table& table) {
+  const auto add = [&](const Definition& definition, const std::string& frame) {
+    Case c = *parse_case(frame, nullptr);
+    c.score_mod = definition.score, c.mask_mod = definition.mask;
+    table.add(c);
+  };
+  size_t turn = 0;
+  for (const Definition& definition : definitions()) {
+    for (const char* frame : kProgramFrames) add(definition, frame);
+    if (*definition.mask) add(definition, kProgramMaskFrame);
+    const char* dtypes[] = {"dtype=bf16", "dtype=f16", "dtype=f32"};
+    const std::string sizes = std::string(dtypes[turn % std::size(dtypes)]) + " b=3 sq=50 sk=70 hq=4 hkv=2 d=64 dv=40 ";
+    add(definition, sizes + kProgramLayouts[turn % std::size(kProgramLayouts)]);
+    add(definition, kProgramCaches[turn % std::size(kProgramCaches)]);
+    ++turn;
+  }
+  for (const char* line : kProgramParts) {
+    table.add(
+        (std::string(line) +
+         " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
+            .c_str());
+  }
+  // Nothing to read: tensors without elements, sequences without queries or keys.
+  for (const char* sizes : {"b=0 sq=5 sk=7", "b=2 sq=0 sk=5", "b=2 sq=5 sk=0"}) {
+    table.add((std::string(sizes) +
+               " backward=1 d_captured=1 hq=4 hkv=2 score_mod='s * temperature[h] + dense[b, h, i, j]' "
+               "mask_mod='keep[b, j]'")
+                  .c_str());
+  }
+}
+
 }  // namespace
 
 std::vector<Case> case_table() {
@@ -657,6 +722,7 @@ std::vector<Case> case_table() {
   for (const char* dtypes : kCacheDtypes) {
     for (const char* line : kDecodeCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
   }
+  add_programs(table);
   return table.take();
 }
 

@@ -27,10 +27,12 @@ TEST_P(Table, MatchesTheOracle) { expect_right(table()[GetParam()], {.places = c
 INSTANTIATE_TEST_SUITE_P(Case, Table, ::testing::Range(size_t{0}, table().size()));
 
 // bfloat16 by AMX's tiles, real or, with the library of tests/amx_emulated, in plain C++. Also NaN and infinities
-// of the other types' cases, since their spread depends on the tiles.
+// of the other types' cases, since their spread depends on the tiles. No score programs, which
+// vectors evaluate.
 std::vector<Case> amx_table() {
   std::vector<Case> cases;
   for (Case c : table()) {
+    if (has_program(c)) continue;
     if (holds_nonfinite(c) && !has_8bit(c)) c.dtype = TESSERA_BFLOAT16;
     if (c.dtype == TESSERA_BFLOAT16 && std::ranges::find(cases, c) == cases.end()) cases.push_back(c);
   }
@@ -47,6 +49,15 @@ TEST_P(AmxTable, MatchesTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Amx, AmxTable, ::testing::Range(size_t{0}, amx_table().size()));
 
+// The table's cases with a score program, or those without.
+std::vector<size_t> places_with(bool program) {
+  std::vector<size_t> places;
+  for (size_t n = 0; n < table().size(); ++n)
+    if (has_program(table()[n]) == program) places.push_back(n);
+  if (!gpu_missing().empty()) places.resize(1);  // without a GPU one line says so, not one a case
+  return places;
+}
+
 class GpuTable : public ::testing::TestWithParam<size_t> {};
 
 // The oracle itself is checked on the CPU's pass.
@@ -55,8 +66,8 @@ TEST_P(GpuTable, MatchesTheOracle) {
   expect_right(table()[GetParam()], {.places = {kGpu}, .check_oracle = false});
 }
 
-// Without a GPU one line says so, not one a case.
-INSTANTIATE_TEST_SUITE_P(Cuda, GpuTable, ::testing::Range(size_t{0}, gpu_missing().empty() ? table().size() : 1));
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuTable, ::testing::ValuesIn(places_with(false)));
+INSTANTIATE_TEST_SUITE_P(CudaPrograms, GpuTable, ::testing::ValuesIn(places_with(true)));
 
 class GpuComparison : public ::testing::TestWithParam<size_t> {};
 
@@ -78,7 +89,8 @@ TEST(CaseText, ParsesBackToTheSameCase) {
 }
 
 TEST(CaseText, RefusesWhatIsNoCase) {
-  for (const char* text : {"dtype=f8", "sq=-1", "sq", "sq=1x", "colour=red", "scale=nan", "d=577"}) {
+  for (const char* text : {"dtype=f8", "sq=-1", "sq", "sq=1x", "colour=red", "scale=nan", "d=577", "score_mod=s",
+                           "mask_mod='j <= i", "captured=f64"}) {
     std::string error;
     EXPECT_FALSE(parse_case(text, &error)) << text;
     EXPECT_NE(error.find(text), std::string::npos) << error;

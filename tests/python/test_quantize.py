@@ -59,6 +59,66 @@ def test_codes_are_the_nearest_of_their_scale(framework, dtype, scheme, shape, t
     assert (error <= 1.0001 * allowed).all()
 
 
+def bits(codes):
+    """As uint8, in NumPy."""
+    if type(codes).__module__ == "torch":
+        import torch
+
+        return codes.view(torch.uint8).numpy()
+    return np.asarray(codes).view(np.uint8)
+
+
+def all_codes(dtype):
+    """(codes of the finite numbers from the least to the largest, their numbers), 0 as -0 and 0."""
+    codes = np.arange(256).astype(np.uint8)
+    if dtype == "int8":
+        codes = codes[codes != 128]
+        exact = codes.view(np.int8).astype(np.float32)
+    else:
+        exact = codes.view(getattr(ml_dtypes, dtype.replace("e4m3", "e4m3fn"))).astype(np.float32)
+        codes, exact = codes[np.isfinite(exact)], exact[np.isfinite(exact)]
+    order = np.lexsort((~np.signbit(exact), exact))
+    return codes[order], exact[order]
+
+
+@pytest.mark.parametrize("framework", frameworks())
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_every_code_comes_back_and_every_tie_becomes_even(framework, dtype):
+    """The largest number is among them, so the scale is 1."""
+    codes, exact = all_codes(dtype)
+    assert len(codes) == {"float8_e4m3": 254, "float8_e5m2": 248, "int8": 255}[dtype]
+    middles = (exact[1:] + exact[:-1]) / 2
+    even = np.where(codes[1:] % 2 == 0, codes[1:], codes[:-1])
+    down, up = np.nextafter(middles, exact[:-1]), np.nextafter(middles, exact[1:])
+    distinct = exact[1:] != exact[:-1]  # not between -0 and 0
+    x = np.concatenate([exact, *(part[distinct] for part in (middles, down, up))])
+    expected = np.concatenate([codes, *(part[distinct] for part in (even, codes[:-1], codes[1:]))])
+    quantized = tessera.quantize(maker(framework)(x.reshape(1, 1, 1, -1)), dtype, scheme="tensor")
+    assert list(numbers(quantized.scale)) == [1.0]
+    found = bits(quantized.codes).reshape(-1)
+    wrong = found != expected
+    assert not wrong.any(), [(x[n], found[n], expected[n]) for n in np.flatnonzero(wrong)[:5]]
+
+
+@pytest.mark.parametrize("framework", frameworks())
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_attention_reads_every_code(framework, dtype):
+    """One key, so o is its value."""
+    codes = np.arange(256).astype(np.uint8)
+    typed = codes.view(np.int8 if dtype == "int8" else getattr(ml_dtypes, dtype.replace("e4m3", "e4m3fn")))
+    values = typed.astype(np.float32)
+    make = maker(framework)
+    if framework == "torch":
+        import torch
+
+        v = make(codes).view(getattr(torch, dtype.replace("e4m3", "e4m3fn"))).reshape(1, 1, 1, 256)
+        q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16)
+    else:
+        v, q = make(typed.reshape(1, 1, 1, 256)), make(np.zeros((1, 1, 1, 16), ml_dtypes.bfloat16))
+    o = numbers(tessera.attention(q, v[..., :16], v)).reshape(-1)
+    np.testing.assert_array_equal(o, values)
+
+
 @pytest.mark.parametrize("framework", frameworks())
 def test_infinities_saturate_and_a_nan_stays(framework):
     x = np.ones((1, 4, 2, 8), np.float32)

@@ -15,7 +15,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from tessera._ranks.calls import Rectangle, calls  # noqa: E402
 from tessera._ranks.schedule import schedule  # noqa: E402
-from tessera.torch.ranks import rows  # noqa: E402
+from tessera.torch import kernels  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -126,18 +126,30 @@ def test_a_causal_zig_zag_step_is_one_call():
             assert len(calls(rectangles, False)) == 1, step
 
 
+@pytest.mark.parametrize("direction", ("forward", "backward"))
+def test_calls_accumulate_where_a_plan_serves_it(direction):
+    def layouts(dtype, head_dim=16):
+        return [kernels.layout_of(torch.zeros(2, 8, heads, head_dim, dtype=dtype)) for heads in (4, 2, 2)]
+
+    slopes = torch.ones(4)
+    options = {"causal": True, "place_q": (8, 32), "place_k": (0, 32), "alibi_slopes": slopes, "lse_low": slopes}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert kernels.accumulates(direction, *layouts(dtype), options)
+    assert not kernels.accumulates(direction, *layouts(torch.float64), options), "its sums are float64"
+    assert not kernels.accumulates(direction, *layouts(torch.bfloat16, 4096), options), "no kernel serves it"
+
+
 @pytest.mark.parametrize("most", (8, 3, 2))
 def test_parts_merge_exactly(most, monkeypatch):
     """Where calls do not accumulate: at once, or on the way where there are more than layers. Seven parts of some rows
     each, and a sink."""
-    monkeypatch.setattr(rows, "accumulates", lambda device, dtype: False)
     monkeypatch.setattr(Partial, "MOST", most)
     generator = torch.Generator().manual_seed(2)
     normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     ranges = [(0, 10), (0, 4), (4, 10), (2, 8), (0, 10), (5, 6), (1, 9)]
     parts = [(normal(2, b - a, 3, 4), 3 * normal(2, 3, b - a)) for a, b in ranges]
     sink = normal(3)
-    partial = Partial((2, 10, 3, 4), 7, torch.float32, torch.device("cpu"))
+    partial = Partial((2, 10, 3, 4), 7, torch.float32, torch.device("cpu"), accumulates=False)
     for (a, b), (o, lse) in zip(ranges, parts):
         o_there, lse_there, low_there = partial.place(a, b - a)
         low_there.zero_()

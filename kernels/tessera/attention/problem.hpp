@@ -110,7 +110,8 @@ struct BwdParams : ProblemParams {
   int owned_batches, owned_heads;
   float* d_sink;
   int64 d_sink_head;
-  int after;  // bwd_rows: run the postprocess, not the preprocess
+  int after;       // bwd_rows: run the postprocess, not the preprocess
+  int accumulate;  // if dQ, dK and dV are float32 sums: 1: the results are added to them; 0: replace them
 };
 
 }  // namespace tessera

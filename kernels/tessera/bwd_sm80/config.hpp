@@ -24,9 +24,10 @@ struct BwdConfig {
   bool d_bias;            // the gradient of the bias is requested
   bool deterministic;
   ScoreConfig score;
+  bool sums;  // dQ, dK and dV are float32 sums (attention/backward/sums.cuh), whatever dtype is
 };
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
-                      min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
+                      min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score, sums)
 
 // With the split and bfloat16, a dP warp gets P in float16, scaled up by kBwdRaise_log2, in addition to the P that the
 // product for dV uses: dS computed from P in bfloat16 has a relative error of 2.9e-3, where 2.4e-3 is possible.
@@ -74,7 +75,8 @@ struct BwdRowsConfig {
   int store_keys;
   bool aligned;  // every row of o and dO starts at a multiple of 16 bytes
   bool d_bias, d_sink;
+  bool sums;  // as in the main kernel's config
 };
-TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
+TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink, sums)
 
 }  // namespace tessera

@@ -207,12 +207,17 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     stage = stage + 1 == shared.kStages ? 0 : stage + 1;
   }
 
-  // 3. dK and dV: registers -> shared -> global.
+  // 3. dK and dV: registers -> shared -> global, or sums: registers -> global.
   ptx::cp_async_wait_group<0>();
+  const float unit_v = kCfg.score.dropout ? p.dropout_scale : 1.0f;
+  if constexpr (kCfg.sums) {
+    b.template write_sums<false>(rdK, p.scale);
+    b.template write_sums<true>(rdV, unit_v);
+    return;
+  }
   __syncthreads();  // no warp reads or loads K and V any more, which dK and dV overlay
   const auto keep_dv = [&] {
-    store_accumulator<Warps::kColumnParts>(shared.sV, rdV, b.warp_key, b.part * (Warps::kDV * 8),
-                                           kCfg.score.dropout ? p.dropout_scale : 1.0f);
+    store_accumulator<Warps::kColumnParts>(shared.sV, rdV, b.warp_key, b.part * (Warps::kDV * 8), unit_v);
   };
   store_accumulator<Warps::kColumnParts>(shared.sK, rdK, b.warp_key, b.part * (Warps::kDK * 8), p.scale);
   if constexpr (!Warps::kOverlaid) keep_dv();

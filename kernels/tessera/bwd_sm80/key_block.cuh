@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/attention/backward/rows.cuh"
+#include "tessera/attention/backward/sums.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/bwd_sm80/scores.cuh"
 #include "tessera/bwd_sm80/shared.cuh"
@@ -133,6 +134,18 @@ struct KeyBlock {
         static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
     store_rows<kRows>(tile, warp * kRows, count, columns, aligned,
                       [&](int row) { return to + tensor.row * kBytes * row; });
+  }
+  // Writes `factor` times a warp's accumulators to the sums of dV (kValues) or dK.
+  template <bool kValues, int kM, int kN>
+  TESSERA_DEVICE void write_sums(const float (&acc)[kM][kN][4], float factor) const {
+    const GradientSum sum{kValues ? p.d_v : p.d_k, kValues ? p.head_dim_v : p.head_dim,
+                          kValues ? p.d_v_aligned : p.d_k_aligned, p.accumulate};
+    reload_memory();  // the sequence is loaded again: the loop has no registers for what only this needs
+    const Sequence keys = load_sequence(p, batch);
+    const int first = key0 + warp_key, count = keys.k_rows - first, used = keys.sk - first;
+    const GradientRows rows{batch, head_kv, static_cast<int64>(keys.k_begin) + first, part * (kN * 8), count, used};
+#pragma unroll
+    for (int m = 0; m < kM; ++m) sum.template write<Warps::kLaneOrder>(rows, acc[m], factor, m * 16);
   }
   TESSERA_DEVICE void store_dk_dv() const {
     const int count = keys_to_store();

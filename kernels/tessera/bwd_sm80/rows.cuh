@@ -4,8 +4,8 @@
 // Preprocess: computes delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and clears whatever the main kernel
 // adds to: dQ's accumulator, unless a block stores it, its semaphores and the ticket, dBias, and the gradients of rows
 // that belong to no sequence. Postprocess: dQ = scale times its accumulator, in its type; 0 for dK and dV of the keys
-// from seqused_k on that are in the same tile as a sequence's last key; and dSink = -sum exp(sink - LSE) delta, in a
-// fixed order.
+// from seqused_k on that are in the same tile as a sequence's last key, but for sums, which the main kernel does not
+// write there; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
 // Grid: one block for each tile of block_m queries and query head; the postprocess has one more for each head's dSink.
 // At least one. Neighbouring blocks have all heads of the same queries, whose rows are mostly contiguous in memory, and
@@ -124,14 +124,14 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
     }
   }
   if (p.after) {
-    if (p.seqused_k) clear_unused_keys<kCfg.dtype>(p);
+    if (!kCfg.sums && p.seqused_k) clear_unused_keys<kCfg.dtype>(p);
     if constexpr (kCfg.d_sink) {
       if (index >= tiles) reduce_sink<kCfg.block_m>(p, index - tiles);
     }
   } else {
     if (index == 0 && threadIdx.x == 0 && p.ticket) *p.ticket = 0;
     if constexpr (kCfg.d_bias) clear_bias_gradient(p);
-    clear_unowned_gradients<kCfg.dtype>(p);
+    clear_unowned_gradients<kCfg>(p);
   }
 }
 

@@ -159,15 +159,24 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
     stage = stage + 1 == shared.kStages ? 0 : stage + 1;
   }
 
-  // 3. dK and dV: registers -> shared -> global.
+  // 3. dK and dV: registers -> shared -> global, or sums: registers -> global.
   ptx::cp_async_wait_group<0>();
   if constexpr (kCfg.bulk_dq) {
     if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();  // before another block uses this shared memory
   }
-  __syncthreads();  // no warp reads or loads K and V any more, which dK and dV overlay
   const bool is_dp = warp >= Warps::kRoleWarps;
+  const float unit = (is_dp ? p.scale : 1.0f) * (bwd_raises(kCfg) ? kBwdLower : 1.0f);
+  if constexpr (kCfg.sums) {
+    if (is_dp) {
+      b.template write_sums<false>(rAcc, unit);
+    } else {
+      b.template write_sums<true>(rAcc, unit);
+    }
+    return;
+  }
+  __syncthreads();  // no warp reads or loads K and V any more, which dK and dV overlay
   store_accumulator<Warps::kColumnParts>(is_dp ? shared.sK : shared.sV, rAcc, b.warp_key, b.part * (Warps::kDV * 8),
-                                         (is_dp ? p.scale : 1.0f) * (bwd_raises(kCfg) ? kBwdLower : 1.0f));
+                                         unit);
   __syncthreads();
   b.store_dk_dv();
 }

@@ -28,6 +28,7 @@ struct BwdSm90Config {
   bool block_mask;
   // The query heads of a KV head span several blocks; dK and dV are stored in float32: group_sums.cuh.
   bool split_group;
+  bool sums;  // dK and dV are float32 sums (attention/backward/sums.cuh); not with split_group
 
   // Whether the lists are made from a program's mask. A deterministic kernel has no order of the additions to dQ for
   // these, nor have the warps that generate dropout bits.
@@ -43,14 +44,15 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group)
+                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group, sums)
 
 // Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {
   Dtype dtype;
   int head_dim, head_dim_v;  // as in the main kernel's config
+  bool sums;                 // dK and dV are float32 sums
 };
-TESSERA_CONFIG_FIELDS(BwdSm90GroupConfig, dtype, head_dim, head_dim_v)
+TESSERA_CONFIG_FIELDS(BwdSm90GroupConfig, dtype, head_dim, head_dim_v, sums)
 inline constexpr int kBwdGroupThreads = 256;
 
 // The preprocess and the postprocess: rows.cuh.
@@ -63,8 +65,9 @@ struct BwdSm90RowsConfig {
   bool deterministic;
   // As in the main kernel's config: an additional block computes the order of the key tiles (rows.cuh).
   bool block_mask;
+  bool sums;  // dQ is a float32 sum
 };
-TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask)
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask, sums)
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {

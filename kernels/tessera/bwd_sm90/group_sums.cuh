@@ -27,6 +27,15 @@ TESSERA_DEVICE void sum_parts(const BwdSm90Params& p, const float* parts, const 
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
   const int64 at = to.batch * (pair / heads_kv) + to.head * (pair % heads_kv) + to.row * key + col;
+  if constexpr (kCfg.sums) {
+    float* const sums = static_cast<float*>(to.data) + at;
+    const float x[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (col + e < columns) sums[e] = (p.accumulate ? sums[e] : 0.0f) + x[e];
+    }
+    return;
+  }
   *reinterpret_cast<uint2*>(static_cast<unsigned short*>(to.data) + at) =
       make_uint2(pack_pair<kCfg.dtype>(sum.x, sum.y), pack_pair<kCfg.dtype>(sum.z, sum.w));
 }

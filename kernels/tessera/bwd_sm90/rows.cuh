@@ -58,7 +58,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   constexpr int kLanes = lanes_of(kCfg.head_dim / 8), kRows = kBwdRowsThreads / kLanes;
   constexpr float kDelta = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
   ptx::griddepcontrol_launch_dependents();
-  clear_unowned_gradients<kCfg.dtype>(p);
+  clear_unowned_gradients<kCfg>(p);
   if constexpr (kCfg.d_bias) clear_bias_gradient(p);
   if constexpr (kCfg.block_mask && !kCfg.deterministic) {
     if (blockIdx.x == 0) {

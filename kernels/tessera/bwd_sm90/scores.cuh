@@ -422,6 +422,12 @@ struct ScoreWarpgroup {
       ptx::barrier_sync(kKeysDone, 384);
       return;
     }
+    if constexpr (kCfg.sums) {
+      write_key_sums<kCfg, true>(p, block, row, 0, rdV, unit_v);
+      write_key_sums<kCfg, false>(p, block, row, 0, rdK, unit_k);
+      ptx::barrier_sync(kKeysDone, 384);
+      return;
+    }
     store_gradient<kCfg, Values>(p, block, shared.base + Shared::kAt.v, row, rdV, unit_v, &p.d_v_map, p.d_v,
                                  p.head_dim_v);
     ptx::barrier_sync(kKeysDone, 384);

@@ -26,6 +26,7 @@ struct BwdSm90D256Config {
   ScoreConfig score;    // as in bwd_sm90
   bool block_mask;      // query tiles come from block lists (block_lists/kernel), not all from first to last
   bool staged_dq;       // not deterministic: dQ is added by bulk copies from shared memory, not from registers
+  bool sums;            // dK and dV are float32 sums (attention/backward/sums.cuh)
 
   // Columns of a half of Q (also of the part of dQ that a block computes), and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
@@ -44,7 +45,7 @@ struct BwdSm90D256Config {
   TESSERA_HOST_DEVICE constexpr int stat_rows(int rank) const { return rank == 1 && score.softcap ? 2 : 1; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window, varlen,
-                      deterministic, d_bias, score, block_mask, staged_dq)
+                      deterministic, d_bias, score, block_mask, staged_dq, sums)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 

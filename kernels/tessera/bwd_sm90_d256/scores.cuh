@@ -319,6 +319,13 @@ struct KeyWarpgroup {
     const int row = warpgroup * 64 + warp_key();
     const float factor =
         kRank == 0 ? kBwdLower * (kCfg.score.dropout ? p.dropout_scale : 1.0f) : p.scale * bwd_lower_late(kCfg.dtype);
+    if constexpr (kCfg.sums) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        write_key_sums<kCfg, kRank == 0>(p, block, row, half * kAccumulatedCols, rdX[half], factor);
+      }
+      return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       stage_accumulators<kCfg.dtype, Result>(to, row, half * kAccumulatedCols, rdX[half], factor,

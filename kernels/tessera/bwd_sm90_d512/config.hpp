@@ -20,8 +20,9 @@ struct BwdSm90D512Config {
 
   Dtype dtype;  // 16 bits
   bool window;  // a key may also have a last query that sees it
+  bool sums;    // dK and dV are float32 sums (attention/backward/sums.cuh)
 };
-TESSERA_CONFIG_FIELDS(BwdSm90D512Config, dtype, window)
+TESSERA_CONFIG_FIELDS(BwdSm90D512Config, dtype, window, sums)
 
 inline constexpr int kBwdD512ClusterBlocks = 4;
 

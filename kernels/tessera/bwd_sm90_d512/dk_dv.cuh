@@ -60,7 +60,14 @@ struct BwdD512Accumulator {
   TESSERA_DEVICE void store(int side) {
     const uint32 to = shared.base + Shared::kAt.factors;
     const float factor = kValues ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
-    const int row = side * kCfg.score_keys + warp() * 16;
+    const int row = side * kCfg.score_keys + warp() * 16, col0 = D512Place::side() * kCfg.accumulated_dim;
+    if constexpr (kCfg.sums) {
+#pragma unroll
+      for (int slot = 0; slot < Shared::kAccumulatedSlots; ++slot) {
+        write_key_sums<kCfg, kValues>(p, block, row, col0 + slot * kCfg.slot_dim, rdX[slot], factor);
+      }
+      return;
+    }
 #pragma unroll
     for (int slot = 0; slot < Shared::kAccumulatedSlots; ++slot) {
       stage_accumulators<kCfg.dtype, Result>(to, row, slot * kCfg.slot_dim, rdX[slot], factor);
@@ -69,7 +76,6 @@ struct BwdD512Accumulator {
     __syncwarp();
     if (lane() == 0) {
       const TensorMap* map = kValues ? &p.d_v_map : &p.d_k_map;
-      const int col0 = D512Place::side() * kCfg.accumulated_dim;
 #pragma unroll
       for (int col = 0; col < kCfg.accumulated_dim; col += kChunkCols) {
         ptx::cp_async_bulk_tensor_store_4d(map, Result::at(to, row, col), col0 + col,

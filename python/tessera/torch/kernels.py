@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
-from typing import Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -103,15 +104,38 @@ def _value(number):
     return number.node.hint
 
 
-def without_data(tensor: Tensor, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
-    """The tensor as the library's checks expect it. contiguous_rows: with the layout that `rows` would copy to."""
-    shape, strides = [_value(n) for n in tensor.shape], [_value(n) for n in tensor.stride()]
-    if contiguous_rows and strides and strides[-1] != 1:
-        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+class Layout(NamedTuple):
+    """A tensor without data: the arguments of `_core.ArrayWithoutData`. A key of caches."""
+
+    dtype: str
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    device_type: int
+    device_id: int
+
+    def contiguous(self, shape: Sequence[int], dtype: str = "") -> Layout:
+        """Of another shape and, if given, dtype, contiguous."""
+        strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        return self._replace(dtype=dtype or self.dtype, shape=tuple(shape), strides=strides)
+
+    def array(self) -> _core.ArrayWithoutData:
+        return _core.ArrayWithoutData(*self)
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    shape, strides = tuple(_value(n) for n in tensor.shape), tuple(_value(n) for n in tensor.stride())
     place, index = _DEVICE_TYPES.get(tensor.device.type, _OTHER_DEVICE), tensor.device.index or 0
     if tensor.device.type == "cuda" and not torch.cuda.is_available():
         index = _NO_GPU
-    return _core.ArrayWithoutData(str(tensor.dtype)[len("torch.") :], shape, strides, place, index)
+    return Layout(str(tensor.dtype)[len("torch.") :], shape, strides, place, index)
+
+
+def without_data(tensor: Tensor, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
+    """The tensor as the library's checks expect it. contiguous_rows: with the layout that `rows` would copy to."""
+    layout = layout_of(tensor)
+    if contiguous_rows and layout.strides and layout.strides[-1] != 1:
+        layout = layout.contiguous(layout.shape)
+    return layout.array()
 
 
 def has_data(tensor: object) -> bool:
@@ -144,6 +168,45 @@ def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **o
     except Unknown:
         return
     _core.check(direction, **by_rows, **given)
+
+
+def _key(value: Any) -> Any:
+    """An option as a part of a cache's key: tensors as their layouts."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    return layout_of(value) if isinstance(value, Tensor) else _value(value)
+
+
+def _from_key(value: Any) -> Any:
+    if isinstance(value, Layout):
+        return value.array()
+    return tuple(map(_from_key, value)) if isinstance(value, tuple) else value
+
+
+def accumulates(direction: str, q: Layout, k: Layout, v: Layout, options: Options) -> bool:
+    """True if a call can add to partial results in float32: on a GPU only by the kernel that serves it otherwise, since
+    another might be much slower. lse and lse_low are planned as contiguous."""
+    if q.dtype == "float64":  # its sums are float64
+        return False
+    given = {name: _key(value) for name, value in options.items() if name not in ("dropout_state", "lse_low")}
+    return _accumulates(direction, q, k, v, tuple(sorted(given.items())))
+
+
+@functools.lru_cache(maxsize=1024)
+def _accumulates(direction: str, q: Layout, k: Layout, v: Layout, options: tuple) -> bool:
+    *batch, rows, heads, _ = q.shape
+    lse = q.contiguous((*batch, heads, rows), "float32").array()
+    given = {name: _from_key(value) for name, value in options}
+
+    def kernel(**more: Any) -> str:
+        arrays = (layout.array() for layout in (q, k, v))
+        return json.loads(_core.plan_json(direction, *arrays, lse=lse, lse_low=lse, **given, **more))["kernel"]
+
+    try:
+        adds = kernel(accumulate=1)
+        return q.device_type == _DEVICE_TYPES["cpu"] or adds == kernel()
+    except _core.Error:
+        return False
 
 
 def rows(tensor: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.d_lse = stat_tensor(problem.d_lse, buffers.d_lse);
   p.far_lse_log2 = far_lse_log2(problem);
+  p.accumulate = static_cast<int>(problem.accumulate);
   if (core::present(problem.d_bias)) {
     p.d_bias = score_tensor(problem.d_bias, buffers.d_bias);
     p.d_bias_batches = static_cast<int>(problem.d_bias.shape[0]);

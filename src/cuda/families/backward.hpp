@@ -30,6 +30,12 @@ constexpr float far_lse_log2(const tessera_problem& problem) {
 void fill_backward_params(BwdParams& p, const tessera_plan& plan, const BwdWorkspace& at,
                           const tessera_buffers& buffers, void* workspace);
 
+// Whether dQ, dK and dV are float32 sums (kernels/tessera/attention/backward/sums.cuh): where a call accumulates, and
+// where they are float32 beside 16-bit inputs.
+inline bool writes_sums(const tessera_problem& problem) {
+  return problem.accumulate || problem.d_q.dtype != problem.q.dtype;
+}
+
 // The decisions of bwd_sm80 for a problem.
 struct BwdSm80Plan {
   BwdConfig config;    // aligned only for calls in which every row of q, k, v and dO starts at a multiple of 16 bytes

@@ -82,6 +82,7 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
       tile.s_dp_split && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
+  config.sums = writes_sums(problem);
   config.score = score_config(problem);
   config.score.scale_first = false;  // a saved LSE needs no row maximum, but a hidden score must be -inf
   config.score.scale_first = config.score.entries() && problem.scale <= 0;
@@ -132,6 +133,7 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
   rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
   rows.d_bias = config.d_bias, rows.d_sink = core::present(p.d_sink);
+  rows.sums = config.sums;
   rows.aligned = rows_aligned(p.o, nullptr) && rows_aligned(p.d_o, nullptr);
   own.tiles = static_cast<int>(choice.tiles);
   own.q_tiles = static_cast<int>(choice.q_tiles), own.q_slots = static_cast<int>(choice.q_slots);
@@ -152,6 +154,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
                              .tensors = kAllTensors & ~kServingTensors,
+                             .partials = true,
                              .programs = true};
 
 // clang-format off

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/geometry.hpp"
@@ -81,6 +82,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.varlen = varies_in_length(p);
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
+  config.sums = writes_sums(p);
   config.score = score_config_beside_block_mask(p);
   config.block_mask = core::present(p.block_mask);
   if (!config.block_mask && !config.deterministic && !config.score.dropout) config.block_mask = lists_program(plan);
@@ -173,6 +175,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .dtypes = kHalfPrecision,
                              .head_dim = kBwdSm90D512HeadDim,
                              .tensors = kAllTensors & ~kServingTensors,
+                             .partials = true,
                              .programs = true};
 
 // At launch; afterwards the producer has 24, the score warps 208, the dQ warps 72.
@@ -227,6 +230,10 @@ std::string refuse_options(const tessera_plan& plan) {
   return shared && p.deterministic ? "deterministic: not supported with a d_bias that sequences or heads share" : "";
 }
 
+// How many tensors have tensor maps: four are loaded by TMA, and dK and dV, which come last, are stored by it unless
+// they are sums.
+size_t tensor_maps(const tessera_problem& p) { return writes_sums(p) ? 4 : 6; }
+
 std::string refuse_layout(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.batch == 0 || plan.heads_q == 0) return "no heads of no sequence";
@@ -235,8 +242,8 @@ std::string refuse_layout(const tessera_plan& plan) {
   const struct {
     const char* name;
     const tessera_layout& layout;
-  } loaded_or_stored[] = {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"d_o", p.d_o}, {"d_k", p.d_k}, {"d_v", p.d_v}};
-  for (const auto& [name, layout] : loaded_or_stored) {
+  } mapped[] = {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"d_o", p.d_o}, {"d_k", p.d_k}, {"d_v", p.d_v}};
+  for (const auto& [name, layout] : std::span(mapped).first(tensor_maps(p))) {
     if (std::string reason = refuse_tensor_map(name, layout); !reason.empty()) return reason;
   }
   return rows_aligned(p.o, nullptr) ? "" : "o: rows start at no multiples of 16 bytes";
@@ -293,10 +300,11 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .d_sink = core::present(plan.problem.d_sink),
               .d_bias = core::present(plan.problem.d_bias),
               .deterministic = plan.problem.deterministic != 0,
-              .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own)};
+              .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own),
+              .sums = writes_sums(plan.problem)};
   Tiles tiles = tiles_of(plan, shape);
   own.group_splits = own.pair || own.quad ? 1 : static_cast<int>(group_splits(plan, tiles));
-  if (own.group_splits > 1) own.config.split_group = true;
+  if (own.group_splits > 1) own.config.split_group = true, own.config.sums = false;
   tiles.heads *= own.group_splits;
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
@@ -364,7 +372,7 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
               {"v", problem.v, buffers.v, shape.key_box_rows, p.v_map},
               {"d_k", problem.d_k, buffers.d_k, kStoredRows, p.d_k_map},
               {"d_v", problem.d_v, buffers.d_v, kStoredRows, p.d_v_map}};
-  for (const auto& [name, layout, data, rows, map] : maps) {
+  for (const auto& [name, layout, data, rows, map] : std::span(maps).first(tensor_maps(problem))) {
     const Box box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes};
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, plan.device, name, layout, data, box, map));
   }
@@ -372,12 +380,11 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
 }
 
 // A plan knows strides; addresses are only known at a call.
-bool fits(const tessera_plan& /*plan*/, const tessera_buffers& buffers) {
-  for (const void* data : {buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o,
-                           static_cast<const void*>(buffers.d_k), static_cast<const void*>(buffers.d_v)}) {
+bool fits(const tessera_plan& plan, const tessera_buffers& buffers) {
+  for (const void* data : {buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o}) {
     if (!aligned(data)) return false;
   }
-  return true;
+  return writes_sums(plan.problem) || (aligned(buffers.d_k) && aligned(buffers.d_v));
 }
 constexpr Alignment kAlignment{fits, add_bwd_sm80};
 
@@ -386,7 +393,7 @@ BwdRowsConfig quad_rows(const BwdSm90Plan& own) {
   BwdRowsConfig rows{};
   rows.dtype = own.rows.dtype, rows.block_m = own.rows.block_m;
   rows.head_dim = rows.head_dim_v = own.rows.head_dim;
-  rows.aligned = true, rows.d_sink = own.rows.d_sink;
+  rows.aligned = true, rows.d_sink = own.rows.d_sink, rows.sums = own.rows.sums;
   return rows;
 }
 
@@ -443,7 +450,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   after.scale *= bwd_lower_late(own.rows.dtype);
   launch_bwd_sm90_after(own.rows, after, own.after, launches);
   if (own.group_splits > 1) {
-    const BwdSm90GroupConfig config{own.config.dtype, own.config.head_dim, own.config.head_dim_v()};
+    const BwdSm90GroupConfig config{own.config.dtype, own.config.head_dim, own.config.head_dim_v(), own.rows.sums};
     const int64_t words = plan.batch * plan.heads_kv * core::sizes(plan.problem).rows_k * (config.head_dim / 4);
     launch_bwd_sm90_group(config, p, Grid{static_cast<uint32_t>(divide_up(words, kBwdGroupThreads)), 2}, launches);
   }

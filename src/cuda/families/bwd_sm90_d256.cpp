@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/geometry.hpp"
+#include "cuda/families/backward.hpp"
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -45,7 +46,8 @@ BwdSm90D256Config configure(const tessera_plan& plan) {
           .d_bias = core::present(plan.problem.d_bias),
           .score = score_config_beside_block_mask(plan.problem),
           .block_mask = core::present(plan.problem.block_mask),
-          .staged_dq = staged_dq};
+          .staged_dq = staged_dq,
+          .sums = writes_sums(plan.problem)};
 }
 
 }  // namespace

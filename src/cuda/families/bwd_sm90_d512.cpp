@@ -2,6 +2,7 @@
 #include <string>
 
 #include "core/geometry.hpp"
+#include "cuda/families/backward.hpp"
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -31,7 +32,9 @@ std::string refuse(const tessera_plan& plan) {
 }
 
 BwdSm90D512Config configure(const tessera_plan& plan) {
-  return {.dtype = static_cast<Dtype>(plan.problem.q.dtype), .window = plan.problem.window_left >= 0};
+  return {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
+          .window = plan.problem.window_left >= 0,
+          .sums = writes_sums(plan.problem)};
 }
 
 }  // namespace

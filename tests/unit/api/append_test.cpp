@@ -12,6 +12,7 @@
 
 #include "append_step.hpp"
 #include "core/convert.hpp"
+#include "core/isa.hpp"
 
 namespace tessera::test {
 namespace {
@@ -202,6 +203,68 @@ TEST(Append, SaturatesAndKeepsNaN) {
         const std::uint8_t given =
             cache.v_cache[cache.row(0) * CacheOf8Bits<std::uint8_t>::kHeads * CacheOf8Bits<std::uint8_t>::kDim + n];
         EXPECT_EQ(given, expected[0]) << cache.v[n] << " by " << tessera_isa_name(isa);
+      }
+    }
+  }
+}
+
+// Every finite code's number, the middle between it and the next one, and its neighbours in float32, of both signs.
+std::vector<float> codes_and_ties(DType dtype) {
+  std::vector<float> numbers;
+  const auto add = [&](float a, float b) {
+    const float middle = (a + b) / 2;
+    for (const float x : {a, middle, std::nextafter(middle, a), std::nextafter(middle, b)}) {
+      numbers.insert(numbers.end(), {x, -x});
+    }
+  };
+  if (dtype == int8) {
+    for (int n = 0; n < 127; ++n) add(static_cast<float>(n), static_cast<float>(n + 1));
+    numbers.insert(numbers.end(), {127.0f, -127.0f, 127.5f, -127.5f, 128.0f, -128.0f, 1e9f, -1e9f});
+    return numbers;
+  }
+  const core::Float8Format& format = dtype == float8_e4m3 ? core::kE4M3 : core::kE5M2;
+  std::uint8_t code = 0;
+  for (; core::float8_to_float(format, code) < format.largest; ++code) {
+    add(core::float8_to_float(format, code), core::float8_to_float(format, static_cast<std::uint8_t>(code + 1)));
+  }
+  numbers.insert(numbers.end(), {format.largest, -format.largest});
+  return numbers;
+}
+
+// core::store does not know int8.
+int nearest_code(DType dtype, float value) {
+  if (dtype == int8) return static_cast<int>(std::nearbyint(std::clamp(value, -127.0f, 127.0f))) & 0xff;
+  std::uint8_t code = 0;
+  core::store(static_cast<std::int32_t>(dtype), &code, 0, value);
+  return code;
+}
+
+// By a scale of 2, so that the quotients are exact.
+TEST(Append, EveryCodeAndEveryTieIsRoundedByEveryInstructionSet) {
+  constexpr std::int64_t kDim = 64;
+  for (const DType dtype : {float8_e4m3, float8_e5m2, int8}) {
+    std::vector<float> numbers = codes_and_ties(dtype);
+    const std::int64_t rows = (static_cast<std::int64_t>(numbers.size()) + kDim - 1) / kDim;
+    numbers.resize(static_cast<std::size_t>(rows * kDim));
+    std::vector<float> doubled = numbers, scale = {2.0f};
+    for (float& x : doubled) x *= 2;
+    for (int isa = TESSERA_ISA_BASELINE; isa <= cpu().isa_limit; ++isa) {
+      if (!core::has_isa(cpu().isa_limit, isa)) continue;
+      SCOPED_TRACE(std::string(tessera_isa_name(isa)) + " " + std::string(name(dtype)));
+      std::vector<std::uint8_t> k_cache(numbers.size(), 33), v_cache = k_cache;
+      std::vector<std::int32_t> used = {static_cast<std::int32_t>(rows)};
+      const Layout tokens = layout(float32, {1, rows, 1, kDim}), cache = layout(dtype, {1, rows, 1, kDim});
+      tessera_append_call call{};
+      call.k = call.v = tensor(tokens, doubled.data());
+      call.k_cache = tensor(cache, k_cache.data()), call.v_cache = tensor(cache, v_cache.data());
+      call.seqused_k = tensor(layout(int32, {1}), used.data());
+      call.k_descale = call.v_descale = tensor(layout(float32, {1}), scale.data());
+      Device device = cpu();
+      device.isa = isa, device.vector_isa = 0;
+      append(call, &device);
+      for (std::size_t n = 0; n < numbers.size(); ++n) {
+        ASSERT_EQ(k_cache[n], nearest_code(dtype, numbers[n])) << numbers[n];
+        ASSERT_EQ(v_cache[n], nearest_code(dtype, numbers[n])) << numbers[n];
       }
     }
   }

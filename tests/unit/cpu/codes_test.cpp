@@ -22,7 +22,7 @@ float number(DType dtype, std::int64_t code) {
   return core::float8_to_float(dtype == float8_e4m3 ? core::kE4M3 : core::kE5M2, byte);
 }
 
-// For each instruction set, kernel and dtypes: body(device, dtype of the codes, dtype of q).
+// For each instruction set, kernel and dtypes: body(device, dtype of the codes, dtype of q, which may be the same).
 template <class Body>
 void for_all(const Body& body) {
   for (std::int32_t isa = 0; isa <= cpu().isa_limit; ++isa) {
@@ -32,7 +32,8 @@ void for_all(const Body& body) {
       device.isa = isa, device.vector_isa = 0;
       std::strcpy(device.family, family);
       for (const DType dtype : {float8_e4m3, float8_e5m2, int8}) {
-        for (const DType q : {bfloat16, float16}) {
+        for (const DType q : {bfloat16, float16, dtype}) {
+          if (q == int8) continue;
           SCOPED_TRACE(std::string(tessera_isa_name(isa)) + " " + family + " " + std::string(name(dtype)) + " " +
                        std::string(name(q)));
           body(device, dtype, q);
@@ -42,23 +43,34 @@ void for_all(const Body& body) {
   }
 }
 
-// One key, so its weight is 1 and o is the value.
+std::vector<std::byte> ones(DType dtype, std::int64_t count) {
+  const std::uint16_t one = dtype == bfloat16 ? 0x3f80 : dtype == float16 ? 0x3c00 : dtype == float8_e4m3 ? 0x38 : 0x3c;
+  const std::size_t bytes = dtype == bfloat16 || dtype == float16 ? 2 : 1;
+  std::vector<std::byte> all(static_cast<std::size_t>(count) * bytes);
+  for (std::size_t at = 0; at < all.size(); at += bytes) std::memcpy(&all[at], &one, bytes);
+  return all;
+}
+// o of 8-bit queries is bfloat16.
+DType dtype_of_o(DType q) { return q == float16 ? float16 : bfloat16; }
+
+// One key, so its weight is 1 and o is the value. A sum that begins with 0 has no -0.
 TEST(Codes, EveryValueIsExact) {
   for_all([](const Device& device, DType dtype, DType q_dtype) {
     Problem problem;
     problem.q = layout(q_dtype, {1, 1, 1, 64});
-    problem.o = layout(q_dtype, {1, 1, 1, kCodes});
+    problem.o = layout(dtype_of_o(q_dtype), {1, 1, 1, kCodes});
     problem.k = layout(dtype, {1, 1, 1, 64});
     problem.v = layout(dtype, {1, 1, 1, kCodes});
     const Plan plan = tessera::plan(problem, device);
     std::vector<std::byte> workspace(plan.workspace_bytes);
-    std::vector<std::uint16_t> q(64), o(kCodes);
+    const std::vector<std::byte> q = ones(q_dtype, 64);
+    std::vector<std::uint16_t> o(kCodes);
     std::vector<std::uint8_t> k(64), v(kCodes);
     for (std::int64_t n = 0; n < kCodes; ++n) v[static_cast<std::size_t>(n)] = static_cast<std::uint8_t>(n);
     forward(plan, {.q = q.data(), .k = k.data(), .v = v.data(), .o = o.data()}, workspace);
     for (std::int64_t n = 0; n < kCodes; ++n) {
       const std::uint16_t bits = o[static_cast<std::size_t>(n)];
-      const float found = q_dtype == bfloat16 ? core::bfloat16_to_float(bits) : core::float16_to_float(bits);
+      const float found = q_dtype == float16 ? core::float16_to_float(bits) : core::bfloat16_to_float(bits);
       const float expected = number(dtype, n);
       EXPECT_TRUE(found == expected || (std::isnan(found) && std::isnan(expected)))
           << "code " << n << ": " << found << ", expected " << expected;
@@ -72,15 +84,15 @@ TEST(Codes, EveryKeyIsItsNumber) {
     constexpr std::int64_t kD = 80;
     Problem problem;
     problem.q = layout(q_dtype, {kCodes, 1, 1, kD});
-    problem.o = layout(q_dtype, {kCodes, 1, 1, 8});
+    problem.o = layout(dtype_of_o(q_dtype), {kCodes, 1, 1, 8});
     problem.k = layout(dtype, {kCodes, 1, 1, kD});
     problem.v = layout(dtype, {kCodes, 1, 1, 8});
     problem.lse = lse_layout(problem);
     problem.set_scale(1.0);
     const Plan plan = tessera::plan(problem, device);
     std::vector<std::byte> workspace(plan.workspace_bytes);
-    const std::uint16_t one = q_dtype == bfloat16 ? 0x3f80 : 0x3c00;
-    std::vector<std::uint16_t> q(kCodes * kD, one), o(kCodes * 8);
+    const std::vector<std::byte> q = ones(q_dtype, kCodes * kD);
+    std::vector<std::uint16_t> o(kCodes * 8);
     std::vector<std::uint8_t> k(kCodes * kD), v(kCodes * 8);
     std::vector<float> lse(kCodes);
     for (std::int64_t n = 0; n < kCodes; ++n) {

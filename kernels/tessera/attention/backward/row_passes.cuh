@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/attention/backward/rows.cuh"
+#include "tessera/attention/backward/sums.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/tile/shared_tile.cuh"
 
@@ -68,9 +69,14 @@ TESSERA_DEVICE void clear_bias_gradient(const BwdParams& p) {
   }
 }
 
-// Clears dQ, dK and dV of rows that belong to no sequence, one warp for each row.
-template <Dtype kDtype>
+// Clears dQ, dK and dV of rows that belong to no sequence, one warp for each row. In sums to which the call adds they
+// stay as they are.
+template <auto kCfg>
 TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
+  constexpr Dtype kDtype = kCfg.sums ? Dtype::kFloat32 : kCfg.dtype;
+  if constexpr (kCfg.sums) {
+    if (p.accumulate) return;
+  }
   constexpr int kWarps = kBwdRowsThreads / 32;
   const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int64 warps = static_cast<int64>(gridDim.x) * kWarps;
@@ -94,15 +100,15 @@ TESSERA_HOST_DEVICE constexpr int strip_columns(int columns) {
 }
 
 // Converts dQ of a tile's queries, one warp for each strip of 16 queries and strip_columns columns, through shared
-// memory, so that whole cache lines are stored. dQ of a query that sees nothing is set to 0, because its products may
-// be NaN.
+// memory, so that whole cache lines are stored; sums are written from registers. dQ of a query that sees nothing is set
+// to 0, because its products may be NaN.
 template <auto kCfg>
 TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr int kWarps = kBwdRowsThreads / 32, kCols = strip_columns(kCfg.head_dim),
                 kStripsARow = kCfg.head_dim / kCols;
   __shared__ SharedTile<kCfg.dtype, 16, kCols> strips[kWarps];
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) / 32;
-  auto& sdQ = strips[warp];
+  [[maybe_unused]] auto& sdQ = strips[warp];
   float* tile = p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
   for (int strip = warp; strip < kCfg.block_m / 16 * kStripsARow; strip += kWarps) {
@@ -117,6 +123,19 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       seen[half] = row_sees(p.row_lse_log2[t.slot * kCfg.block_m + row0 + half * 8 + lane_row()]);
+    }
+    if constexpr (kCfg.sums) {
+      float x[kCols / 8][4];
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) {
+        x[n][0] = seen[0] ? parts[n].x : 0.0f, x[n][1] = seen[0] ? parts[n].y : 0.0f;
+        x[n][2] = seen[1] ? parts[n].z : 0.0f, x[n][3] = seen[1] ? parts[n].w : 0.0f;
+      }
+      const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row0;
+      const int count = t.count - row0;
+      GradientSum{p.d_q, p.head_dim, p.d_q_aligned, p.accumulate}.write({t.batch, t.head, query, col0, count, count}, x,
+                                                                        p.scale);
+      continue;
     }
     __syncwarp();  // the previous strip is stored
 #pragma unroll

@@ -4,6 +4,7 @@
 
 #include "tessera/attention/backward/key_block.cuh"
 #include "tessera/attention/backward/rows.cuh"
+#include "tessera/attention/backward/sums.cuh"
 #include "tessera/ptx/async_copy.cuh"
 #include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/fragment.cuh"
@@ -185,6 +186,18 @@ TESSERA_DEVICE void store_gradient(const BwdSm90Params& p, const KeyBlock& block
                                    const RowTensor& to, int columns) {
   stage_accumulators<kCfg.dtype, Tile>(tile, row, 0, acc, factor, used_rows<kCfg>(block, row));
   store_staged_rows<kCfg, Tile>(p, block, tile, row, map, to, columns);
+}
+
+// Writes `factor` times a warp's accumulators of 16 rows, from row `row` of the tile and column `col` on, to the sums
+// of dV (kValues) or dK.
+template <auto kCfg, bool kValues, int kN>
+TESSERA_DEVICE void write_key_sums(const BwdSm90Params& p, const KeyBlock& block, int row, int col,
+                                   const float (&acc)[1][kN][4], float factor) {
+  const GradientSum sum{kValues ? p.d_v : p.d_k, kValues ? p.head_dim_v : p.head_dim,
+                        kValues ? p.d_v_aligned : p.d_k_aligned, p.accumulate};
+  const int64 key = static_cast<int64>(block.s.k_begin) + block.key0 + row;
+  sum.write({block.batch, block.head_kv, key, col, block.s.k_rows - block.key0 - row, used_rows<kCfg>(block, row)},
+            acc[0], factor);
 }
 
 // ---- dQ -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tessera._ranks.schedule import Message
 from .. import kernels
 from .exchange import Exchange, Tensors
 from .program import Program
-from .rows import Block, Gradient, Partial, accumulates, put, take
+from .rows import Block, Gradient, Partial, put, take
 
 
 class Placed(NamedTuple):
@@ -115,6 +115,16 @@ class _Walk:
             self.fetched.append(block)
         return block
 
+    def accumulates(self, direction: str) -> bool:
+        """True if calls can add to partial results. This is asked for the first one: the others have other lengths."""
+        call = next(planned.call for step in self.program.steps for planned in step)
+        rows = (call.q_length, call.k_length, call.k_length)
+        layouts = []
+        for tensor, count in zip((*self.q.tensors, *self.keys.tensors), rows):
+            shape = (*tensor.shape[:1], count, *tensor.shape[2:])
+            layouts.append(kernels.layout_of(tensor).contiguous(shape[1:] if call.packed else shape))
+        return kernels.accumulates(direction, *layouts, self.options_of(call))
+
     def options_of(self, call: Call) -> Dict[str, Any]:
         options = dict(self.setting.options)
         if self.setting.placed is not None:
@@ -155,7 +165,9 @@ def forward(
     # If each row has all its keys in one call, the sink is added by that call; otherwise it is one more part.
     depth = setting.forward.depth
     joins = mine is not None and depth > 1
-    partial = Partial((*own_q.shape[:3], v.shape[3]), depth + joins, q.dtype, q.device)
+    parts = depth + joins
+    adds = parts > 1 and walk.accumulates("forward")
+    partial = Partial((*own_q.shape[:3], v.shape[3]), parts, q.dtype, q.device, adds)
     result: Dict[str, Tensor] = {}
 
     def compute(step: int, listed: List[Tuple[Call, Block]]) -> None:
@@ -260,6 +272,8 @@ def backward(
                 kept[number] = (block, sums[block.numbers])
         return sums[block.numbers]
 
+    adds = any(walk.program.steps) and walk.accumulates("backward")
+
     def compute(step: int, listed: List[Tuple[Call, Block]]) -> None:
         for call, block in listed:
 
@@ -275,7 +289,7 @@ def backward(
             if call.packed:
                 arguments = [None if t is None else t[0] for t in arguments]
             options = {**walk.options_of(call), "lse_low": arguments.pop()}
-            if accumulates(q.device, q.dtype):
+            if adds:
                 targets = [sum_q.rows(call.q_row, call.q_length)]
                 targets += [gradient.rows(call.k_row, call.k_length) for gradient in gradients_of(block)]
                 d_q_rows, d_k_rows, d_v_rows = (t[0] for t in targets) if call.packed else targets

@@ -82,11 +82,6 @@ def put(
         row += end - begin
 
 
-def accumulates(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if calls on tensors of this kind can merge with partial results in float32."""
-    return device.type == "cpu" and dtype != torch.float64
-
-
 class Gradient:
     """A sum over calls, in float32. If one call covers all rows, its result is used as the sum."""
 
@@ -139,9 +134,11 @@ class Partial:
 
     MOST = 8
 
-    def __init__(self, shape: Tuple[int, int, int, int], depth: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, shape: Tuple[int, int, int, int], depth: int, dtype: torch.dtype, device: torch.device, accumulates: bool
+    ):
         batch, rows, heads, _ = shape
-        self.accumulates = depth > 1 and accumulates(device, dtype)
+        self.accumulates = accumulates
         layers = 1 if self.accumulates else min(depth, self.MOST)
         self._dtype = dtype
         wide = self.accumulates or depth > self.MOST

@@ -41,9 +41,24 @@ double WorldTensor::at(std::initializer_list<int64_t> index) const {
   return data[static_cast<size_t>(offset(std::data(index)))];
 }
 
-World::World(uint64_t seed, int64_t queries, int64_t keys) : len_q(queries), len_k(keys) {
+bool mentions(std::string_view text, std::string_view name) {
+  const auto in_word = [&](size_t at) {
+    return at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) || text[at] == '_');
+  };
+  for (size_t at = text.find(name); at != std::string_view::npos; at = text.find(name, at + 1)) {
+    if ((at == 0 || !in_word(at - 1)) && !in_word(at + name.size())) return true;
+  }
+  return false;
+}
+
+World::World(uint64_t seed, int64_t queries, int64_t keys)
+    : World(seed, WorldSizes{.len_q = queries, .len_k = keys}, {}) {}
+
+World::World(uint64_t seed, const WorldSizes& sizes, std::string_view text)
+    : batch(sizes.batch), heads(sizes.heads), heads_kv(sizes.heads_kv), len_q(sizes.len_q), len_k(sizes.len_k) {
   std::mt19937_64 random(seed);
   const auto add = [&](const char* name, Type type, std::vector<int64_t> shape, auto draw) {
+    if (text.data() && !mentions(text, name)) return;
     WorldTensor& tensor = tensors[name];
     tensor.name.text = name, tensor.name.type = type;
     tensor.name.rank = static_cast<int>(shape.size()), tensor.name.is_tensor = true;
@@ -69,12 +84,12 @@ World::World(uint64_t seed, int64_t queries, int64_t keys) : len_q(queries), len
   add("key_bias", Type::kFloat, {batch, len_k}, any);
   add("query_bias", Type::kFloat, {batch, len_q}, any);
   add("place", Type::kFloat, {most}, any);
-  add("block", Type::kFloat, {4, 4}, any);
+  add("block", Type::kFloat, {(most >> 4) + 1, (most >> 4) + 1}, any);
   add("decay", Type::kFloat, {heads}, [&](int64_t n) { return 1 - std::exp2(-5.0 - static_cast<double>(n)); });
   add("id", Type::kInt, {batch, len_k}, below(7));
   add("embedding", Type::kFloat, {7}, any);
   int64_t document = 0;  // runs of about eight tokens, or seven in a sequence
-  const uint64_t run = static_cast<uint64_t>(most / 7);
+  const uint64_t run = static_cast<uint64_t>(std::max<int64_t>(1, most / 7));
   add("doc", Type::kInt, {batch, most},
       [&](int64_t) -> double { return static_cast<double>(document += random() % run == 0); });
   add("span", Type::kInt, {batch, most},
@@ -127,7 +142,7 @@ const std::vector<Definition>& definitions() {
       {"a learned cap a head", "cap[h] * tanh(s / cap[h])", "", S w("cap", {p.h}) * std::tanh(p.s / w("cap", {p.h})); }, all},
       {"ALiBi", "s - slope[h] * abs(q_pos - j)", "", S p.s - w("slope", {p.h}) * static_cast<double>(distance(p)); }, all},
       {"ALiBi with a sign", "s + slope[h] * (j - q_pos)", "", S p.s + w("slope", {p.h}) * static_cast<double>(p.j - p.q_pos); }, all},
-      {"relative position bias", "s + relative[h, i - j + 56]", "", S p.s + w("relative", {p.h, p.i - p.j + 56}); }, all},
+      {"relative position bias", "s + relative[h, i - j + len_k]", "", S p.s + w("relative", {p.h, p.i - p.j + p.len_k}); }, all},
       {"buckets of distances", "s + bucket[h, min(abs(i - j), 31)]", "", S p.s + w("bucket", {p.h, std::min<int64_t>(std::abs(p.i - p.j), 31)}); }, all},
       {"dense bias", "s + dense[b, h, i, j]", "", S p.s + w("dense", {p.b, p.h, p.i, p.j}); }, all},
       {"a learned temperature a head", "s * temperature[h]", "", S p.s * w("temperature", {p.h}); }, all},
@@ -156,8 +171,8 @@ const std::vector<Definition>& definitions() {
       {"a gather of a gather", "s + embedding[id[b, j]]", "", S p.s + w("embedding", {static_cast<int64_t>(w("id", {p.b, p.j}))}); }, all},
       {"a logarithm that is taken or not", "s > 0.5 ? log(s) : s", "", S p.s > 0.5 ? std::log(p.s) : p.s; }, all, false},
       {"KV heads", "s * (1.0 + h_kv)", "", S p.s * (1.0 + static_cast<double>(p.h_kv)); }, all},
-      {"lengths", "s * log(float(len_k)) / log(float(len_q))", "", S p.s * std::log(56.0) / std::log(40.0); }, all},
-      {"three together", "c = 5 * tanh(s / 5); c - slope[h] * abs(q_pos - j) + relative[h, i - j + 56]", "", S 5 * std::tanh(p.s / 5) - w("slope", {p.h}) * static_cast<double>(distance(p)) + w("relative", {p.h, p.i - p.j + 56}); }, all},
+      {"lengths", "s * log(1.0 + len_k) / log(1.0 + len_q)", "", S p.s * std::log(1.0 + static_cast<double>(p.len_k)) / std::log(1.0 + static_cast<double>(p.len_q)); }, all},
+      {"three together", "c = 5 * tanh(s / 5); c - slope[h] * abs(q_pos - j) + relative[h, i - j + len_k]", "", S 5 * std::tanh(p.s / 5) - w("slope", {p.h}) * static_cast<double>(distance(p)) + w("relative", {p.h, p.i - p.j + p.len_k}); }, all},
       // ---- masks
       {"causal", "", "j <= q_pos", same, V causal(p); }},
       {"window", "", "j <= q_pos && q_pos - j < 16", same, V causal(p) && p.q_pos - p.j < 16; }},

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/score/evaluate.hpp"
@@ -23,13 +24,19 @@ struct WorldTensor {
   int64_t offset(const int64_t* index) const;
 };
 
+struct WorldSizes {
+  int64_t batch = 2, heads = 4, heads_kv = 2, len_q = 40, len_k = 56;
+};
+
 // What programs of the table are evaluated over: sizes, and a tensor or a number behind each name.
 struct World {
-  int64_t batch = 2, heads = 4, heads_kv = 2, len_q, len_k;
+  int64_t batch, heads, heads_kv, len_q, len_k;
   std::map<std::string, WorldTensor> tensors;
   std::map<std::string, double> scalars;
 
-  explicit World(uint64_t seed, int64_t queries = 40, int64_t keys = 56);
+  explicit World(uint64_t seed, int64_t queries = WorldSizes().len_q, int64_t keys = WorldSizes().len_k);
+  // `text`: of its tensors, those whose names are words of the text.
+  World(uint64_t seed, const WorldSizes& sizes, std::string_view text);
   std::vector<core::score::Name> names() const;
   // Of a program's names; it must outlive what is returned.
   core::score::Bindings bindings(const core::score::Program& program) const;
@@ -50,6 +57,8 @@ struct Definition {
 };
 
 const std::vector<Definition>& definitions();
+// Whether a name is a word of the text.
+bool mentions(std::string_view text, std::string_view name);
 std::string name_for_tests(size_t definition);  // of its place: letters and digits of its name
 
 }  // namespace tessera::testing

@@ -66,7 +66,7 @@ std::string smooth_expression(int depth, std::mt19937_64& random) {
   };
   if (depth == 0) {
     return pick({"s", "s", "s", "0.5", "-1.5", "t", "slope[h]", "place[i]", "place[j]", "key_bias[b, j]", "gain[]",
-                 "relative[h, i - j + 56]", "embedding[id[b, j]]", "block[i >> 4, j >> 4]", "0.1 * (i - j)"});
+                 "relative[h, i - j + len_k]", "embedding[id[b, j]]", "block[i >> 4, j >> 4]", "0.1 * (i - j)"});
   }
   const auto sub = [&] { return "(" + smooth_expression(depth - 1, random) + ")"; };
   switch (random() % 9) {
@@ -94,6 +94,49 @@ std::string smooth_expression(int depth, std::mt19937_64& random) {
     }
     default:
       return "-" + sub();
+  }
+}
+
+namespace {
+
+std::string pick(std::initializer_list<const char*> from, std::mt19937_64& random) {
+  return std::data(from)[random() % from.size()];
+}
+
+std::string exact_integer(int depth, std::mt19937_64& random) {
+  if (depth == 0) {
+    return pick({"i", "j", "h", "h_kv", "b", "q_pos", "len_k", "len_q", "prefix", "2", "-7", "id[b, j]", "doc[b, i]"},
+                random);
+  }
+  const auto sub = [&] { return "(" + exact_integer(depth - 1, random) + ")"; };
+  switch (random() % 4) {
+    case 0:
+      return sub() + pick({" // 3", " % 5", " >> 2", " << 3", " // -4", " % -6"}, random);
+    case 1:
+      return pick({"min", "max"}, random) + "(" + sub() + ", " + sub() + ")";
+    case 2:
+      return pick({"abs", "-", "~"}, random) + sub();
+    default:
+      return sub() + pick({" + ", " - ", " * ", " & ", " | ", " ^ "}, random) + sub();
+  }
+}
+
+}  // namespace
+
+std::string exact_condition(int depth, std::mt19937_64& random) {
+  if (depth == 0) {
+    return pick({"keep[b, j]", "j <= q_pos", "i == j", "doc[b, i] == doc[b, j]", "j < used[b]", "abs(i - j) < width"},
+                random);
+  }
+  const auto sub = [&] { return "(" + exact_condition(depth - 1, random) + ")"; };
+  switch (random() % 3) {
+    case 0:
+      return exact_integer(depth - 1, random) + pick({" < ", " <= ", " == ", " != ", " > ", " >= "}, random) +
+             exact_integer(depth - 1, random);
+    case 1:
+      return sub() + pick({" && ", " || ", " ^ "}, random) + sub();
+    default:
+      return "!" + sub();
   }
 }
 

@@ -15,6 +15,10 @@ std::string expression(core::score::Type type, int depth, std::mt19937_64& rando
 // reads, at most `depth` deep.
 std::string smooth_expression(int depth, std::mt19937_64& random);
 
+// A random condition on integers and truth values alone, at most `depth` deep: no rounding decides it, and its loads
+// are in range.
+std::string exact_condition(int depth, std::mt19937_64& random);
+
 // A text of parts of the language and of any bytes.
 std::string bytes(std::mt19937_64& random);
 

@@ -131,8 +131,8 @@ TEST(ScoreRecognise, Alibi) {
   }
   EXPECT_EQ(recognised("s - slope[h] * abs(q_pos - j)", "", {.longest = 4096, .alibi = true}).substr(0, 2), "; ");
   EXPECT_EQ(recognised("s - slope[h] * abs(q_pos - j)", "", {.longest = 4096, .no_slopes = 1}).substr(0, 2), "; ");
-  EXPECT_EQ(recognised("c = 5 * tanh(s / 5); c - slope[h] * abs(q_pos - j) + relative[h, i - j + 56]", ""),
-            "softcap 5, ALiBi by slope; score: s + relative[h, i - j + 56]");
+  EXPECT_EQ(recognised("c = 5 * tanh(s / 5); c - slope[h] * abs(q_pos - j) + relative[h, i - j + len_k]", ""),
+            "softcap 5, ALiBi by slope; score: s + relative[h, i - j + len_k]");
 }
 
 // A program of doubled values is no more work than its operations.

@@ -20,7 +20,8 @@ constexpr BwdSm90Config bwd_sm90_config(bool varlen, bool deterministic, bool bl
           .d_bias = false,
           .score = {},
           .block_mask = block_mask,
-          .split_group = false};
+          .split_group = false,
+          .sums = false};
 }
 
 }  // namespace tessera

@@ -359,6 +359,30 @@ TEST(CudaBwdSm90, BlocksOfLongHeadsComeHeadByHead) {
   EXPECT_EQ(params_of<BwdSm90Params>(full[1]).section_heads, 1) << "all are equally long";
 }
 
+// Sums are added to by ordinary loads and stores: TMA maps only what it loads, and their rows may lie anywhere.
+TEST(CudaBwdSm90, SumsHaveNoTensorMaps) {
+  tessera_problem p = problem_of(88);
+  p.d_q.dtype = p.d_k.dtype = p.d_v.dtype = TESSERA_FLOAT32;
+  p.d_k.strides[0] += 1;
+  p.accumulate = 1;
+  const tessera_plan plan = plan_of(p);
+  LaunchList list(&fake_driver());
+  told();
+  tessera_buffers buffers = buffers_of();
+  buffers.d_v = static_cast<char*>(buffers.d_v) + 4;
+  ASSERT_EQ(lower(plan, buffers, writable_at(kWorkspace), list).code, TESSERA_OK);
+  const std::string maps = told();
+  EXPECT_EQ(std::ranges::count(maps, '\n'), 4) << maps;
+  ASSERT_EQ(list.size(), 3);
+  EXPECT_EQ(std::string(list[1].name), "bwd_sm90");
+  const auto params = params_of<BwdSm90Params>(list[1]);
+  EXPECT_EQ(params.accumulate, 1);
+  EXPECT_FALSE(params.d_k_aligned);
+  for (int n = 0; n < list.size(); ++n) {
+    EXPECT_NE(list[n].spec().config.find(".sums = true"), std::string::npos) << list[n].spec().config;
+  }
+}
+
 TEST(CudaBwdSm90, DescribesWhatTmaLoadsAndStores) {
   const tessera_plan plan = plan_of(problem_of(96));
   LaunchList list(&fake_driver());
