@@ -298,7 +298,7 @@ typedef struct tessera_problem {
   int64_t first_head, total_heads, total_heads_kv;
   int64_t first_sequence;
   /* int32 [B, 4], instead of first_q, total_q, first_k and total_k, which are then 0: these four for each sequence.
-   * Only on the CPU. */
+   * GPUs: not together with causal_seqs. */
   tessera_layout places;
   /* Partial results over disjoint sets of keys, which are summed without loss.
    * Forward: o may be float32 where q is not. With accumulate = 1, o, lse and lse_low, which are then all required,

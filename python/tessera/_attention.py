@@ -104,7 +104,7 @@ def attention(
         place_q, place_k: (first, total), the place of the queries and keys in a whole of which they are a part: causal,
             window, ALiBi, dropout and score programs then mean the same as in the whole. bias and masks are those of
             the part. With dropout, the first key is a multiple of 32.
-        places: int32 [B, 4], first query, queries, first key and keys of each sequence, instead. On the CPU.
+        places: int32 [B, 4], first query, queries, first key and keys of each sequence, instead.
         place_heads, total_heads_kv, first_sequence: (first, total) of the query heads, the KV heads of the whole (0: as
             many for each query head as here), and the number of the first sequence, for dropout and score programs.
         layout: "bshd", or "bhsd" if heads precede rows in q, k, v and o (and in their gradients).

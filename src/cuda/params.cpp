@@ -114,6 +114,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);
   score.causal_seqs = present(problem.causal_seqs);
+  score.sequence_places = present(problem.places);
   score.places = score.dropout ? core::is_part(problem) : score.alibi && core::has_place(problem);
   return score;
 }
@@ -203,7 +204,14 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
   p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;
-  p.causal = view.causal, p.fixed_diagonal = view.top_left || core::has_place(problem);
+  p.causal = view.causal;
+  if (present(problem.places)) {
+    p.fixed_diagonal = view.top_left;
+    p.places = buffers.places;
+    p.places_batch = problem.places.strides[0], p.places_col = problem.places.strides[1];
+  } else {
+    p.fixed_diagonal = view.top_left || core::has_place(problem);
+  }
   const core::Place place = core::place_of(problem, 0, 0);
   p.diagonal = static_cast<int>(core::diagonal(problem, place));
   p.bottom_right = static_cast<int>(core::bottom_right(place));

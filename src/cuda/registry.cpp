@@ -97,7 +97,7 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!supports.partials && result.dtype != p.q.dtype && tessera_dtype_bytes(p.q.dtype) > 1) {
     return std::string(backward ? "d_q" : "o") + ": " + tessera_dtype_name(result.dtype) + ", must be that of q";
   }
-  if (core::present(p.places)) return "places: not supported; the same place for all sequences is";
+  if (core::present(p.places) && core::present(p.causal_seqs)) return "places: not supported with causal_seqs";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];
     if (!(supports.tensors >> t & 1) && core::present(p.*field.layout))

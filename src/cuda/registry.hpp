@@ -49,6 +49,9 @@ inline constexpr uint64_t kAllTensors = ~uint64_t{0};
 inline constexpr uint64_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 
+// A place for each sequence: not supported by the kernels for decoding, for 8-bit inputs and for comparison.
+inline constexpr uint64_t kPlaceTensors = tensors({"places"});
+
 // The first requested feature that the family does not support, as text; "" if all are supported.
 std::string refusal(const Supports& supports, const tessera_plan& plan);
 

@@ -190,7 +190,7 @@ bool fits_fp8_kernel(const Case& c) {
   const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.d % kColumns == 0 && c.dv % kColumns == 0;
   const bool layout = c.k_form != kPaged && c.gap == 0 && !c.reversed && !c.shared_kv && c.sk > 0;
   const bool tensors =
-      c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix && !has_program(c);
+      !c.places && c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix && !has_program(c);
   return c.dtype == TESSERA_FLOAT8_E4M3 && dims && layout && tensors && c.dropout == 0;
 }
 
@@ -202,7 +202,7 @@ bool fits_decode_of_codes(const Case& c) {
   const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.sq * (c.hq / c.hkv) <= kMostRows;
   const bool layout = c.d % kColumns == 0 && c.dv % kColumns == 0 && c.gap % kColumns == 0;
   const bool tensors = c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
-  return codes && dims && layout && tensors && c.dropout == 0;
+  return codes && dims && layout && tensors && !c.places && c.dropout == 0;
 }
 
 }  // namespace
@@ -210,9 +210,9 @@ bool fits_decode_of_codes(const Case& c) {
 bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
   constexpr int64_t kMostBackwardHeadDim = 512;
   constexpr int32_t kHopper = 90;
-  const bool is_part = c.first_q + c.first_k + c.after_q + c.after_k + c.first_kv + c.first_b > 0;
+  const bool is_part = c.places + c.first_q + c.first_k + c.after_q + c.after_k + c.first_kv + c.first_b > 0;
   const bool codes = arch == kHopper && (fits_fp8_kernel(c) || fits_decode_of_codes(c));
-  if (c.places || (has_program(c) && is_part) || (has_8bit(c) && !codes)) return false;
+  if ((has_program(c) && is_part) || (c.places && c.causal_seqs) || (has_8bit(c) && !codes)) return false;
   return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
 }
 

@@ -69,11 +69,13 @@ TESSERA_DEVICE int dropout_head(const ProblemParams& p, int batch, int head) {
   return batch * p.heads_q + head;
 }
 template <ScoreConfig kScore>
-TESSERA_DEVICE int dropout_query(const ProblemParams& p, int query) {
+TESSERA_DEVICE int dropout_query(const ProblemParams& p, [[maybe_unused]] int batch, int query) {
+  if constexpr (kScore.sequence_places) return p.places[p.places_batch * batch] + query;
   return kScore.places ? p.first_q + query : query;
 }
 template <ScoreConfig kScore>
-TESSERA_DEVICE int dropout_key(const ProblemParams& p, int key) {
+TESSERA_DEVICE int dropout_key(const ProblemParams& p, [[maybe_unused]] int batch, int key) {
+  if constexpr (kScore.sequence_places) return p.places[p.places_batch * batch + 2 * p.places_col] + key;
   return kScore.places ? p.first_k + key : key;
 }
 

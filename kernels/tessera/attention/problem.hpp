@@ -73,6 +73,11 @@ struct ProblemParams {
   // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
   // query 0, key 0 and head 0, and its heads.
   int bottom_right, first_q, first_k, first_head, whole_heads;
+  // Only with ScoreConfig::sequence_places, and then instead of the first three of these and of the diagonal: int32
+  // [batch, 4], the first query, queries, first key and keys of each sequence in its whole. fixed_diagonal then says
+  // that queries and keys are aligned top-left.
+  const int* places;
+  int64 places_batch, places_col;
 };
 
 // Positional masks that are tensors, for the families that support them; NULL if ScoreConfig does not have them.

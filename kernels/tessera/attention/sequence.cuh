@@ -18,8 +18,11 @@ struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
   // Its keys in use are rows k_begin ... of k and v; pages in CSR: the index of its first page's entry.
   int k_begin, sk;
-  int k_rows;       // all of its keys, also those from seqused_k on
-  int causal;       // with ScoreConfig::causal_seqs: whether this sequence is causal
+  int k_rows;  // all of its keys, also those from seqused_k on
+  union {
+    int causal;    // with ScoreConfig::causal_seqs: whether this sequence is causal
+    int diagonal;  // with ScoreConfig::sequence_places: query i is aligned with key i + diagonal
+  };
   int64 row_begin;  // index of its first query among all queries of the batch
 };
 
@@ -59,11 +62,29 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   return s;
 }
 
-// The same; also loads whether the sequence is causal if each sequence says so itself.
+// Where a sequence's queries and keys are in its whole, with ScoreConfig::sequence_places.
+struct SequencePlace {
+  int first_q, total_q, first_k, total_k;
+
+  TESSERA_DEVICE SequencePlace(const ProblemParams& p, int b) {
+    const int* const from = p.places + p.places_batch * b;
+    first_q = from[0], total_q = from[p.places_col];
+    first_k = from[2 * p.places_col], total_k = from[3 * p.places_col];
+  }
+  // The key that query 0 is aligned with bottom-right.
+  TESSERA_DEVICE int bottom_right() const { return (total_k - first_k) - (total_q - first_q); }
+};
+
+// The same; also loads what each sequence says itself: whether it is causal, and its diagonal.
 template <bool kVarlen, bool kPaged, ScoreConfig kScore, class Params>
 TESSERA_DEVICE Sequence load_sequence(const Params& p, int b) {
+  static_assert(!(kScore.causal_seqs && kScore.sequence_places), "one of them has the place of the other in Sequence");
   Sequence s = load_sequence<kVarlen, kPaged>(p, b);
   if constexpr (kScore.causal_seqs) s.causal = p.masks.causal_seqs[b * p.masks.causal_seqs_stride];
+  if constexpr (kScore.sequence_places) {
+    const SequencePlace place(p, b);
+    s.diagonal = p.fixed_diagonal ? place.first_q - place.first_k : place.bottom_right();
+  }
   return s;
 }
 
@@ -72,6 +93,7 @@ TESSERA_DEVICE Sequence uniform(Sequence s) {
   s.q_begin = uniform(s.q_begin), s.sq = uniform(s.sq);
   s.k_begin = uniform(s.k_begin), s.sk = uniform(s.sk), s.k_rows = uniform(s.k_rows);
   if constexpr (kScore.causal_seqs) s.causal = uniform(s.causal);
+  if constexpr (kScore.sequence_places) s.diagonal = uniform(s.diagonal);
   return s;
 }
 
@@ -178,13 +200,15 @@ struct KeyRange {
 };
 
 // Query i is aligned with key i + diagonal_of(...), from which causal and the window are measured.
+template <ScoreConfig kScore>
 TESSERA_DEVICE int diagonal_of(const ProblemParams& p, const Sequence& s) {
+  if constexpr (kScore.sequence_places) return s.diagonal;
   return p.fixed_diagonal ? p.diagonal : s.sk - s.sq;
 }
 
 template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, int query) {
-  const int position = query + diagonal_of(p, s);
+  const int position = query + diagonal_of<kScore>(p, s);
   KeyRange keys{0, s.sk - 1};
   if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
   // A window and a position are at most 2^31 - 1 each: their sum is computed in 64 bits.
@@ -208,8 +232,9 @@ TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s,
 }
 
 // The same relation from the other side: queries low ... high each see some of the keys first ... last.
+template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s, int first, int last) {
-  const int diagonal = diagonal_of(p, s);
+  const int diagonal = diagonal_of<kScore>(p, s);
   int64 low = 0, high = s.sq - 1;
   int right = p.window_right;
   if (p.causal) right = right < 0 ? 0 : min(right, 0);

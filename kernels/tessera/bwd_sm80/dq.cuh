@@ -114,7 +114,7 @@ TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const Qu
   using Semaphore = DqSemaphore<kCfg.deterministic>;
   const int slot = step.head * p.q_slots + b.slot0 + step.tile;
   if constexpr (kCfg.deterministic) {
-    const int first_key = visible_keys(p, b.s, row0).low;  // the first that some of the tile's queries see
+    const int first_key = visible_keys<kCfg.score>(p, b.s, row0).low;  // the first that some of the tile's queries see
     Semaphore::wait(p.dq_semaphore + slot, b.key0 / kCfg.block_n - first_key / kCfg.block_n);
   }
   float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);

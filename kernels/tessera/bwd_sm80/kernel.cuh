@@ -166,7 +166,8 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
         }
         if constexpr (!kCfg.score.entries()) {
           if (!full) {
-            for_masked<kM, kN>(p, b.s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
+            for_masked<kM, kN, kCfg.score>(p, b.s, scores,
+                                           [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
           }
         }
         store_accumulator<1>(shared.sScores[0], rdS, b.warp_key, col, 1.0f);

@@ -77,8 +77,8 @@ struct KeyBlock {
     score_key = warp_key + part / Warps::kQueryParts % Warps::kScoreKeyParts * (Warps::kScoreM * 16);
     warp_query = (Warps::kScoreKeyParts == 1 ? part : part % Warps::kQueryParts) * Warps::kQueries;
     has_scores = Warps::kScoreParts == Warps::kColumnParts || part < Warps::kScoreParts;
-    seeing_all = seeing_queries(p, s, key0 + kBlockN - 1, key0);
-    const KeyRange queries = seeing_queries(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
+    seeing_all = seeing_queries<kCfg.score>(p, s, key0 + kBlockN - 1, key0);
+    const KeyRange queries = seeing_queries<kCfg.score>(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
     first_tile = queries.low / kBlockM;
     tiles = queries.low <= queries.high ? queries.high / kBlockM - first_tile + 1 : 0;
     slot0 = query_slot<kBlockM>(p, batch);
@@ -205,7 +205,7 @@ TESSERA_DEVICE void for_key_blocks(const BwdParams& p, Multiply&& multiply) {
   for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
     if (pair > 0) __syncthreads();  // all warps have finished using shared memory
     const SequenceTile at = scheduler.sequence(p, pair);
-    const Sequence s = load_sequence(p, at.batch);
+    const Sequence s = load_sequence<true, false, kCfg.score>(p, at.batch);
     const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;
     if (key0 >= s.k_rows) continue;
     multiply(KeyBlock<kCfg>(p, shared, s, at.batch, scheduler.head(p, pair), static_cast<int>(key0)));

@@ -36,8 +36,9 @@ struct ScoreTile {
 };
 
 // The rows of a warp's tile that the query of column `col` sees: keys low ... high, relative to the lane's first key.
+template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, int col) {
-  const KeyRange keys = visible_keys(p, s, tile.query + col);
+  const KeyRange keys = visible_keys<kScore>(p, s, tile.query + col);
   const int first = tile.key + lane_row();
   return {keys.low - first, tile.query + col < s.sq ? keys.high - first : -1};
 }
@@ -130,13 +131,13 @@ TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, c
 
 // Calls body(m, n, e) for the elements that their queries do not see. The body must set them to 0, not multiply by 0,
 // because they may be NaN.
-template <int kM, int kN, class Body>
+template <int kM, int kN, ScoreConfig kScore = ScoreConfig{}, class Body>
 TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const KeyRange seen = visible_rows(p, s, tile, n * 8 + lane_col() + e);
+      const KeyRange seen = visible_rows<kScore>(p, s, tile, n * 8 + lane_col() + e);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -191,8 +192,8 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
 #pragma unroll
       for (int m = 0; m < kM; m += 2) {
         transposed_dropout_bits(bits[m / 2], keys, dropout_head<kCfg.score>(p, tile.batch, tile.head),
-                                dropout_query<kCfg.score>(p, tile.query + n * 8 + lane_col()),
-                                dropout_key<kCfg.score>(p, tile.key + m * 16) / 32, lane_row());
+                                dropout_query<kCfg.score>(p, tile.batch, tile.query + n * 8 + lane_col()),
+                                dropout_key<kCfg.score>(p, tile.batch, tile.key + m * 16) / 32, lane_row());
       }
     }
 #pragma unroll
@@ -228,11 +229,13 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           }
           x = visible && kept ? probability : 0.0f;
           d = visible ? probability * (d_probability - delta) : 0.0f;
-          if constexpr (kCfg.d_bias) {
-            collector.template add<at.kAlone>(p, sums[m][half], visible, query, key0 + Step::key_offset(block), d);
-          }
+          const int key = key0 + Step::key_offset(block);
           program_gradients.begin_block(block);
-          d = Step::gradient(score, score_row, key0 + Step::key_offset(block), visible, d, program_gradients);
+          d = Step::program_gradient(score, score_row, key, visible, d, program_gradients);
+          if constexpr (kCfg.d_bias) {
+            collector.template add<at.kAlone>(p, sums[m][half], visible, query, key, d);
+          }
+          d = Step::gradient(score, visible, d);
         }
       }
       program_gradients.end_query(score_row);

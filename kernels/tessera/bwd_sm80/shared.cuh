@@ -89,7 +89,7 @@ struct BwdWarps {
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
   static_assert(!kOverlaid || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
   static_assert(!kSplit || (kCfg.head_dim == kCfg.head_dim_v && kScoreParts == kColumnParts && !kCfg.score.any() &&
-                            !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 &&
+                            !kCfg.score.sequence_places && !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 &&
                             kPartnerBarrier + kRoleWarps <= 16 && dtype_bytes(kCfg.dtype) == 2),
                 "both groups do the same, and the barriers suffice");
   static_assert(!kCfg.bulk_dq || (kSplit && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&

@@ -66,8 +66,18 @@ struct BwdSm90RowsConfig {
   // As in the main kernel's config: an additional block computes the order of the key tiles (rows.cuh).
   bool block_mask;
   bool sums;  // dQ is a float32 sum
+  // As in the main kernel's score; only where the preprocess asks which keys queries see: deterministic, without a
+  // block mask.
+  bool sequence_places;
+
+  TESSERA_HOST_DEVICE constexpr ScoreConfig positions() const {
+    ScoreConfig score{};
+    score.sequence_places = sequence_places;
+    return score;
+  }
 };
-TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask, sums)
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask, sums,
+                      sequence_places)
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {

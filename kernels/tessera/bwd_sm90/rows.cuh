@@ -67,7 +67,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
     }
   }
   Sequence s;
-  const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
+  const QueryTile t = query_tile_of<kCfg.block_m, kCfg.positions()>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
   if (threadIdx.x == 0 && p.dq_semaphore) {
     p.dq_semaphore[t.slot] = 0;
     if (blockIdx.x == 0) *p.ticket = 0;
@@ -77,7 +77,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
     if constexpr (kCfg.block_mask) {
       clears = *p.dq_order.adders(p.lists.at(t.batch, t.head, 0) / p.lists.tiles, t.row0 / kCfg.block_m) == 0;
     } else {
-      const KeyRange keys = visible_keys(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
+      const KeyRange keys = visible_keys<kCfg.positions()>(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
       clears = keys.low > keys.high;
     }
   }

@@ -13,6 +13,7 @@ struct BwdSm90D512Config {
   static constexpr int block_m = 64;    // queries of a step
   static constexpr int block_n = 128;   // keys of a cluster of four blocks
   static constexpr bool varlen = false, deterministic = false;
+  static constexpr ScoreConfig score{};        // no options
   static constexpr int score_keys = 64;        // keys whose scores a block computes
   static constexpr int accumulated_dim = 256;  // columns of dV or dK of a block, of all keys of the cluster
   static constexpr int slot_dim = 128;  // columns of a buffer of Q or dO, and of the part of dQ that a block computes

@@ -47,8 +47,9 @@ TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdSm80Params& p, const F
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + m * kRowStep + half * 8 + lane_row();
       const int head = dropout_head<kCfg.score>(p, b.work.batch, b.map.head(row));
-      tessera::drop<kCfg.score.dropout_state>(rP[m], half, p, head, dropout_query<kCfg.score>(p, b.map.query(row)),
-                                              dropout_key<kCfg.score>(p, key0));
+      tessera::drop<kCfg.score.dropout_state>(rP[m], half, p, head,
+                                              dropout_query<kCfg.score>(p, b.work.batch, b.map.query(row)),
+                                              dropout_key<kCfg.score>(p, b.work.batch, key0));
     }
 }
 

@@ -379,8 +379,8 @@ struct ScoreStage {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         drop<kCfg.score.dropout_state>(rS[0], half, at.p, dropout_head<kCfg.score>(at.p, tile.batch, tile.head),
-                                       dropout_query<kCfg.score>(at.p, at.query(tile, warp_lane(), half)),
-                                       dropout_key<kCfg.score>(at.p, at.bounds.block * kCfg.block_n));
+                                       dropout_query<kCfg.score>(at.p, tile.batch, at.query(tile, warp_lane(), half)),
+                                       dropout_key<kCfg.score>(at.p, tile.batch, at.bounds.block * kCfg.block_n));
       }
     }
 #pragma unroll

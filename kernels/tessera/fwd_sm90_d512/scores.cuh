@@ -269,7 +269,7 @@ struct FwdD512Consumer {
     const int key = key0 + lane() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const KeyRange keys = visible_keys(p, tile.s, query(half));
+      const KeyRange keys = visible_keys<kCfg.score>(p, tile.s, query(half));
       mask_outside(rS[0], half, keys.low - key, keys.high - key);
     }
   }
@@ -280,8 +280,8 @@ struct FwdD512Consumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         drop<kCfg.score.dropout_state>(rS[0], half, p, dropout_head<kCfg.score>(p, tile.batch, tile.head),
-                                       dropout_query<kCfg.score>(p, query(half)),
-                                       dropout_key<kCfg.score>(p, block * kCfg.block_n));
+                                       dropout_query<kCfg.score>(p, tile.batch, query(half)),
+                                       dropout_key<kCfg.score>(p, tile.batch, block * kCfg.block_n));
       }
     }
 #pragma unroll

@@ -35,7 +35,7 @@ struct FwdD512Tile {
       t.batch = find_sequence<kRows>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, place.slot);
       tile -= slot_begin<kRows>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, t.batch);
     }
-    t.s = load_sequence<kCfg.varlen>(p, t.batch);
+    t.s = load_sequence<kCfg.varlen, false, kCfg.score>(p, t.batch);
     // The last queries, which see the most keys, come first.
     t.row0 = ((t.s.sq + kRows - 1) / kRows - 1 - tile) * kRows;
     t.count = t.row0 < 0 ? 0 : clamp(t.s.sq - t.row0, 0, kRows);

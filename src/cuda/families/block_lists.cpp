@@ -104,6 +104,7 @@ std::string refuse_block_lists(const tessera_problem& p) {
     return "block_mask: of packed, paged or partly used sequences";
   }
   if (core::present(p.causal_seqs)) return "block_mask: not supported with causal_seqs";
+  if (core::present(p.places)) return "block_mask: not supported with places";
   if (core::present(p.tree_mask)) return "block_mask: not supported with tree_mask";
   if (p.mask_block_q % kListedRows != 0 || p.mask_block_k % kListedRows != 0) {
     return "block_mask: blocks of " + std::to_string(p.mask_block_q) + " x " + std::to_string(p.mask_block_k) +

@@ -96,7 +96,8 @@ Choice choose(const tessera_plan& plan) {
     if (tile.float32 != (problem.q.dtype == TESSERA_FLOAT32)) continue;
     if (std::max(plan.head_dim, plan.head_dim_v) > tile.head_dim) continue;
     choice.config = make_config(plan, tile);
-    const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias;
+    const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias &&
+                       !choice.config.score.sequence_places;
     if (tile.s_dp_split && !plain) continue;
     // A block may use an SM's shared memory except what the driver reserves for each resident block.
     const int64_t reserved = int64_t{tile.min_blocks_per_sm - 1} * kReservedBytes;

@@ -301,7 +301,8 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .d_bias = core::present(plan.problem.d_bias),
               .deterministic = plan.problem.deterministic != 0,
               .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own),
-              .sums = writes_sums(plan.problem)};
+              .sums = writes_sums(plan.problem),
+              .sequence_places = plan.problem.deterministic && core::present(plan.problem.places)};
   Tiles tiles = tiles_of(plan, shape);
   own.group_splits = own.pair || own.quad ? 1 : static_cast<int>(group_splits(plan, tiles));
   if (own.group_splits > 1) own.config.split_group = true, own.config.sums = false;

@@ -23,6 +23,7 @@ std::string refuse(const tessera_plan& plan) {
                  {"cu_seqlens_q", core::packed_q(p)},
                  {"cu_seqlens_k", core::packed_k(p)},
                  {"seqused_k", core::present(p.seqused_k)},
+                 {"places", core::present(p.places)},
                  {"deterministic", p.deterministic != 0},
                  {"block_mask", core::present(p.block_mask)}};
   for (const auto& [name, given] : options) {

@@ -199,7 +199,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured only there
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = kAllTensors & ~kScoreTensors,
+                             .tensors = kAllTensors & ~(kScoreTensors | kPlaceTensors),
                              .cache_dtypes = bits({TESSERA_FLOAT8_E4M3, TESSERA_FLOAT8_E5M2}),
                              .programs = true};
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kMostHeadDim = 128;
 constexpr uint64_t kTensors =
-    ~(kServingTensors | (kScoreTensors & ~tensors({"mask"})) |
+    ~(kServingTensors | kPlaceTensors | (kScoreTensors & ~tensors({"mask"})) |
       tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "sink", "d_sink", "d_bias"}));
 
 constexpr Supports supports(tessera_direction direction) {

@@ -110,7 +110,8 @@ constexpr Supports kSupports{
     .newest_arch = kHopper,  // wgmma exists only on this architecture
     .dtypes = bits({TESSERA_FLOAT8_E4M3}),
     .head_dim = kMostHeadDim,
-    .tensors = kAllTensors & ~kScoreTensors & ~tensors({"page_table", "page_indptr", "page_indices", "dropout_state"})};
+    .tensors = kAllTensors & ~kScoreTensors &
+               ~tensors({"page_table", "page_indptr", "page_indices", "dropout_state", "places"})};
 
 // At launch; afterwards, with two consumers each has 232, with three 152.
 constexpr Limits kLimits{.registers = 168};

@@ -95,7 +95,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = kAllTensors & ~kScoreTensors};
+                             .tensors = kAllTensors & ~(kScoreTensors | kPlaceTensors)};
 
 }  // namespace
 

@@ -69,15 +69,15 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
     key0 = tile_at_slot<kCfg.block_n>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, slot, b.batch);
     key0 *= kCfg.block_n;
   }
-  b.s = load_sequence<kCfg.varlen>(p, b.batch);
+  b.s = load_sequence<kCfg.varlen, false, kCfg.score>(p, b.batch);
   // A padded tile index may belong to no sequence.
   b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));
-  const KeyRange some = seeing_queries(p, b.s, b.key0, min(b.key0 + kCfg.block_n, b.s.sk) - 1);
+  const KeyRange some = seeing_queries<kCfg.score>(p, b.s, b.key0, min(b.key0 + kCfg.block_n, b.s.sk) - 1);
   b.first_tile = some.low / kCfg.block_m;
   b.tiles = some.low <= some.high ? some.high / kCfg.block_m + 1 - b.first_tile : 0;
   // The queries that see the last key begin latest, and those that see the first key end earliest.
-  b.full_low = seeing_queries(p, b.s, b.key0 + kCfg.block_n - 1, b.key0 + kCfg.block_n - 1).low;
-  b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries(p, b.s, b.key0, b.key0).high : -1;
+  b.full_low = seeing_queries<kCfg.score>(p, b.s, b.key0 + kCfg.block_n - 1, b.key0 + kCfg.block_n - 1).low;
+  b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries<kCfg.score>(p, b.s, b.key0, b.key0).high : -1;
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
   b.steps = b.tiles * p.group;
   b.load_head = b.head_kv * p.group, b.load_tile = b.first_tile, b.load_offset = b.load_parity = 0;
@@ -141,7 +141,7 @@ TESSERA_DEVICE int adders_before(const BwdSm90Params& p, const KeyBlock& b, int 
     const int ahead = row0 / kCfg.block_m / p.rotation - mine;
     return ahead < 0 ? ahead + p.key_tiles : ahead;
   }
-  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
+  const KeyRange keys = visible_keys<kCfg.score>(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 

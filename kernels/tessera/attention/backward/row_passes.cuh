@@ -18,13 +18,13 @@ struct QueryTile {
   int64 slot;       // the tile's padded index in [heads_q, q_slots]
 };
 
-template <int kBlockM>
+template <int kBlockM, ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE QueryTile query_tile_of(const BwdParams& p, int index, Sequence& s) {
   QueryTile t;
   const int slot = index / p.heads_q;
   t.head = index % p.heads_q;
   t.batch = slot_owner<kBlockM>(p, slot);
-  s = load_sequence(p, t.batch);
+  s = load_sequence<true, false, kScore>(p, t.batch);
   t.row0 = (slot - query_slot<kBlockM>(p, t.batch)) * kBlockM;
   t.count = t.row0 < 0 ? 0 : min(s.sq - t.row0, kBlockM);
   t.slot = static_cast<int64>(t.head) * p.q_slots + slot;

@@ -114,9 +114,9 @@ struct DropoutWarps {
   TESSERA_DEVICE uint32 generate(uint32 unit) const {
     int head = block.head_kv * p.group;
     const int row0 = find(static_cast<int>(unit / kUnits), head) * kCfg.block_m;
-    return DropoutBits::generate<kCfg.score.dropout_state>(p, dropout_head<kCfg.score>(p, block.batch, head),
-                                                           dropout_query<kCfg.score>(p, row0),
-                                                           dropout_key<kCfg.score>(p, block.key0), word_of(unit));
+    return DropoutBits::generate<kCfg.score.dropout_state>(
+        p, dropout_head<kCfg.score>(p, block.batch, head), dropout_query<kCfg.score>(p, block.batch, row0),
+        dropout_key<kCfg.score>(p, block.batch, block.key0), word_of(unit));
   }
 };
 

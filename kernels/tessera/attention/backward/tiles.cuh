@@ -41,7 +41,7 @@ struct SeeingQueries {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = first_key + half * 8;
-      const KeyRange queries = seeing_queries(p, block.s, key, key);
+      const KeyRange queries = seeing_queries<kCfg.score>(p, block.s, key, key);
       r.low[half] = (key < block.s.sk ? queries.low : block.s.sq + kCfg.block_m) - first_row;
       r.high[half] = kCfg.window ? queries.high - first_row : kCfg.block_m;
     }

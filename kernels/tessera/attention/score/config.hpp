@@ -42,8 +42,9 @@ struct ScoreConfig {
   bool dropout;
   // A tensor on the device gives seed and offset when the kernel runs: each replay of a CUDA graph differs.
   bool dropout_state;
-  bool scale_first;  // scale <= 0: the largest product is not the largest score, so the scale is applied first
-  bool causal_seqs;  // each sequence says whether it is causal
+  bool scale_first;      // scale <= 0: the largest product is not the largest score, so the scale is applied first
+  bool causal_seqs;      // each sequence says whether it is causal
+  bool sequence_places;  // each sequence has a place of its own in the whole
 
   // The options' facts. A tree mask has none: like a causal mask it is positional (range and hide in its file).
   TESSERA_HOST_DEVICE constexpr ScoreFacts facts() const {
@@ -72,7 +73,7 @@ struct ScoreConfig {
 };
 #define TESSERA_FLAG(Class, flag, ...) flag,
 TESSERA_CONFIG_FIELDS(ScoreConfig, TESSERA_SCORE_OPTIONS(TESSERA_FLAG, TESSERA_FLAG, TESSERA_FLAG) places, bias_dtype,
-                      dropout, dropout_state, scale_first, causal_seqs)
+                      dropout, dropout_state, scale_first, causal_seqs, sequence_places)
 #undef TESSERA_FLAG
 
 // ---- score programs -------------------------------------------------------------------------------------------------

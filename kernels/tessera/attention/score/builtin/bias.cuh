@@ -208,7 +208,11 @@ struct Alibi : ScoreOptionDefaults<Alibi<kCfg>, kAlibiFacts> {
     int bottom_right;  // with places
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& place) {
-      if constexpr (kCfg.places) bottom_right = p.bottom_right;
+      if constexpr (kCfg.sequence_places) {
+        bottom_right = SequencePlace(p, place.batch).bottom_right();
+      } else if constexpr (kCfg.places) {
+        bottom_right = p.bottom_right;
+      }
       slope = p.alibi_slopes[p.alibi_batch * place.batch + p.alibi_head * place.head];
     }
   };
