@@ -101,6 +101,7 @@ const Field kFields[] = {
     {.name = "mask_mod", .text = &Case::mask_mod},
     {.name = "captured", .integer = &Case::captured, .words = kCaptured},
     {.name = "d_captured", .integer = &Case::d_captured},
+    {.name = "lists", .integer = &Case::lists, .high = kAny},
     {.name = "softcap", .real = &Case::softcap},
     {.name = "dropout", .real = &Case::dropout},
     {.name = "scale", .real = &Case::scale},
@@ -331,6 +332,7 @@ Case legalised(Case c) {
     c.captured = TESSERA_FLOAT32;
   }
   if (c.score_mod.empty()) c.d_captured = 0;
+  if (c.mask_mod.empty()) c.lists = 0;
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;

@@ -638,6 +638,9 @@ constexpr const char* kProgramFrames[] = {
 };
 // Masks, whose lists of visible blocks a GPU makes, over several tiles of queries and of keys.
 constexpr const char* kProgramMaskFrame = "dtype=bf16 backward=1 b=2 sq=150 sk=330 hq=4 hkv=2 d=64 dv=64";
+// By turns: packed sequences, and lists without room.
+constexpr const char* kProgramMaskLists[] = {" q=packed k=packed tail=70", " q=packed k=packed lead=3 lists=3",
+                                             " lists=3", " q=packed used=1"};
 // By turns: layouts and other options beside a program.
 constexpr const char* kProgramLayouts[] = {
     "backward=1 d_captured=1 q=packed k=packed lead=3 tail=70 gap=3 causal=1 low=1",
@@ -667,10 +670,13 @@ void add_programs(Table& table) {
     c.score_mod = definition.score, c.mask_mod = definition.mask;
     table.add(c);
   };
-  size_t turn = 0;
+  size_t turn = 0, masks = 0;
   for (const Definition& definition : definitions()) {
     for (const char* frame : kProgramFrames) add(definition, frame);
-    if (*definition.mask) add(definition, kProgramMaskFrame);
+    if (*definition.mask) {
+      add(definition, kProgramMaskFrame);
+      add(definition, std::string(kProgramMaskFrame) + kProgramMaskLists[masks++ % std::size(kProgramMaskLists)]);
+    }
     const char* dtypes[] = {"dtype=bf16", "dtype=f16", "dtype=f32"};
     const std::string sizes = std::string(dtypes[turn % std::size(dtypes)]) + " b=3 sq=50 sk=70 hq=4 hkv=2 d=64 dv=40 ";
     add(definition, sizes + kProgramLayouts[turn % std::size(kProgramLayouts)]);
@@ -682,6 +688,11 @@ void add_programs(Table& table) {
         (std::string(line) +
          " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
             .c_str());
+  }
+  // A program sees the -inf of a bias, and its result counts.
+  for (const char* score : {"abs(s)", "5 * tanh(s / 5)", "exp(min(s, 3.0)) - 1"}) {
+    table.add((std::string("b=2 sq=50 sk=70 hq=4 hkv=2 d=64 dv=64 bias=hqk data=inf_bias score_mod='") + score + "'")
+                  .c_str());
   }
   // Nothing to read: tensors without elements, sequences without queries or keys.
   for (const char* sizes : {"b=0 sq=5 sk=7", "b=2 sq=0 sk=5", "b=2 sq=5 sk=0"}) {
