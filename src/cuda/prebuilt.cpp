@@ -93,6 +93,12 @@ tessera_problem windowed(tessera_problem p) {
   return p;
 }
 
+// The same with k and v of 8 bits, and scales that all tokens of a head have in common.
+tessera_problem with_codes(tessera_problem p) {
+  p.k.dtype = p.v.dtype = TESSERA_FLOAT8_E4M3;
+  return p;
+}
+
 std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) {
   if (row.use == Use::kPagedDecode) return {problem_of(row, dtype), problem_of(row, dtype, kFewKeys)};
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
@@ -114,6 +120,11 @@ std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) 
 bool builds(const Family& family, int32_t dtype, int32_t arch) {
   const bool serves = arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
   return (family.supports.dtypes >> dtype & 1) != 0 && (serves || tessera_dtype_bytes(dtype) > 1);
+}
+// Whether the same rows are prebuilt for 8-bit caches, which no other family serves, under the queries of engines.
+bool builds_codes(const Family& family, int32_t dtype, int32_t arch) {
+  return dtype == TESSERA_BFLOAT16 && (family.supports.cache_dtypes >> TESSERA_FLOAT8_E4M3 & 1) != 0 &&
+         arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
 }
 
 struct Planned {
@@ -163,9 +174,13 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
       for (const PrebuiltRow& row : family->prebuilt) {
         for (const int32_t dtype : kDtypes) {
           if (!builds(*family, dtype, arch)) continue;
-          for (const tessera_problem& problem : problems_of(row, dtype)) {
+          const auto add_problem = [&](const tessera_problem& problem) {
             const Planned planned = plan_of(*family, problem, arch);
             for (const KernelSpec& spec : planned.launches) add(spec, limits_of(spec, *planned.family, row));
+          };
+          for (const tessera_problem& problem : problems_of(row, dtype)) {
+            add_problem(problem);
+            if (builds_codes(*family, dtype, arch)) add_problem(with_codes(problem));
           }
         }
       }
