@@ -186,15 +186,14 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.causal = view.causal;
   if (present(problem.places)) {
     p.fixed_diagonal = view.top_left;
-    p.places = buffers.places;
-    p.places_batch = problem.places.strides[0], p.places_col = problem.places.strides[1];
+    p.places = {buffers.places, static_cast<int>(problem.places.strides[0]),
+                static_cast<int>(problem.places.strides[1])};
   } else {
     p.fixed_diagonal = view.top_left || core::has_place(problem);
+    const core::Place place = core::place_of(problem, 0, 0);
+    p.place = {static_cast<int>(core::diagonal(problem, place)), static_cast<int>(core::bottom_right(place)),
+               static_cast<int>(place.first_q), static_cast<int>(place.first_k)};
   }
-  const core::Place place = core::place_of(problem, 0, 0);
-  p.diagonal = static_cast<int>(core::diagonal(problem, place));
-  p.bottom_right = static_cast<int>(core::bottom_right(place));
-  p.first_q = static_cast<int>(place.first_q), p.first_k = static_cast<int>(place.first_k);
   const core::WholeHeads whole = core::whole_heads(problem);
   p.first_head = static_cast<int>(whole.first_sequence * whole.heads + whole.first_head);
   p.whole_heads = static_cast<int>(whole.heads);

@@ -27,6 +27,19 @@ struct KeyStorage {
   int page_size, pages;  // keys of a page, and pages of k and v
 };
 
+// The place of all sequences in the whole of which they are parts.
+struct PartPlace {
+  int diagonal;
+  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
+  // query 0 and key 0.
+  int bottom_right, first_q, first_k;
+};
+// A place for each sequence: [batch, 4], its first query, queries, first key and keys in the whole; strides in elements.
+struct PlaceTensor {
+  const int* data;
+  int batch, col;
+};
+
 struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
@@ -69,15 +82,11 @@ struct ProblemParams {
   uint32 dropout_keys[kPhiloxRounds][2];
   const int64* dropout_state;  // [2]: replaces seed and offset above if ScoreConfig::dropout_state is set
   int64 dropout_state_stride;
-  int diagonal;
-  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
-  // query 0, key 0 and head 0, and its heads.
-  int bottom_right, first_q, first_k, first_head, whole_heads;
-  // Only with ScoreConfig::sequence_places, and then instead of the first three of these and of the diagonal: int32
-  // [batch, 4], the first query, queries, first key and keys of each sequence in its whole. fixed_diagonal then says
-  // that queries and keys are aligned top-left.
-  const int* places;
-  int64 places_batch, places_col;
+  union {
+    PartPlace place;
+    PlaceTensor places;  // with ScoreConfig::sequence_places; fixed_diagonal: the alignment is top-left
+  };
+  int first_head, whole_heads;  // only with ScoreConfig::places: the number in the whole of head 0, and its heads
 };
 
 // Positional masks that are tensors, for the families that support them; NULL if ScoreConfig does not have them.

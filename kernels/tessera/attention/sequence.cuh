@@ -67,9 +67,9 @@ struct SequencePlace {
   int first_q, total_q, first_k, total_k;
 
   TESSERA_DEVICE SequencePlace(const ProblemParams& p, int b) {
-    const int* const from = p.places + p.places_batch * b;
-    first_q = from[0], total_q = from[p.places_col];
-    first_k = from[2 * p.places_col], total_k = from[3 * p.places_col];
+    const int* const from = p.places.data + static_cast<int64>(p.places.batch) * b;
+    const int64 col = p.places.col;
+    first_q = from[0], total_q = from[col], first_k = from[2 * col], total_k = from[3 * col];
   }
   // The key that query 0 is aligned with bottom-right.
   TESSERA_DEVICE int bottom_right() const { return (total_k - first_k) - (total_q - first_q); }
@@ -203,7 +203,7 @@ struct KeyRange {
 template <ScoreConfig kScore>
 TESSERA_DEVICE int diagonal_of(const ProblemParams& p, const Sequence& s) {
   if constexpr (kScore.sequence_places) return s.diagonal;
-  return p.fixed_diagonal ? p.diagonal : s.sk - s.sq;
+  return p.fixed_diagonal ? p.place.diagonal : s.sk - s.sq;
 }
 
 template <ScoreConfig kScore = ScoreConfig{}>
