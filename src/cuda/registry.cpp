@@ -1,7 +1,6 @@
 #include "cuda/registry.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/geometry.hpp"
 #include "core/score/bound.hpp"
@@ -96,13 +95,7 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!supports.partials && result.dtype != p.q.dtype && tessera_dtype_bytes(p.q.dtype) > 1) {
     return std::string(backward ? "d_q" : "o") + ": " + tessera_dtype_name(result.dtype) + ", must be that of q";
   }
-  if (core::present(p.places)) {
-    if (core::present(p.causal_seqs)) return "places: not supported with causal_seqs";
-    for (const int64_t stride : {p.places.strides[0], p.places.strides[1]}) {
-      if (std::abs(stride) <= INT32_MAX) continue;
-      return "places: a stride of " + std::to_string(stride) + " elements, must be below 2^31";
-    }
-  }
+  if (core::present(p.places) && core::present(p.causal_seqs)) return "places: not supported with causal_seqs";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];
     if (!(supports.tensors >> t & 1) && core::present(p.*field.layout))

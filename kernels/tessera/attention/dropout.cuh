@@ -72,12 +72,12 @@ TESSERA_DEVICE int dropout_head(const ProblemParams& p, int batch, int head) {
 template <ScoreConfig kScore>
 TESSERA_DEVICE int dropout_query(const ProblemParams& p, [[maybe_unused]] int batch, int query) {
   if constexpr (kScore.sequence_places) return SequencePlace(p, batch).first_q + query;
-  return kScore.places ? p.place.first_q + query : query;
+  return kScore.places ? p.first_q + query : query;
 }
 template <ScoreConfig kScore>
 TESSERA_DEVICE int dropout_key(const ProblemParams& p, [[maybe_unused]] int batch, int key) {
   if constexpr (kScore.sequence_places) return SequencePlace(p, batch).first_k + key;
-  return kScore.places ? p.place.first_k + key : key;
+  return kScore.places ? p.first_k + key : key;
 }
 
 // `threshold` is below 2^16.

@@ -27,18 +27,15 @@ struct KeyStorage {
   int page_size, pages;  // keys of a page, and pages of k and v
 };
 
-// The place of all sequences in the whole of which they are parts.
-struct PartPlace {
-  int diagonal;
-  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
-  // query 0 and key 0.
-  int bottom_right, first_q, first_k;
-};
-// A place for each sequence: [batch, 4], its first query, queries, first key and keys in the whole; strides in elements.
+// A place for each sequence: [batch, 4], its first query, queries, first key and keys in the whole. Strides in
+// elements. Of 32 bytes, so that the alignment of what follows in a kernel's params, and with it how they are loaded,
+// does not depend on it.
 struct PlaceTensor {
   const int* data;
-  int batch, col;
+  int64 batch, col;
+  int top_left;  // queries and keys are aligned top-left
 };
+static_assert(sizeof(PlaceTensor) == 32);
 
 struct ProblemParams {
   int batch;
@@ -82,11 +79,12 @@ struct ProblemParams {
   uint32 dropout_keys[kPhiloxRounds][2];
   const int64* dropout_state;  // [2]: replaces seed and offset above if ScoreConfig::dropout_state is set
   int64 dropout_state_stride;
-  union {
-    PartPlace place;
-    PlaceTensor places;  // with ScoreConfig::sequence_places; fixed_diagonal: the alignment is top-left
-  };
-  int first_head, whole_heads;  // only with ScoreConfig::places: the number in the whole of head 0, and its heads
+  int diagonal;
+  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
+  // query 0, key 0 and head 0, and its heads.
+  int bottom_right, first_q, first_k, first_head, whole_heads;
+  PlaceTensor
+      places;  // only with ScoreConfig::sequence_places, instead of the first three of these and of the diagonal
 };
 
 // Positional masks that are tensors, for the families that support them; NULL if ScoreConfig does not have them.
