@@ -29,7 +29,7 @@ help:
 	@echo 'make fuzz          draw random programs and cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time; list those tests miss'
 	@echo 'make format        clang-format every source; make format-check only looks'
-	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
+	@echo 'make docs          make docs/images, docs/status.md and the pages of docs/reference that are generated again'
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
@@ -96,6 +96,7 @@ docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 	@build/docs-venv/bin/python examples/pathfinder/pathfinder.py --sheet docs/images/pathfinder.png
 	@build/docs-venv/bin/python scripts/make_status.py
+	@build/docs-venv/bin/python scripts/make_quantized_errors.py
 	@build/docs-venv/bin/python scripts/make_support.py $(BIN)/cli/tessera
 
 explore: build-tessera_cli build/venv/.done

@@ -1,6 +1,6 @@
 """Serving on a GPU: Tessera's kernels beside cuDNN and FlashAttention-2, in CUDA graph replays, one run.
 
-    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few tokens chunks ...] [--only PATTERN]
+    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few tokens codes ...] [--only PATTERN]
                                  [--out FOLDER] [--seconds S] [--rounds 5]
     python bench/cuda_serving.py --dry-run                   the cells, without a GPU
     python bench/cuda_serving.py --summary FOLDER/cells.json  targets and measurements
@@ -9,7 +9,8 @@ decode: the peers' cells of one query token a sequence and shorter ones, dense a
 lengths: 64 sequences of log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with
 one token beside chunks of a prompt, compared with two separate calls. trees: drafted tokens with a tree mask and
 causal. few: a few queries a sequence, by the plan's choice and by every kernel that supports them. tokens: 1 to 16
-queries a sequence of many and few KV heads; chunks: of a prompt, over many more keys. prefix: keys that
+queries a sequence of many and few KV heads; chunks: of a prompt, over many more keys. codes: keys and values of
+float8_e4m3 beside bfloat16, with scales of heads, of 128 keys and of tokens in pages. prefix: keys that
 all sequences share, read once and for each. append: rotation and writing to the cache, beside a copy of as many bytes.
 short: few keys, by every kernel that supports them, to find where a plan should choose decode_sm90. Every result is
 first compared with float64 on one head of one sequence. Medians of alternating rounds, microseconds; "read" is a kernel
@@ -360,6 +361,47 @@ def tokens(cell: Cell, generator) -> Contest:
     return contest
 
 
+def codes(cell: Cell, generator) -> Contest:
+    """Queries against bfloat16 keys and values and against their codes, whose errors are those of what they stand for;
+    causal. "by head", "by block", "by token": what shares a scale."""
+    import torch
+
+    import tessera
+    import tessera.torch
+
+    contest = Contest(cell)
+    kv = normal(generator, 2, cell.batch, cell.keys, cell.heads_kv, cell.dim)
+    q = normal(generator, cell.batch, cell.queries, cell.heads, cell.dim)
+    used = torch.full((cell.batch,), cell.keys, dtype=torch.int32, device=DEVICE)
+
+    def stands_for(x):
+        """Of the first sequence, in float64."""
+        numbers, scale = x.codes[: 1 if table is None else None].double(), x.scale.double()
+        if scale.dim() == 3 and table is None:
+            scale = scale[:1].repeat_interleave(128, 1)[:, : cell.keys]
+        return of_first(numbers * scale[..., None])
+
+    def of_first(x):
+        return x[0] if table is None else x[table[0].long()].flatten(0, 1)[: cell.keys]
+
+    for layout in cell.layouts:
+        (k, v), table, pages = kv, None, {}
+        if layout != DENSE:
+            k, v, table = in_pages(kv, layout, generator)
+            pages = dict(page_table=table, seqused_k=used)
+        name = "decode_sm90" if layout == DENSE else f"decode_sm90 pages of {layout}"
+        call = functools.partial(tessera.torch.attention, q, causal=True, kernel="decode_sm90", **pages)
+        own = [of_first(x) for x in (k, v)]
+        contest.add(name, functools.partial(call, k, v), lambda o, own=own: error(o[0], q[0], *own))
+        for scheme in ("head", "block" if layout == DENSE else "token"):
+            k8, v8 = (tessera.quantize(x, "float8_e4m3", scheme=scheme) for x in (k, v))
+            of_codes = functools.partial(call, k8.codes, v8.codes, k_descale=k8.scale, v_descale=v8.scale)
+            own = [stands_for(x) for x in (k8, v8)]
+            contest.add(f"{name} by {scheme}", of_codes, lambda o, own=own: error(o[0], q[0], *own))
+    contest.add_reading(kv)
+    return contest
+
+
 def prefix(cell: Cell, generator) -> Contest:
     """One query a sequence; the first keys of all are in the same pages: read once, and for each."""
     import torch
@@ -431,7 +473,7 @@ def append(cell: Cell, generator) -> Contest:
 
 # The others are decode cells.
 CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "tokens": tokens, "chunks": tokens,
-            "prefix": prefix, "append": append}  # fmt: skip
+            "codes": codes, "prefix": prefix, "append": append}  # fmt: skip
 
 
 def cells_of(case: str, pattern: str) -> list[Cell]:

@@ -158,8 +158,12 @@ def measure(options: argparse.Namespace) -> list[dict]:
 
 
 def facts(script: str = __file__) -> dict[str, str]:
-    """The machine, the commit and the command line of `script`."""
+    """The machine, the commit and the command line of `script`, without its --json."""
     device = tessera.device()
+    arguments = sys.argv[1:]
+    if "--json" in arguments:
+        at = arguments.index("--json")
+        del arguments[at : at + 2]
     return {
         "processor": device["name"],
         "isa": device["isa"],
@@ -167,8 +171,15 @@ def facts(script: str = __file__) -> dict[str, str]:
         "pytorch": torch.__version__,
         "commit": machine.commit(),
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", f"bench/{Path(script).name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"bench/{Path(script).name}", *arguments]),
     }
+
+
+def write(path: Path, machine: dict[str, str], name: str, rows: list[dict]) -> None:
+    """A row a line, errors with four digits."""
+    short = [{k: float(f"{x:.4g}") if isinstance(x, float) else x for k, x in row.items()} for row in rows]
+    lines = ",\n".join(json.dumps(row) for row in short)
+    path.write_text(f'{{"machine": {json.dumps(machine)},\n"{name}": [\n{lines}\n]}}\n')
 
 
 def name_of(row: dict) -> str:
@@ -201,7 +212,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = measure(options)
     if options.json:
-        options.json.write_text(json.dumps({"machine": facts(), "errors": rows}, indent=1) + "\n")
+        write(options.json, facts(), "errors", rows)
     for row in rows:
         print(f"{name_of(row)}: " + ", ".join(f"{name} {100 * row[name]:.2f} %" for name in ERRORS))
     wrong = verdicts(rows)

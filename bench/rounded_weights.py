@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,8 +153,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows = measure(options)
     if options.json:
-        text = json.dumps({"machine": quantized_errors.facts(__file__), "weights": rows}, indent=1)
-        options.json.write_text(text + "\n")
+        quantized_errors.write(options.json, quantized_errors.facts(__file__), "weights", rows)
 
 
 if __name__ == "__main__":

@@ -169,8 +169,21 @@ def _append() -> list[Cell]:
     ]
 
 
+def _codes() -> list[Cell]:
+    shapes = (
+        (32, 8, 128, 16, 4096), (32, 8, 128, 64, 8192), (64, 8, 128, 64, 2048), (32, 8, 128, 1, 1024),
+        (32, 8, 128, 1, 8192), (8, 1, 128, 1, 131072), (32, 8, 64, 64, 8192), (32, 2, 256, 16, 16384),
+    )  # fmt: skip
+    return [
+        Cell("codes", heads, heads_kv, batch, keys, dim=dim, layouts=(DENSE, 16, 64), queries=queries)
+        for heads, heads_kv, dim, batch, keys in shapes
+        for queries in (1, 4)
+    ] + [Cell("codes", 64, 8, 64, 2048, layouts=(16,), queries=16), Cell("codes", 64, 8, 64, 2048, layouts=(1,))]
+
+
 CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "few": _few,
-         "tokens": _tokens, "chunks": _chunks, "prefix": _prefix, "append": _append, "short": _short}  # fmt: skip
+         "tokens": _tokens, "chunks": _chunks, "prefix": _prefix, "append": _append, "codes": _codes,
+         "short": _short}  # fmt: skip
 
 
 # ---- targets ----
@@ -221,6 +234,8 @@ def goals(results: Iterable[dict]) -> list[Goal]:
         16: Goal("16 tokens, likewise", "<= 1.35", most=1.35),
     }
     fewer = Goal("fewer tokens / more tokens", "<= 1.03", most=1.03)
+    codes = Goal("one token from 256 MiB of K and V on, bfloat16 / float8_e4m3", ">= 1.75", least=1.75)
+    any_codes = Goal("bfloat16 / float8_e4m3, everywhere", ">= 1.00", least=1.0)
     chunks = Goal("a chunk of 512 or 1024 queries over 65536 keys, TFLOP/s", ">= 550", least=550)
     by_tokens: dict[str, dict[int, float]] = {}  # of a shape and layout
     for result in results:
@@ -248,6 +263,12 @@ def goals(results: Iterable[dict]) -> list[Goal]:
                 for end in (" pages of 16",)
                 if f"auto{end}" in us
             ]
+        elif cell.case == "codes":
+            ratios = [(us[layout.split(" by ")[0]] / x, f"{name}, {layout}")
+                      for layout, x in us.items() if " by " in layout]  # fmt: skip
+            any_codes.got += ratios
+            if cell.bytes >= 256 * MIB and cell.queries == 1:
+                codes.got += ratios
         elif cell.case == "chunks":
             if cell.queries >= 512:
                 chunks.got += [(cell.tflop(us[key] * 1e-6), name) for key in us if key.startswith("auto")]
@@ -287,7 +308,7 @@ def goals(results: Iterable[dict]) -> list[Goal]:
             chosen.got.append((us[by_plan] / min(forced), name))
     return [
         no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees, prefix, append,
-        append_one, chosen, one_token, *several.values(), fewer, chunks,
+        append_one, chosen, one_token, *several.values(), fewer, chunks, codes, any_codes,
     ]  # fmt: skip
 
 

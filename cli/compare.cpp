@@ -20,6 +20,7 @@
 #include "output_file.hpp"
 #include "peers/ceilings.hpp"
 #include "progress.hpp"
+#include "score_options.hpp"
 #include "terminal.hpp"
 #include "units.hpp"
 
@@ -37,6 +38,7 @@ struct CompareOptions {
   std::vector<std::int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
   std::int64_t repeat = 5;
   std::optional<double> memory_limit_gib;
+  ScoreOptions score;
   DeviceOptions device;
 };
 
@@ -56,6 +58,7 @@ class Compare {
     on_gpu_ = device_.backend == TESSERA_BACKEND_CUDA;
     dtype_ = parse_dtype(!options.dtype.empty() ? options.dtype : on_gpu_ ? "bfloat16" : "float32");
     check_options();
+    program_ = options.score.program(false);
     set_contestants();
     host_threads_ = device_.threads;
     if (!on_gpu_) return;
@@ -175,6 +178,7 @@ class Compare {
         cell.host_threads = host_threads_;
         cell.repeat = static_cast<int>(options_.repeat);
         cell.against = against_;
+        cell.program = program_;
         cell.standard_limit_bytes = options_.memory_limit_gib
                                         ? static_cast<std::int64_t>(*options_.memory_limit_gib * kBytesPerGib)
                                         : std::numeric_limits<std::int64_t>::max();
@@ -196,7 +200,15 @@ class Compare {
                                                     device_.threads, device_.threads == 1 ? "" : "s",
                                                     tessera_isa_name(device_.isa), number_text(peak_gflops_));
     return fmt::format("Exact attention, {} · {} · B {}, {}, D {}, {} · {}", directions, tessera_dtype_name(dtype_),
-                       options_.batch, heads_text(), options_.head_dim, options_.causal ? "causal" : "full", where);
+                       options_.batch, heads_text(), options_.head_dim, options_.causal ? "causal" : "full", where) +
+           program_text();
+  }
+
+  // " · score ... · mask ..."
+  std::string program_text() const {
+    if (!program_) return "";
+    const std::string score = program_->text(TESSERA_PROGRAM_SCORE), mask = program_->text(TESSERA_PROGRAM_MASK);
+    return (score.empty() ? "" : " · score " + score) + (mask.empty() ? "" : " · mask " + mask);
   }
 
   ComparisonTable make_table() const {
@@ -299,6 +311,8 @@ class Compare {
                      {"heads_kv", options_.heads_kv.value_or(options_.heads)},
                      {"head_dim", options_.head_dim},
                      {"causal", options_.causal},
+                     {"score_mod", program_ ? program_->text(TESSERA_PROGRAM_SCORE) : ""},
+                     {"mask_mod", program_ ? program_->text(TESSERA_PROGRAM_MASK) : ""},
                      {"cells", Json::array()}});
     for (const Cell& cell : cells_) {
       Json entry = {{"direction", direction_name(cell.settings.direction)},
@@ -327,6 +341,7 @@ class Compare {
   std::vector<const Contestant*> against_;
   tessera_device device_{};
   bool on_gpu_ = false;
+  std::shared_ptr<ScoreProgram> program_;  // nullptr: none
   std::int32_t host_threads_ = 1;
   double peak_gflops_ = 0;
   std::string busy_;  // a sentence, where other work takes processors
@@ -336,14 +351,16 @@ class Compare {
 constexpr const char* kFooter =
     R"(Standard attention is the textbook's: it stores the score matrix, with OpenBLAS for the products; on a GPU it
 and the first FlashAttention's schedule, fa1, are Tessera's own kernels for comparison, on tensor cores. Errors are
-those against float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
+those against float64, on sampled rows. A score program is evaluated there by rows, one operation after another;
+gradients of what it reads are not computed. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
 
 Examples:
   tessera compare
   tessera compare --causal --lengths 1024,4096,16384 --report compare.json
   tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward
   tessera compare --device cuda --against standard,fa1 -B 4 -H 16 --lengths 1024,4096,16384,65536
-  tessera compare --lengths 2048 --json)";
+  tessera compare --lengths 2048 --json
+  tessera compare --score-mod "s * temperature" --mask-mod "j <= q_pos && j % 3 != 1" --bind temperature=0.8)";
 
 }  // namespace
 
@@ -377,6 +394,7 @@ void add_compare(CLI::App& program, Outcome& outcome) {
                    "Write the numbers as JSON into this file, too: python -m tessera plot draws it")
       ->check(kFileName)
       ->type_name("FILE");
+  o.score.add_to(*command);
   o.device.add_place_to(*command);
   o.device.add_to(*command);
   command->footer(kFooter);

@@ -12,6 +12,7 @@
 #include "machine.hpp"
 #include "peers/loops.hpp"
 #include "peers/team.hpp"
+#include "program_rows.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -93,6 +94,8 @@ class CellRun {
       const Tensor& tensor = tensors_[field];
       if (field.written == core::Written::kNever && tensor.present()) fill_normal(tensor, stream++, team);
     }
+    tensors_.program = settings.program;
+    if (settings.program) rows_.emplace(settings.program, shape_);
     placed_ = tensors_;
     if (settings.device.backend != TESSERA_BACKEND_CUDA) return;
     gpu_.emplace(settings.device.ordinal);
@@ -100,6 +103,9 @@ class CellRun {
       Tensor& tensor = placed_[field];
       if (tensor.present()) tensor.memory = gpu_->copy_of(tensor.memory, tensor.source);
     }
+    if (!settings.program) return;
+    placed_.program = std::make_shared<ScoreProgram>(*settings.program);
+    for (Tensor& tensor : placed_.program->tensors) tensor.memory = gpu_->copy_of(tensor.memory, tensor.source);
   }
 
   Cell measure(const std::function<void(const std::string&)>& report) {
@@ -108,7 +114,7 @@ class CellRun {
     const AttentionTensors& t = tensors_;
     const peers::ExactSample exact(shape_, settings_.dtype, t["q"].memory.data(), t["k"].memory.data(),
                                    t["v"].memory.data(), backward() ? t["d_o"].memory.data() : nullptr,
-                                   settings_.host_threads);
+                                   settings_.host_threads, rows());
     report("Tessera");
     cell.tessera = run_tessera(cell.kernel);
     add_errors(cell.tessera, exact, true);
@@ -119,7 +125,8 @@ class CellRun {
       if (gpu_) {
         run_kernel(other);
       } else {
-        other.needs_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
+        other.needs_bytes =
+            peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction, rows() != nullptr);
         if (other.needs_bytes <= settings_.standard_limit_bytes && peers::fits(other.needs_bytes)) {
           other.side = run_standard();
         }
@@ -131,6 +138,8 @@ class CellRun {
   }
 
  private:
+  const peers::RowProgram* rows() const { return rows_ ? &*rows_ : nullptr; }
+
   bool backward() const { return settings_.direction == TESSERA_BACKWARD; }
 
   // The rows of this direction's results: o and lse, or d_q, d_k, d_v.
@@ -253,7 +262,7 @@ class CellRun {
     const AttentionTensors& t = tensors_;
     std::optional<peers::StandardAttention> standard;
     const auto prepare = [&] {
-      standard.emplace(shape_, settings_.dtype, settings_.direction, settings_.device.threads);
+      standard.emplace(shape_, settings_.dtype, settings_.direction, settings_.device.threads, rows());
       if (backward())
         standard->forward(t["q"].memory.data(), t["k"].memory.data(), t["v"].memory.data(), t["o"].memory.data());
     };
@@ -266,7 +275,8 @@ class CellRun {
       }
     };
     measure_side(side, prepare, call);
-    side.extra_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
+    side.extra_bytes =
+        peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction, rows() != nullptr);
     return side;
   }
 
@@ -288,8 +298,9 @@ class CellRun {
 
   CellSettings settings_;
   peers::AttentionShape shape_;
-  AttentionTensors tensors_;  // this machine's memory
-  AttentionTensors placed_;   // where Tessera reads and writes: the same, or a GPU's
+  AttentionTensors tensors_;         // this machine's memory
+  AttentionTensors placed_;          // where Tessera reads and writes: the same, or a GPU's
+  std::optional<ProgramRows> rows_;  // of the score program
   std::optional<Gpu> gpu_;
 };
 

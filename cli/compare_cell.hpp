@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "peers/exact.hpp"
 #include "peers/standard_attention.hpp"
+#include "score_options.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
@@ -34,6 +36,7 @@ struct CellSettings {
   std::vector<const Contestant*> against;
   std::int64_t standard_limit_bytes = 0;  // a peer that needs more is not run
   std::uint64_t seed = 1;
+  std::shared_ptr<ScoreProgram> program = nullptr;  // nullptr: none
 };
 
 struct Side {

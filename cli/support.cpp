@@ -124,6 +124,10 @@ std::vector<Case> cases() {
   for (const auto& [name, dtype] : kCaches) {
     Case& cache = add(name, "k and v of 8 bits under 16-bit q");
     cache.sizes.kv_dtype = dtype, cache.of_some_dtypes = cache.of_wide_q = true;
+    Case& decoded = add("", "One query against long k and v of 8 bits");
+    decoded.name = "decoding (" + std::string(name) + ")";
+    decoded.sizes.kv_dtype = dtype, decoded.of_some_dtypes = decoded.of_wide_q = true;
+    decoded.sizes.seqlen_q = 1, decoded.sizes.seqlen_k = 4096;
   }
   for (const core::TensorField& field : core::kTensorFields) {
     const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;

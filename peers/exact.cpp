@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -101,6 +102,7 @@ struct ExactSample::Impl {
   tessera_dtype dtype;
   bool backward;
   double scale;
+  const RowProgram* program;  // nullptr: none
   const Loops& loops = best_loops();
   std::vector<Sample> samples{};
 
@@ -115,26 +117,46 @@ struct ExactSample::Impl {
 
   std::int64_t kv_head(std::int64_t h) const { return h * shape.heads_kv / shape.heads_q; }
 
-  // Row i's probabilities into p, its lse returned.
-  double probabilities(const double* q_row, const Head& k, std::int64_t count, double* p) const {
-    double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+  // A row of head (b, h) of `count` keys.
+  struct Row {
+    std::vector<double> s, p, d_s;  // the scores before the program
+    double lse = -std::numeric_limits<double>::infinity();
+  };
+
+  // Row i's probabilities and LSE.
+  Row row_of(std::int64_t b, std::int64_t h, std::int64_t i, const Head& q, const Head& k, std::int64_t count) const {
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
+    Row row;
+    row.s.resize(static_cast<std::size_t>(count));
     for (std::int64_t j = 0; j < count; ++j) {
-      p[j] = scale * loops.dot_f64(q_row, k.row(j), shape.head_dim);
-      largest = std::max(largest, p[j]);
+      row.s[static_cast<std::size_t>(j)] = scale * loops.dot_f64(q.row(i), k.row(j), shape.head_dim);
     }
-    for (std::int64_t j = 0; j < count; ++j) sum += p[j] = std::exp(p[j] - largest);
-    for (std::int64_t j = 0; j < count; ++j) p[j] /= sum;
-    return largest + std::log(sum);
+    row.p = row.s;
+    if (program) program->score(b, h, i, row.p.data(), count);
+    const double largest = std::accumulate(row.p.begin(), row.p.end(), kHidden,
+                                           [](double a, double x) { return x > a || std::isnan(x) ? x : a; });
+    if (largest == kHidden) {
+      std::ranges::fill(row.p, 0.0);
+      return row;
+    }
+    double sum = 0;
+    for (double& p : row.p) sum += p = std::exp(p - largest);
+    for (double& p : row.p) p /= sum;
+    row.lse = largest + std::log(sum);
+    return row;
   }
 
-  // dP of a row into dp, and delta = sum(P o dP) returned.
-  double cotangents(const double* d_o_row, const Head& v, std::int64_t count, const double* p, double* dp) const {
+  // dS of a row: the gradient of scale q.k.
+  void differentiate(std::int64_t b, std::int64_t h, std::int64_t i, const Head& d_o, const Head& v, Row& row) const {
+    const auto count = static_cast<std::int64_t>(row.p.size());
+    row.d_s.resize(row.p.size());
     double delta = 0;
-    for (std::int64_t j = 0; j < count; ++j) {
-      dp[j] = loops.dot_f64(d_o_row, v.row(j), shape.head_dim_v);
-      delta += p[j] * dp[j];
+    for (std::size_t j = 0; j < row.p.size(); ++j) {
+      row.d_s[j] = loops.dot_f64(d_o.row(i), v.row(static_cast<std::int64_t>(j)), shape.head_dim_v);
+      delta += row.p[j] * row.d_s[j];
     }
-    return delta;
+    for (std::size_t j = 0; j < row.p.size(); ++j) row.d_s[j] = row.p[j] * (row.d_s[j] - delta);
+    if (program) program->gradient(b, h, i, row.s.data(), row.d_s.data(), count);
   }
 
   void sample_rows(Sample& sample, const void* q, const void* k, const void* v, const void* d_o, Team& team) {
@@ -150,16 +172,17 @@ struct ExactSample::Impl {
     team.for_each(static_cast<std::int64_t>(rows), [&](std::int64_t r) {
       const std::int64_t i = sample.rows[static_cast<std::size_t>(r)], count = visible(i);
       if (count == 0) return;
-      std::vector<double> p(static_cast<std::size_t>(count)), dp(backward ? p.size() : 0);
-      sample.lse[static_cast<std::size_t>(r)] = probabilities(q_head.row(i), k_head, count, p.data());
+      Row row = row_of(sample.b, sample.h, i, q_head, k_head, count);
+      sample.lse[static_cast<std::size_t>(r)] = row.lse;
       for (std::int64_t j = 0; j < count; ++j) {
-        loops.axpy_f64(p[static_cast<std::size_t>(j)], v_head.row(j), sample.o.data() + r * s.head_dim_v, s.head_dim_v);
+        loops.axpy_f64(row.p[static_cast<std::size_t>(j)], v_head.row(j), sample.o.data() + r * s.head_dim_v,
+                       s.head_dim_v);
       }
       if (!backward) return;
-      const double delta = cotangents(d_o_head.row(i), v_head, count, p.data(), dp.data());
+      differentiate(sample.b, sample.h, i, d_o_head, v_head, row);
       for (std::int64_t j = 0; j < count; ++j) {
-        const auto at = static_cast<std::size_t>(j);
-        loops.axpy_f64(scale * p[at] * (dp[at] - delta), k_head.row(j), sample.d_q.data() + r * s.head_dim, s.head_dim);
+        loops.axpy_f64(scale * row.d_s[static_cast<std::size_t>(j)], k_head.row(j), sample.d_q.data() + r * s.head_dim,
+                       s.head_dim);
       }
     });
   }
@@ -174,23 +197,24 @@ struct ExactSample::Impl {
     for (std::int64_t h = key_h * group; h < (key_h + 1) * group; ++h) {
       const Head q_head(q, dtype, key_b, h, s.seqlen_q, s.heads_q, s.head_dim);
       const Head d_o_head(d_o, dtype, key_b, h, s.seqlen_q, s.heads_q, s.head_dim_v);
-      std::vector<double> lse(static_cast<std::size_t>(s.seqlen_q)), delta(lse.size());
+      // [Sq, sampled keys]
+      const std::size_t columns = keys.size();
+      std::vector<double> p(static_cast<std::size_t>(s.seqlen_q) * columns), d_s(p.size());
       team.for_each(s.seqlen_q, [&](std::int64_t i) {
         const std::int64_t count = visible(i);
         if (count == 0) return;
-        std::vector<double> p(static_cast<std::size_t>(count)), dp(p.size());
-        lse[static_cast<std::size_t>(i)] = probabilities(q_head.row(i), k_head, count, p.data());
-        delta[static_cast<std::size_t>(i)] = cotangents(d_o_head.row(i), v_head, count, p.data(), dp.data());
+        Row row = row_of(key_b, h, i, q_head, k_head, count);
+        differentiate(key_b, h, i, d_o_head, v_head, row);
+        for (std::size_t r = 0; r < columns && keys[r] < count; ++r) {
+          p[static_cast<std::size_t>(i) * columns + r] = row.p[static_cast<std::size_t>(keys[r])];
+          d_s[static_cast<std::size_t>(i) * columns + r] = row.d_s[static_cast<std::size_t>(keys[r])];
+        }
       });
-      team.for_each(static_cast<std::int64_t>(keys.size()), [&](std::int64_t r) {
-        const std::int64_t j = keys[static_cast<std::size_t>(r)];
+      team.for_each(static_cast<std::int64_t>(columns), [&](std::int64_t r) {
         for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
-          if (j >= visible(i)) continue;
-          const auto at = static_cast<std::size_t>(i);
-          const double p = std::exp(scale * loops.dot_f64(q_head.row(i), k_head.row(j), s.head_dim) - lse[at]);
-          const double dp = loops.dot_f64(d_o_head.row(i), v_head.row(j), s.head_dim_v);
-          loops.axpy_f64(p, d_o_head.row(i), d_v.data() + r * s.head_dim_v, s.head_dim_v);
-          loops.axpy_f64(scale * p * (dp - delta[at]), q_head.row(i), d_k.data() + r * s.head_dim, s.head_dim);
+          const std::size_t at = static_cast<std::size_t>(i) * columns + static_cast<std::size_t>(r);
+          loops.axpy_f64(p[at], d_o_head.row(i), d_v.data() + r * s.head_dim_v, s.head_dim_v);
+          loops.axpy_f64(scale * d_s[at], q_head.row(i), d_k.data() + r * s.head_dim, s.head_dim);
         }
       });
     }
@@ -223,8 +247,12 @@ struct ExactSample::Impl {
 };
 
 ExactSample::ExactSample(const AttentionShape& shape, tessera_dtype dtype, const void* q, const void* k, const void* v,
-                         const void* d_o, int threads)
-    : impl_(new Impl{.shape = shape, .dtype = dtype, .backward = d_o != nullptr, .scale = shape.effective_scale()}) {
+                         const void* d_o, int threads, const RowProgram* program)
+    : impl_(new Impl{.shape = shape,
+                     .dtype = dtype,
+                     .backward = d_o != nullptr,
+                     .scale = shape.effective_scale(),
+                     .program = program}) {
   Impl& my = *impl_;
   Team team(threads);
   const double score_flops = 2.0 * static_cast<double>(shape.head_dim + shape.head_dim_v);

@@ -27,7 +27,7 @@ ErrorStats error_of(const void* result, tessera_dtype dtype, const double* exact
 class ExactSample {
  public:
   ExactSample(const AttentionShape& shape, tessera_dtype dtype, const void* q, const void* k, const void* v,
-              const void* d_o, int threads);
+              const void* d_o, int threads, const RowProgram* program = nullptr);
   ~ExactSample();
   ExactSample(const ExactSample&) = delete;
   ExactSample& operator=(const ExactSample&) = delete;

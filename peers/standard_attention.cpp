@@ -46,15 +46,19 @@ struct StandardAttention::Impl {
 
   Buffer p;                               // [B, Hq, Sq, Sk]: S, then P
   Buffer dp;                              // [B, Hq, Sq, Sk]: dP, then dS
+  Buffer s;                               // [B, Hq, Sq, Sk]: S before the program, for its gradient
   Buffer q, k, v, o, d_o, d_q, d_k, d_v;  // float32 copies of half precision tensors
 
-  Impl(const AttentionShape& s, tessera_dtype t, tessera_direction direction, int threads)
-      : shape(s), dtype(t), team(threads) {
+  const RowProgram* program;  // nullptr: none
+
+  Impl(const AttentionShape& of, tessera_dtype t, tessera_direction direction, int threads, const RowProgram* rows)
+      : shape(of), dtype(t), team(threads), program(rows) {
     const std::int64_t tasks = shape.batch * (direction == TESSERA_BACKWARD ? shape.heads_kv : shape.heads_q);
     heads_in_parallel = tasks % team.size() == 0 || tasks >= 4 * team.size();
     const bool backward = direction == TESSERA_BACKWARD;
     p = allocate_touched(score_elems());
     if (backward) dp = allocate_touched(score_elems());
+    if (backward && program) s = allocate_touched(score_elems());
     if (is_half(dtype)) {
       q = allocate(shape.q_elems());
       k = allocate(shape.k_elems());
@@ -103,6 +107,21 @@ struct StandardAttention::Impl {
     });
   }
 
+  // A row of scores becomes one of probabilities. With a program a row may see no key: it is 0.
+  void probabilities(std::int64_t b, std::int64_t h, std::int64_t i, float* row, std::int64_t visible) const {
+    if (visible == 0) return;
+    if (!program) return loops.softmax_row(row, visible);
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    if (s) std::copy_n(row, visible, s.get() + ((b * shape.heads_q + h) * shape.seqlen_q + i) * shape.seqlen_k);
+    program->score(b, h, i, row, visible);
+    std::vector<bool> hidden(static_cast<std::size_t>(visible));
+    for (std::int64_t j = 0; j < visible; ++j) hidden[static_cast<std::size_t>(j)] = row[j] == kHidden;
+    loops.softmax_row(row, visible);
+    for (std::int64_t j = 0; j < visible; ++j) {
+      if (hidden[static_cast<std::size_t>(j)]) row[j] = 0;
+    }
+  }
+
   // body(from, count) over 0 .. elems - 1, one part for each thread.
   template <typename Body>
   void over_ranges(std::int64_t elems, const Body& body) {
@@ -135,9 +154,9 @@ struct StandardAttention::Impl {
 };
 
 StandardAttention::StandardAttention(const AttentionShape& shape, tessera_dtype dtype, tessera_direction direction,
-                                     int threads) {
+                                     int threads, const RowProgram* program) {
   blas();  // fails before anything is allocated
-  impl_ = std::make_unique<Impl>(shape, dtype, direction, threads);
+  impl_ = std::make_unique<Impl>(shape, dtype, direction, threads, program);
 }
 
 StandardAttention::~StandardAttention() = default;
@@ -166,7 +185,7 @@ void StandardAttention::forward(const void* q, const void* k, const void* v, voi
     rows(sq, [&](std::int64_t i) {
       const std::int64_t visible = visible_keys(s, i);
       float* row = p + i * sk;
-      if (visible > 0) my.loops.softmax_row(row, visible);
+      my.probabilities(b, h, i, row, visible);
       std::fill(row + visible, row + sk, 0.0F);
     });
     sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(sq), static_cast<blasint>(dv),
@@ -214,7 +233,9 @@ void StandardAttention::backward(const void* q, const void* k, const void* v, co
             0.0F, dp, sk);
       rows(s.seqlen_q, [&](std::int64_t i) {
         const std::int64_t visible = visible_keys(s, i);
-        my.loops.softmax_grad_row(p + i * s.seqlen_k, dp + i * s.seqlen_k, visible);
+        float* row = dp + i * s.seqlen_k;
+        my.loops.softmax_grad_row(p + i * s.seqlen_k, row, visible);
+        if (my.program) my.program->gradient(b, h, i, my.s.get() + scores_at + i * s.seqlen_k, row, visible);
         std::fill(dp + i * s.seqlen_k + visible, dp + (i + 1) * s.seqlen_k, 0.0F);
       });
       sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, sq, d, sk, scale, dp, sk, k32 + k_at, k_stride, 0.0F,
@@ -229,10 +250,13 @@ void StandardAttention::backward(const void* q, const void* k, const void* v, co
 }
 
 std::int64_t StandardAttention::extra_bytes(const AttentionShape& shape, tessera_dtype dtype,
-                                            tessera_direction direction) {
+                                            tessera_direction direction, bool has_program) {
   const bool backward = direction == TESSERA_BACKWARD;
   double elems = static_cast<double>(shape.batch) * static_cast<double>(shape.heads_q) *
-                 static_cast<double>(shape.seqlen_q) * static_cast<double>(shape.seqlen_k) * (backward ? 2 : 1);
+                 static_cast<double>(shape.seqlen_q) * static_cast<double>(shape.seqlen_k) *
+                 (!backward     ? 1
+                  : has_program ? 3
+                                : 2);
   if (is_half(dtype)) {
     elems += static_cast<double>(shape.q_elems() + shape.k_elems() + shape.v_elems()) * (backward ? 2 : 1);
     elems += static_cast<double>(shape.o_elems()) * (backward ? 2 : 1);

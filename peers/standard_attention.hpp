@@ -39,11 +39,28 @@ struct AttentionShape {
   std::int64_t o_elems() const { return batch * seqlen_q * heads_q * head_dim_v; }
 };
 
+// What a score program makes of the scores of query i of head h of sequence b, for keys 0 .. keys - 1. Any number of
+// threads may call it.
+class RowProgram {
+ public:
+  virtual ~RowProgram() = default;
+  // Scores become new ones, -infinity where the program hides the key.
+  virtual void score(std::int64_t b, std::int64_t h, std::int64_t i, float* s, std::int64_t keys) const = 0;
+  virtual void score(std::int64_t b, std::int64_t h, std::int64_t i, double* s, std::int64_t keys) const = 0;
+  // The gradients of the new scores become those of the scores before, s.
+  virtual void gradient(std::int64_t b, std::int64_t h, std::int64_t i, const float* s, float* d_s,
+                        std::int64_t keys) const = 0;
+  virtual void gradient(std::int64_t b, std::int64_t h, std::int64_t i, const double* s, double* d_s,
+                        std::int64_t keys) const = 0;
+};
+
 class StandardAttention {
  public:
   // dtype: TESSERA_FLOAT32, FLOAT16 or BFLOAT16. direction: BACKWARD also allocates what backward() needs. Throws
   // std::runtime_error if OpenBLAS cannot be loaded, std::bad_alloc if there is not enough memory.
-  StandardAttention(const AttentionShape& shape, tessera_dtype dtype, tessera_direction direction, int threads);
+  // `program`, which may be nullptr, must live as long.
+  StandardAttention(const AttentionShape& shape, tessera_dtype dtype, tessera_direction direction, int threads,
+                    const RowProgram* program = nullptr);
   ~StandardAttention();
   StandardAttention(const StandardAttention&) = delete;
   StandardAttention& operator=(const StandardAttention&) = delete;
@@ -52,9 +69,10 @@ class StandardAttention {
   // After forward() on the same q, k, v, whose P it reads.
   void backward(const void* q, const void* k, const void* v, const void* d_o, void* d_q, void* d_k, void* d_v);
 
-  // Bytes held beyond inputs and outputs: the score matrix of every head, twice for backward, and float32 copies.
-  // Saturates at the largest int64.
-  static std::int64_t extra_bytes(const AttentionShape& shape, tessera_dtype dtype, tessera_direction direction);
+  // Bytes held beyond inputs and outputs: the score matrix of every head, twice for backward, with a program three
+  // times, and float32 copies. Saturates at the largest int64.
+  static std::int64_t extra_bytes(const AttentionShape& shape, tessera_dtype dtype, tessera_direction direction,
+                                  bool has_program = false);
 
  private:
   struct Impl;

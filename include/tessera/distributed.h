@@ -256,6 +256,12 @@ typedef struct tessera_ranks_options {
   uint64_t dropout_offset TESSERA_CXX_DEFAULT(0);
   int32_t alibi TESSERA_CXX_DEFAULT(0); /* alibi_slopes: 0: none; 1: [Hq]; 2: [B, Hq] */
   int32_t sink TESSERA_CXX_DEFAULT(0);  /* 1: a sink joins each row's denominator, once for all its keys */
+  /* A score program and the tensors that it names, as in tessera_problem; NULL: none. Its names mean on each rank what
+   * they mean in the whole, and every rank has the whole of each captured tensor. The handle must live until the
+   * attention is created. Gradients of captured tensors are not computed. UNSUPPORTED together with sink, and on GPUs,
+   * whose kernels run no program for a part of a sequence. */
+  tessera_program* program TESSERA_CXX_DEFAULT(NULL);
+  tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
 } tessera_ranks_options;
 
 /* One rank's part of an attention, prepared: which calls, messages and copies follow each other, and their places in a
@@ -312,6 +318,9 @@ typedef struct tessera_ranks_buffers {
   void* d_v TESSERA_CXX_DEFAULT(NULL);
   const float* sink TESSERA_CXX_DEFAULT(NULL); /* options.sink */
   float* d_sink TESSERA_CXX_DEFAULT(NULL);     /* options.sink, backward: written */
+  /* Of the program: tensors, and scalars, which are on the host. */
+  const void* captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
+  double scalars[TESSERA_MAX_CAPTURED_SCALARS] TESSERA_CXX_DEFAULT({});
 } tessera_ranks_buffers;
 
 /* This rank's part of o and lse, or of d_q, d_k, d_v and d_sink. Every rank makes the same calls in the same order. The

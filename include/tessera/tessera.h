@@ -311,6 +311,11 @@ typedef struct tessera_problem {
    * Not supported together with prefix_groups. */
   int64_t accumulate;     /* 0 or 1 */
   tessera_layout o_accum; /* float32, shaped as o; forward with accumulate */
+  /* The most entries, of 4 bytes of the workspace, in the lists that a GPU makes of the blocks which a program's mask
+   * shows; at most 2^31 - 1. 0: one for each block that is visible by causal and the window, up to 64 MiB or, if more,
+   * 64 entries a list. A tile whose list finds no room visits every block that it sees by position and evaluates the
+   * mask there: the result is the same. Has no effect on the CPU, nor where no lists are made. */
+  int64_t list_capacity;
   /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */
 } tessera_problem;
 

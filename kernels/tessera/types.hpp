@@ -28,12 +28,13 @@
 
 namespace tessera {
 
-enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat8E4M3 = 10 };  // tessera_dtype's numbers
+// tessera_dtype's numbers
+enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat8E4M3 = 10, kFloat8E5M2 = 11 };
 
 TESSERA_ENUM_NAME(Dtype)
 
 TESSERA_HOST_DEVICE constexpr int dtype_bytes(Dtype dtype) {
-  return dtype == Dtype::kFloat32 ? 4 : dtype == Dtype::kFloat8E4M3 ? 1 : 2;
+  return dtype == Dtype::kFloat32 ? 4 : dtype == Dtype::kFloat8E4M3 || dtype == Dtype::kFloat8E5M2 ? 1 : 2;
 }
 
 using int64 = long long;

@@ -140,6 +140,9 @@ def attention(
         max_prefix_k, max_suffix_k: upper bounds of the keys of a prefix that are read once, and of a sequence's other
             keys. 0: unknown.
         max_seqlen_q, max_seqlen_k: upper bounds of a packed sequence's rows, required with bias or mask. 0: unknown.
+        list_capacity: the most entries, of 4 bytes of the workspace, in the lists that a GPU makes of the blocks which
+            the mask of a program shows; 0: the library chooses, at most 64 MiB or 64 entries a list. Where it is too
+            small, the mask is evaluated in every block: slower, and the same result.
         batch_invariant: a sequence's bits do not depend on the other sequences of the batch.
         deterministic: affects only `attention_backward`.
         kernel: "auto", or the only kernel to consider, by its name in `tessera.plan`: on the CPU "tiled", "decode" or

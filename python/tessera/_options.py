@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     max_seqlen_k: int
     max_prefix_k: int
     max_suffix_k: int
+    list_capacity: int
     place_q: tuple[int, int]
     place_k: tuple[int, int]
     place_heads: tuple[int, int]

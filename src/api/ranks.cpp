@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -43,8 +44,10 @@ struct tessera_ranks_attention {
 
 namespace {
 
-static_assert(sizeof(tessera_ranks_options) == offsetof(tessera_ranks_options, sink) + sizeof(int32_t));
-static_assert(sizeof(tessera_ranks_buffers) == offsetof(tessera_ranks_buffers, d_sink) + sizeof(void*));
+static_assert(sizeof(tessera_ranks_options) ==
+              offsetof(tessera_ranks_options, captured) + sizeof(tessera_ranks_options::captured));
+static_assert(sizeof(tessera_ranks_buffers) ==
+              offsetof(tessera_ranks_buffers, scalars) + sizeof(tessera_ranks_buffers::scalars));
 
 constexpr int64_t kAlignment = distributed::Arena::kAlignment;
 constexpr uintptr_t kSavedAlignment = 64;
@@ -53,10 +56,17 @@ constexpr int64_t kDropoutRows = 32;
 tessera_status read_options(const tessera_ranks_options* given, tessera_ranks_options& options) {
   options = {};
   if (!given) return ok();
-  TESSERA_RETURN_IF_ERROR(
-      core::read_struct("options", *given, sizeof options, "{.struct_size = sizeof(tessera_ranks_options)}", options));
+  TESSERA_RETURN_IF_ERROR(core::read_struct("options", *given, offsetof(tessera_ranks_options, program),
+                                            "{.struct_size = sizeof(tessera_ranks_options)}", options));
   if (options.alibi < 0 || options.alibi > 2) return invalid("alibi: %d, accepted 0 .. 2", options.alibi);
   if (options.sink < 0 || options.sink > 1) return invalid("sink: %d, accepted 0 or 1", options.sink);
+  for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS && !options.program; ++n) {
+    if (!core::present(options.captured[n])) continue;
+    return invalid("captured[%d]: given without program, whose tensor it is", n);
+  }
+  if (options.sink && options.program) {
+    return unsupported("sink: given with program, accepted one of them on ranks: no rank knows which rows see a key");
+  }
   return ok();
 }
 
@@ -103,8 +113,10 @@ tessera_status check_dropout(const tessera_ranks_plan& plan) {
   return ok();
 }
 
-uint64_t hash_of(uint64_t plans, const tessera_ranks_options& options) {
-  uint64_t hash = plans;
+uint64_t hash_of(uint64_t plans, tessera_ranks_options options) {
+  uint64_t hash = plans ^ tessera_program_hash(options.program);
+  options.program = nullptr;  // an address, of each rank, as strides are each rank's own
+  for (tessera_layout& captured : options.captured) std::fill_n(captured.strides, TESSERA_MAX_RANK, 0);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&options);
   for (size_t n = sizeof options.struct_size; n < sizeof options; ++n) hash = (hash ^ bytes[n]) * 1099511628211u;
   return hash;
@@ -132,11 +144,13 @@ tessera_status create(const tessera_ranks_problem* problem, const tessera_ranks_
   if (setting.options.dropout_p > 0) TESSERA_RETURN_IF_ERROR(check_dropout(plan));
   TESSERA_RETURN_IF_ERROR(distributed::make_forward(plan, setting, attention.forward, attention.saved_bytes));
   attention.hash = hash_of(plan.hash, setting.options);
-  if (!setting.saves) return ok();
-  known.direction = TESSERA_BACKWARD;
-  TESSERA_RETURN_IF_ERROR(tessera_make_ranks_plan(&known, &plan));
-  TESSERA_RETURN_IF_ERROR(distributed::make_backward(plan, setting, attention.backward));
-  attention.hash = hash_of(attention.hash ^ plan.hash, setting.options);
+  if (setting.saves) {
+    known.direction = TESSERA_BACKWARD;
+    TESSERA_RETURN_IF_ERROR(tessera_make_ranks_plan(&known, &plan));
+    TESSERA_RETURN_IF_ERROR(distributed::make_backward(plan, setting, attention.backward));
+    attention.hash = hash_of(attention.hash ^ plan.hash, setting.options);
+  }
+  setting.options.program = nullptr;  // the plans have what they need of it
   return ok();
 }
 
@@ -204,6 +218,7 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
                                            : tensor({alibi == 1 ? p.heads_q : 0}, TESSERA_FLOAT32);
   const tessera_layout sink = tensor({attention.setting.options.sink ? p.heads_q : 0}, TESSERA_FLOAT32);
   const tessera_layout saved = bytes(tessera_ranks_saved_bytes(&attention)), scratch = bytes(workspace_bytes);
+  const tessera_layout* const captured = attention.setting.options.captured;
   const struct {
     const char* name;
     const tessera_layout* layout;
@@ -222,10 +237,19 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
              {"d_k", &k, buffers.d_k, backward, true},
              {"d_v", &v, buffers.d_v, backward, true},
              {"d_sink", &sink, buffers.d_sink, backward, true},
-             {"workspace", &scratch, workspace, true, true}};
+             {"workspace", &scratch, workspace, true, true},
+             {"captured[0]", &captured[0], buffers.captured[0], rows > 0, false},
+             {"captured[1]", &captured[1], buffers.captured[1], rows > 0, false},
+             {"captured[2]", &captured[2], buffers.captured[2], rows > 0, false},
+             {"captured[3]", &captured[3], buffers.captured[3], rows > 0, false},
+             {"captured[4]", &captured[4], buffers.captured[4], rows > 0, false},
+             {"captured[5]", &captured[5], buffers.captured[5], rows > 0, false},
+             {"captured[6]", &captured[6], buffers.captured[6], rows > 0, false},
+             {"captured[7]", &captured[7], buffers.captured[7], rows > 0, false}};
+  static_assert(TESSERA_MAX_CAPTURED_TENSORS == 8);
   core::OwnMemory memory;
   for (const auto& buffer : all) {
-    if (!buffer.needed || core::elements(*buffer.layout) == 0) continue;
+    if (!buffer.needed || !core::present(*buffer.layout) || core::elements(*buffer.layout) == 0) continue;
     TESSERA_RETURN_IF_ERROR(core::check_pointer(buffer.name, *buffer.layout, buffer.pointer));
     if (device.backend == TESSERA_BACKEND_CUDA) {
       TESSERA_RETURN_IF_ERROR(cuda::check_memory(buffer.name, buffer.pointer, device));
@@ -250,6 +274,8 @@ distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* worksp
   set(Base::kDQ, buffers.d_q), set(Base::kDK, buffers.d_k), set(Base::kDV, buffers.d_v);
   set(Base::kSink, buffers.sink), set(Base::kDSink, buffers.d_sink);
   set(Base::kSaved, buffers.saved);
+  std::copy(std::begin(buffers.captured), std::end(buffers.captured), memory.captured);
+  std::copy(std::begin(buffers.scalars), std::end(buffers.scalars), memory.scalars);
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % static_cast<uintptr_t>(kAlignment);
   set(Base::kWorkspace, static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0));
   return memory;
@@ -262,7 +288,7 @@ tessera_status run(RankCall& call) {
   const distributed::Program* const program = program_of(attention, call.direction);
   if (!program) return invalid("attention: prepared for the forward pass, accepted one of direction backward");
   tessera_ranks_buffers buffers{};
-  TESSERA_RETURN_IF_ERROR(core::read_struct("buffers", *call.buffers, sizeof buffers,
+  TESSERA_RETURN_IF_ERROR(core::read_struct("buffers", *call.buffers, offsetof(tessera_ranks_buffers, sink),
                                             "{.struct_size = sizeof(tessera_ranks_buffers)}", buffers));
   tessera_executor executor;
   TESSERA_RETURN_IF_ERROR(core::read_executor(call.executor, executor));

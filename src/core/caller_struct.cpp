@@ -6,7 +6,9 @@ namespace tessera::core {
 namespace {
 
 // Neither struct may have tail padding: an older caller's padding bytes would be read as a newer member.
-static_assert(sizeof(tessera_problem) == fields_end().problem, "a last member other than a tensor's is named here");
+static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, list_capacity) + sizeof(int64_t) &&
+                  offsetof(tessera_problem, list_capacity) == fields_end().problem,
+              "a last member other than a tensor's is named here");
 static_assert(sizeof(tessera_buffers) == fields_end().buffers);
 static_assert(sizeof(tessera_combine_call) == offsetof(tessera_combine_call, lse_low) + sizeof(tessera_tensor));
 static_assert(sizeof(tessera_executor) == offsetof(tessera_executor, cancel_context) + sizeof(void*));

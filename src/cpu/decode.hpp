@@ -275,8 +275,9 @@ struct DecodedRows {
         float* const out = floats[i];
         int64_t c = 0;
         for (; c + 2 * kLanes <= cols; c += 2 * kLanes) {
-          const VecF even = Elem::read(row + c), odd = Elem::read(row + c + kLanes);
-          store(out + c, even), store(out + c + kLanes, odd);
+          VecF v[2];
+          Elem::read_two(row + c, v);
+          store(out + c, v[0]), store(out + c + kLanes, v[1]);
         }
         for (; c < cols; c += kLanes) {
           store(out + c, c + kLanes <= cols ? Elem::read(row + c) : Elem::read(row + c, cols - c));

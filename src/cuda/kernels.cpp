@@ -215,7 +215,7 @@ KernelSpec spec_of(const BwdConfig& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
           .header = text.header,
-          .params = "BwdParams",
+          .params = "BwdSm80Params",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .min_blocks_per_sm = config.min_blocks_per_sm,
@@ -357,13 +357,12 @@ KernelSpec spec_of_program_lists(const void* config) {
   return spec_of(*static_cast<const ProgramListsConfig*>(config), false);
 }
 
-void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches) {
+void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, int lists,
+                          LaunchList& launches) {
   const auto bounds = [](const void* of) { return spec_of(*static_cast<const ProgramListsConfig*>(of), true); };
-  const int64_t masks = int64_t{params.batches} * params.heads;
-  const int64_t groups = masks * divide_up(params.lists.most, kBoundsGroup);
+  const int64_t groups = int64_t{params.column_masks} * params.column_groups;
   launches.add("program_bounds", config, bounds, Grid{static_cast<uint32_t>(groups)}, params);
-  launches.add("program_lists", config, spec_of_program_lists, Grid{static_cast<uint32_t>(masks * params.lists.tiles)},
-               params);
+  launches.add("program_lists", config, spec_of_program_lists, Grid{static_cast<uint32_t>(lists)}, params);
 }
 
 void launch_bwd_sm90_dq_order(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
@@ -425,7 +424,7 @@ void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndice
   launch_kernel("prefix_indices", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
 }
 
-void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
+void launch_bwd_sm80(const BwdConfig& config, const BwdSm80Params& params, Grid grid, LaunchList& launches) {
   launch_kernel(text_of(config).name, config, params, grid, launches);
 }
 

@@ -60,7 +60,9 @@ void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParam
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 // The two kernels that make a score program's lists; the second one's spec.
 KernelSpec spec_of_program_lists(const void* config);
-void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, LaunchList& launches);
+// `lists`: how many are made.
+void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, int lists,
+                          LaunchList& launches);
 void launch_bwd_sm90_dq_order(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params& params, Grid grid,
@@ -69,7 +71,7 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
 void launch_move_rows(const MoveRowsConfig& config, const MoveRowsParams& params, LaunchList& launches);
 void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches);
-void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm80(const BwdConfig& config, const BwdSm80Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);

@@ -6,6 +6,7 @@
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
+#include "core/status.hpp"
 
 namespace tessera::cuda {
 
@@ -40,6 +41,12 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
   if (!present(layout)) return {};
   const core::ScoreStrides stride = core::score_strides(layout);
   return {const_cast<void*>(data), stride.batch, stride.head, stride.row, stride.col};
+}
+
+ScaleTensor scale_tensor(const tessera_layout& layout, const float* data, bool in_pages) {
+  if (!present(layout)) return {};
+  const core::ScaleStrides s = core::scale_strides(layout, in_pages);
+  return {data, s.batch, s.row, s.head, s.tokens == 1};
 }
 
 // The number of keys whose entries can be read in one word of at most 16 bytes; the first key must be a multiple of it.
@@ -77,6 +84,20 @@ bool rows_aligned(const tessera_layout& layout, const void* data) {
     aligned = aligned && (layout.shape[axis] == 1 || layout.strides[axis] * bytes % kLoadBytes == 0);
   }
   return aligned;
+}
+
+tessera_status check_address_beside_codes(const char* name, const void* data, int32_t codes) {
+  constexpr uintptr_t kLoadBytes = 16;
+  if (reinterpret_cast<uintptr_t>(data) % kLoadBytes == 0) return ok();
+  return invalid("%s: address %p, %s on a GPU accepts multiples of %d bytes", name, data, tessera_dtype_name(codes),
+                 static_cast<int>(kLoadBytes));
+}
+
+tessera_layout codes_in_pairs(tessera_layout layout) {
+  layout.dtype = TESSERA_FLOAT16;
+  layout.shape[layout.rank - 1] /= 2;
+  for (int axis = 0; axis + 1 < layout.rank; ++axis) layout.strides[axis] /= 2;
+  return layout;
 }
 
 int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }

@@ -16,9 +16,15 @@ constexpr int64_t padded_to(int64_t a, int64_t b) { return divide_up(a, b) * b; 
 RowTensor row_tensor(const tessera_layout& layout, const void* data);
 StatTensor stat_tensor(const tessera_layout& layout, const void* data);
 ScoreTensor score_tensor(const tessera_layout& layout, const void* data);
+// Of k and v in pages: in_pages.
+ScaleTensor scale_tensor(const tessera_layout& layout, const float* data, bool in_pages);
 
 // True if every row starts at a multiple of 16 bytes.
 bool rows_aligned(const tessera_layout& layout, const void* data);
+// An error unless the address is a multiple of 16 bytes, in a call with `codes`, for which there is no other kernel.
+tessera_status check_address_beside_codes(const char* name, const void* data, int32_t codes);
+// As elements of 16 bits: two neighbours of a row, an even number of columns, are one.
+tessera_layout codes_in_pairs(tessera_layout layout);
 
 // The number of queries of the whole batch.
 int64_t rows_total(const tessera_plan& plan);

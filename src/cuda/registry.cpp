@@ -57,8 +57,10 @@ void add_stand_in(tessera_plan& plan) {
   for (const tessera_plan_step& step : core::steps_of(plan)) {
     const Family* const family = find_family(step.family);
     if (!family || !family->alignment) continue;
-    tessera_plan_step& stand_in = plan.steps[plan.num_steps];
+    const int32_t steps = plan.num_steps;
+    tessera_plan_step& stand_in = plan.steps[steps];
     family->alignment->add_stand_in(plan);
+    if (plan.num_steps == steps) return;
     stand_in.keys = TESSERA_STEP_ALL_KEYS, stand_in.unaligned = 1;
     return;
   }

@@ -80,7 +80,7 @@ struct PrebuiltRow {
 // The data that a family needs at multiples of 16 bytes, and the step that serves other data.
 struct Alignment {
   bool (*fits)(const tessera_plan& plan, const tessera_buffers& buffers);  // NULL pointers fit
-  void (*add_stand_in)(tessera_plan& plan);
+  void (*add_stand_in)(tessera_plan& plan);  // adds none for a plan that no family serves at other addresses
 };
 
 // A kernel family's descriptor. core::Candidate has its further refusals and what it fills in.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 namespace tessera::distributed {
 namespace {
@@ -161,6 +162,8 @@ tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call&
   p.first_head = schedule_.heads_q.first;
   p.total_heads = problem_.heads_q, p.total_heads_kv = problem_.heads_kv;
   p.first_sequence = rows.sequence;
+  p.program = options.program;
+  std::copy(std::begin(options.captured), std::end(options.captured), p.captured);
   if (options.alibi != 0) {
     const int64_t heads = schedule_.heads_q.count;
     if (options.alibi == 1) {
@@ -293,7 +296,9 @@ tessera_status Pass::walk_steps() {
   for (size_t n = 0; n < steps.size(); ++n) {
     const std::vector<Message> messages = messages_of(steps[n]);
     for (const Message& message : messages) prepare(message);
-    if (!messages.empty()) program_.operations.emplace_back(Send{std::exchange(pieces_, {})});
+    if (!messages.empty()) {
+      program_.operations.emplace_back(Send{static_cast<int32_t>(n) + 1, std::exchange(pieces_, {})});
+    }
     if (!steps_[n].calls.empty()) TESSERA_RETURN_IF_ERROR(compute(n, steps_[n].calls));
     if (messages.empty()) continue;
     program_.operations.emplace_back(Wait{static_cast<int32_t>(n) + 1, static_cast<int32_t>(steps.size())});

@@ -75,7 +75,9 @@ class Pass {
   bool has_sink() const { return setting_.options.sink != 0; }
   tessera_layout sink_layout() const { return {TESSERA_FLOAT32, 1, {schedule_.heads_q.count}, {1}}; }
   Ref of_heads(Base base) const { return {base, schedule_.heads_q.first * static_cast<int64_t>(sizeof(float))}; }
-  bool placed() const { return setting_.options.dropout_p > 0 || setting_.options.alibi != 0; }
+  bool placed() const {
+    return setting_.options.dropout_p > 0 || setting_.options.alibi != 0 || setting_.options.program;
+  }
 
   // ---- messages ----
   std::vector<Message> messages_of(const tessera_rank_step& step) const;

@@ -50,6 +50,7 @@ struct Piece {
 };
 // The messages of a step are under way from Send on, and complete after Wait.
 struct Send {
+  int32_t step;
   std::vector<Piece> pieces;
 };
 struct Wait {
@@ -78,9 +79,11 @@ tessera_status make_forward(const tessera_ranks_plan& plan, const Setting& setti
                             int64_t& saved_bytes);
 tessera_status make_backward(const tessera_ranks_plan& plan, const Setting& setting, Program& program);
 
-// Where the memory of each Base begins.
+// Where the memory of each Base begins, and what a score program reads.
 struct Memory {
   char* base[static_cast<size_t>(Base::kBases)] = {};
+  const void* captured[TESSERA_MAX_CAPTURED_TENSORS] = {};
+  double scalars[TESSERA_MAX_CAPTURED_SCALARS] = {};
   char* at(const Ref& ref) const {
     return ref.base == Base::kNone ? nullptr : base[static_cast<size_t>(ref.base)] + ref.offset;
   }

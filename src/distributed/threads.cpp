@@ -157,7 +157,8 @@ class ThreadTransport final : public core::Transport {
     };
     const auto ends = [&] { return ready() || failed() || lost() < ranks(); };
     if (!cancel.can_be_asked()) meeting_->changed.wait(lock, ends);
-    while (!meeting_->changed.wait_for(lock, kAskAgain, ends)) {
+    // By the system's clock: wait_for calls pthread_cond_clockwait, which glibc has only since 2.30.
+    while (!meeting_->changed.wait_until(lock, std::chrono::system_clock::now() + kAskAgain, ends)) {
       lock.unlock();
       const bool asked = cancel.asked();
       lock.lock();

@@ -1,6 +1,8 @@
 // Executes a program's list.
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <iterator>
 
 #include "distributed/program.hpp"
 
@@ -25,6 +27,8 @@ tessera_status call_at(const Program& program, const Memory& memory, const Call&
   buffers.q = memory.at(call.q), buffers.k = memory.at(call.k), buffers.v = memory.at(call.v);
   buffers.o = memory.at(call.o), buffers.lse = floats(call.lse), buffers.lse_low = floats(call.lse_low);
   buffers.alibi_slopes = floats(call.slopes), buffers.sink = floats(call.sink), buffers.d_sink = floats(call.d_sink);
+  std::copy(std::begin(memory.captured), std::end(memory.captured), buffers.captured);
+  std::copy(std::begin(memory.scalars), std::end(memory.scalars), buffers.scalars);
   buffers.d_o = memory.at(call.d_o);
   buffers.d_q = memory.at(call.d_q), buffers.d_k = memory.at(call.d_k), buffers.d_v = memory.at(call.d_v);
   const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
@@ -46,7 +50,6 @@ tessera_status walk(const Program& program, uint64_t number, const Memory& memor
                     core::Transport& transport, const tessera_device& device, const tessera_executor& executor,
                     core::Cancel& cancel) {
   void* const stream = executor.stream;
-  uint64_t exchange = number;
   const auto execute = Overloaded{
       [&](const Fill& fill) {
         return moves.fill(reinterpret_cast<float*>(memory.at(fill.at)), fill.value, fill.count, stream);
@@ -57,7 +60,8 @@ tessera_status walk(const Program& program, uint64_t number, const Memory& memor
       [&](const Call& call) { return call_at(program, memory, call, executor); },
       [&](const Merge& merge) { return merge_at(memory, merge, device, executor); },
       [&](const Send& send) -> tessera_status {
-        exchange = exchange * 6364136223846793005u + 1;  // any sequence that seldom meets another call's
+        // Of this step of this call: a rank may have no messages in a step.
+        const uint64_t exchange = (number + static_cast<uint64_t>(send.step)) * 6364136223846793005u;
         TESSERA_RETURN_IF_ERROR(transport.begin(exchange, stream));
         for (const Piece& piece : send.pieces) {
           const auto bytes = static_cast<size_t>(piece.bytes);

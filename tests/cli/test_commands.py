@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,29 @@ def test_compare_agrees_with_float64(folder, flags):
             assert cell["standard"]["errors"].get(name, error)["elements"] == error["elements"], name
         # Both sides against the same float64 rows: the plain computation sets the bound, twice over.
         assert cell["tessera"]["rms_error"] <= 2 * cell["standard"]["rms_error"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (
+        ("--mask-mod", "j <= q_pos && j % 3 != 1", "--dtype", "bfloat16"),
+        ("--score-mod", "10 * tanh(s / 10) + slope[h] * log(1.0 + abs(i - j))", "--bind", "slope=slope.npy",
+         "--causal"),
+        ("--score-mod", "hidden[j] ? -inf : max(s, c * s)", "--mask-mod", "i != 5", "--bind", "hidden=hidden.npy",
+         "c=0.5", "--kv-heads", 1),
+    ),
+)  # fmt: skip
+def test_compare_with_a_score_program(folder, flags):
+    """Standard attention evaluates it by code of its own, as the float64 rows do."""
+    folder.save(slope=np.array([-0.5, 0.25], np.float32), hidden=np.arange(200) % 4 == 0)
+    report = json.loads(folder.succeeds(*SMALL, *flags, "--json").out)
+    assert bool(report["score_mod"]) == ("--score-mod" in flags) and bool(report["mask_mod"]) == ("--mask-mod" in flags)
+    for cell in report["cells"]:
+        matrices = 3 if cell["direction"] == "backward" else 1
+        assert cell["standard"]["extra_bytes"] >= matrices * 2 * cell["length"] ** 2 * 4
+        for name, error in cell["tessera"]["errors"].items():
+            assert error["elements"] > 0 and error["max"] < (2e-2 if "bfloat16" in flags else 1e-5), name
+        assert 0 < cell["tessera"]["rms_error"] <= 2 * cell["standard"]["rms_error"]
 
 
 def test_compare_on_a_gpu(folder):

@@ -101,6 +101,7 @@ const Field kFields[] = {
     {.name = "mask_mod", .text = &Case::mask_mod},
     {.name = "captured", .integer = &Case::captured, .words = kCaptured},
     {.name = "d_captured", .integer = &Case::d_captured},
+    {.name = "lists", .integer = &Case::lists, .high = kAny},
     {.name = "softcap", .real = &Case::softcap},
     {.name = "dropout", .real = &Case::dropout},
     {.name = "scale", .real = &Case::scale},
@@ -194,14 +195,25 @@ bool fits_fp8_kernel(const Case& c) {
   return c.dtype == TESSERA_FLOAT8_E4M3 && dims && layout && tensors && c.dropout == 0;
 }
 
+// What decode_sm90 supports of an 8-bit cache.
+bool fits_decode_of_codes(const Case& c) {
+  constexpr int64_t kMostHeadDim = 256, kMostRows = 128, kColumns = 16;  // rows at multiples of 16 bytes
+  const int64_t kv = kv_dtype(c);
+  const bool codes = (kv == TESSERA_FLOAT8_E4M3 || kv == TESSERA_FLOAT8_E5M2) && kv != c.dtype;
+  const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.sq * (c.hq / c.hkv) <= kMostRows;
+  const bool layout = c.d % kColumns == 0 && c.dv % kColumns == 0 && c.gap % kColumns == 0;
+  const bool tensors = c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
+  return codes && dims && layout && tensors && !c.places && c.dropout == 0;
+}
+
 }  // namespace
 
 bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
   constexpr int64_t kMostBackwardHeadDim = 512;
   constexpr int32_t kHopper = 90;
   const bool is_part = c.places + c.first_q + c.first_k + c.after_q + c.after_k + c.first_kv + c.first_b > 0;
-  if ((has_program(c) && is_part) || (c.places && c.causal_seqs)) return false;
-  if (has_8bit(c) && !(arch == kHopper && fits_fp8_kernel(c))) return false;
+  const bool codes = arch == kHopper && (fits_fp8_kernel(c) || fits_decode_of_codes(c));
+  if ((has_program(c) && is_part) || (c.places && c.causal_seqs) || (has_8bit(c) && !codes)) return false;
   return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
 }
 
@@ -320,6 +332,7 @@ Case legalised(Case c) {
     c.captured = TESSERA_FLOAT32;
   }
   if (c.score_mod.empty()) c.d_captured = 0;
+  if (c.mask_mod.empty()) c.lists = 0;
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;

@@ -1,4 +1,4 @@
-// fwd_sm90_fp8 on a GPU: what the table's cases do not ask about it.
+// fwd_sm90_fp8, and decode_sm90 with an 8-bit cache, on a GPU: what the table's cases do not ask about them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/float8.hpp"
 #include "cuda_fixture.hpp"
 #include "execute.hpp"
 #include "numbers.hpp"
@@ -83,6 +84,96 @@ TEST(CudaFp8, HasTheErrorOfOneWeightAtEveryLength) {
     Call oracle = make_oracle_call(in);
     ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
     EXPECT_LT(relative_error(o_of(in, TESSERA_FLOAT32), oracle.o.load()), kMostError) << keys << " keys";
+  }
+}
+
+// ---- an 8-bit cache -------------------------------------------------------------------------------------------------
+
+// With one key O is its value, exactly; a query of a single 1 has one of its elements as its score, and LSE.
+TEST(CudaFp8, ReadsAllCodesOfACache) {
+  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  constexpr int kCodes = 256, kHeads = 16, kHeadsKv = 2, kRowsOfKvHead = 128;
+  for (const char* dtypes : {"dtype=bf16 kv=e4m3", "dtype=f16 kv=e5m2", "dtype=bf16 kv=e5m2", "dtype=f16 kv=e4m3"}) {
+    SCOPED_TRACE(dtypes);
+    Inputs in = inputs_of((std::string(dtypes) + " b=2 sq=16 sk=1 hq=16 hkv=2 d=256 dv=256 scales=h").c_str());
+    const core::Float8Format& format = kv_dtype(in.c) == TESSERA_FLOAT8_E4M3 ? core::kE4M3 : core::kE5M2;
+    const auto value_of = [&](size_t code) { return core::float8_to_float(format, static_cast<uint8_t>(code)); };
+    std::ranges::fill(in.q, 0.0);
+    // The element that a query sees.
+    const auto element_of = [](size_t row) {
+      return row / (16 * kHeads) * kRowsOfKvHead + row / kHeads % 16 * 8 + row % 8;
+    };
+    for (size_t row = 0; row < in.q.size() / kCodes; ++row) in.q[row * kCodes + element_of(row)] = 1;
+    for (size_t n = 0; n < in.v_codes.size(); ++n) {
+      const float value = value_of(n % kCodes);
+      in.v_codes[n] = value, in.k_codes[n] = std::isfinite(value) ? value : 0;
+    }
+    Call call = make_call(in);
+    const RunResult result = run(call, TESSERA_FORWARD, {.place = kGpu, .cores = 3});
+    ASSERT_TRUE(result.ok()) << result.why();
+    EXPECT_STREQ(tessera_kernel_name(result.kernel), "decode_sm90");
+    const std::vector<double> o = call.o.load(), lse = call.lse.load();
+    for (size_t row = 0; row < o.size() / kCodes; ++row) {
+      const size_t head_kv = row % kHeads / (kHeads / kHeadsKv);
+      for (size_t code = 0; code < kCodes; ++code) {
+        const double exact = static_cast<float>(value_of(code) * in.v_scales[head_kv]), got = o[row * kCodes + code];
+        const double rounded = round_to(static_cast<int32_t>(in.c.dtype), exact);
+        ASSERT_TRUE(got == rounded || (std::isnan(got) && std::isnan(rounded)))
+            << "value of code " << code << ": " << got;
+      }
+    }
+    for (size_t b = 0; b < 2; ++b)
+      for (size_t h = 0; h < kHeads; ++h)
+        for (size_t i = 0; i < 16; ++i) {
+          const size_t code = element_of((b * 16 + i) * kHeads + h);
+          const float value = value_of(code);
+          const double score = (std::isfinite(value) ? value : 0) * in.k_scales[h / 8] * in.scale();
+          ASSERT_NEAR(lse[(b * kHeads + h) * 16 + i], score, std::fabs(score) * 0x1p-20) << "key of code " << code;
+        }
+  }
+}
+
+// Of four queries two see keys 0 to 127 alone, in the same tile as the others.
+TEST(CudaFp8, KeepsACachesScalesOfHiddenKeysFromAResult) {
+  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  constexpr size_t kUnaffected = size_t{2} * 64;
+  Inputs in = inputs_of("dtype=bf16 kv=e4m3 b=1 sq=4 sk=130 hq=1 hkv=1 d=64 dv=64 causal=1 scales=fine");
+  const std::vector<double> usual = o_of(in, TESSERA_BFLOAT16);
+  for (const bool of_keys : {true, false}) {
+    Inputs odd = in;
+    (of_keys ? odd.k_scales : odd.v_scales)[1] = std::numeric_limits<double>::quiet_NaN();
+    const std::vector<double> with_nan = o_of(odd, TESSERA_BFLOAT16);
+    for (size_t n = 0; n < usual.size(); ++n) {
+      if (n < kUnaffected) {
+        ASSERT_EQ(with_nan[n], usual[n]) << n;
+      } else {
+        ASSERT_TRUE(std::isnan(with_nan[n])) << n;
+      }
+    }
+  }
+}
+
+// Scales that grow by 2^30 in a sequence, those of small values first or last: each value keeps its bits among those of
+// its size, and queries of any size have scores.
+TEST(CudaFp8, HasTheErrorOfAWeightWhateverTheScales) {
+  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  constexpr double kMostError = 0x1p-8;  // of bfloat16's rounding of O
+  for (const int direction : {1, -1}) {
+    Inputs in = inputs_of("dtype=bf16 kv=e4m3 b=1 sq=2 sk=1500 hq=4 hkv=1 d=64 dv=64 scales=fine cores=3");
+    const size_t blocks = in.v_scales.size(), width = 64;
+    for (size_t n = 0; n < in.q.size(); ++n) in.q[n] *= 0x1p-100;
+    for (double& scale : in.k_scales) scale *= 0x1p100;
+    for (size_t n = 0; n < in.k.size(); ++n) in.k[n] *= 0x1p100;
+    for (size_t block = 0; block < blocks; ++block) {
+      const double factor =
+          std::exp2(direction * 30.0 * (static_cast<double>(block) / static_cast<double>(blocks) - 0.5));
+      in.v_scales[block] *= factor;
+      for (size_t n = block * 128 * width; n < std::min((block + 1) * 128 * width, in.v.size()); ++n) in.v[n] *= factor;
+    }
+    for (double& scale : in.v_scales) scale = static_cast<float>(scale);
+    Call oracle = make_oracle_call(in);
+    ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+    EXPECT_LT(relative_error(o_of(in, TESSERA_BFLOAT16), oracle.o.load()), kMostError) << direction;
   }
 }
 

@@ -501,6 +501,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   if (in.program) {
     call.program = make_program(in);
     call.scalars = in.scalars;
+    problem.list_capacity = c.lists;
   }
   for (const CapturedTensor& tensor : in.captured) {
     const std::vector<int64_t> shape = tensor.shape.empty() ? std::vector<int64_t>{1} : tensor.shape;

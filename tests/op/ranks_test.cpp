@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,6 +35,9 @@ struct Setting {
   int32_t ranks = 2, head_ranks = 0;
   std::vector<int64_t> lengths = {};  // of packed sequences; empty: the case's Sq
   std::string forward_by = {};        // the only kernel family; there is then no backward pass
+  tessera_program* program = nullptr;
+  std::vector<Tensor> captured = {};
+  std::vector<double> scalars = {};
 
   std::string text() const {
     return strategy + " " + layout + " ranks " + std::to_string(ranks) + " head_ranks " + std::to_string(head_ranks) +
@@ -68,8 +72,10 @@ tessera_ranks_problem problem_of(const Case& c, const Setting& setting, const in
   return p;
 }
 
-RanksOptions options_of(const Call& call) {
+RanksOptions options_of(const Call& call, const Setting& setting) {
   RanksOptions options{};
+  options.program = setting.program;
+  for (size_t n = 0; n < setting.captured.size(); ++n) options.captured[n] = setting.captured[n].layout();
   options.scale = call.problem.scale, options.has_scale = call.problem.has_scale;
   options.softcap = call.problem.softcap;
   options.dropout_p = call.problem.dropout_p;
@@ -165,7 +171,7 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       const Site& site = sites[static_cast<size_t>(rank)];
       tessera_device device = site.device;
       std::snprintf(device.family, sizeof device.family, "%s", setting.forward_by.c_str());
-      const RanksAttention attention(problem, rank, options_of(whole), &device);
+      const RanksAttention attention(problem, rank, options_of(whole, setting), &device);
       const RankSchedule schedule(attention.plan(), rank);
       Shard shard{{schedule.chunks().begin(), schedule.chunks().end()}, {0}, rank, setting.ranks};
       for (const int64_t length : setting.lengths) shard.starts.push_back(shard.starts.back() + length);
@@ -196,6 +202,12 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       buffers.o = results[0].data(), buffers.lse = static_cast<float*>(results[1].data());
       buffers.d_q = results[2].data(), buffers.d_k = results[3].data(), buffers.d_v = results[4].data();
       buffers.sink = static_cast<const float*>(inputs[5].data());
+      std::deque<SiteMemory> captured;
+      for (size_t n = 0; n < setting.captured.size(); ++n) {
+        captured.push_back(memory(setting.captured[n]));
+        buffers.captured[n] = captured[n].data();
+      }
+      std::copy(setting.scalars.begin(), setting.scalars.end(), buffers.scalars);
       buffers.d_sink = static_cast<float*>(results[5].data());
       tessera_executor executor{};
       executor.stream = site.gpu ? site.gpu->stream() : nullptr;
@@ -273,17 +285,19 @@ std::map<std::string, std::vector<double>> results(const Call& call) {
 
 // Each rank's part against the whole in float64. Many ranks are as exact as one: their errors are at most `factor`
 // times its.
+// `program`: of the whole; a setting's own means the same.
 using RunOnRanks = void (*)(Call& whole, const Case& c, const Setting& setting);
 void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<Setting>& settings,
-                      RunOnRanks run_many = run_on_ranks, const Place& place = best_place(), double factor = 1.05) {
+                      RunOnRanks run_many = run_on_ranks, const Place& place = best_place(), double factor = 1.05,
+                      tessera_program* program = nullptr) {
   Case c = parse_case(text, nullptr).value();
   c.dtype = dtype, c.lse = c.backward = 1, c.d_sink = c.sink > 0;
   c = legalised(c);
   const Inputs in = make_inputs(c);
-  Call oracle = make_oracle_call(in);
+  Call oracle = make_oracle_call(in), one = make_call(in);
+  oracle.problem.program = one.problem.program = program;
   ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
   ASSERT_TRUE(run(oracle, TESSERA_BACKWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
-  Call one = make_call(in);
   ASSERT_TRUE(run(one, TESSERA_FORWARD, {.place = place}).ok());
   ASSERT_TRUE(run(one, TESSERA_BACKWARD, {.place = place}).ok());
   const auto exact = results(oracle), of_one = results(one);
@@ -331,6 +345,77 @@ constexpr const char* kCases[] = {
     "b=1 sq=512 sk=512 hq=4 hkv=4 d=32 dv=32 wl=60 wr=33 alibi=bh dropout=0.2 sink=2 seed=11",
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, Ranks, ::testing::ValuesIn(kCases));
+
+// A program's names mean in every chunk what they mean in the whole: positions, heads, sequences and lengths.
+struct ProgramCase {
+  const char* score;
+  const char* mask;
+  const char* text;
+  std::vector<int32_t> dtypes = {TESSERA_FLOAT32};
+};
+class RanksPrograms : public ::testing::TestWithParam<ProgramCase> {};
+
+using Program = std::unique_ptr<tessera_program, decltype(&tessera_program_release)>;
+Program program_of(const char* score, const char* mask, const std::vector<tessera_program_name>& names = {}) {
+  tessera_program* made = nullptr;
+  const Status status = tessera_program_create(score, mask, names.data(), static_cast<int32_t>(names.size()), &made);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return {made, tessera_program_release};
+}
+
+std::vector<Setting> settings_with(const Setting& program) {
+  std::vector<Setting> all = {{"ring", "zig_zag", 1},       {"ring", "zig_zag", 2},       {"ring", "contiguous", 3},
+                              {"ring", "zig_zag", 8},       {"all_gather", "zig_zag", 4}, {"all_to_all", "zig_zag", 4},
+                              {"mesh", "contiguous", 8, 2}, {"mesh", "zig_zag", 4, 2}};
+  for (Setting& setting : all) {
+    setting.program = program.program, setting.captured = program.captured, setting.scalars = program.scalars;
+  }
+  return all;
+}
+
+TEST_P(RanksPrograms, MeanTheSame) {
+  const ProgramCase& p = GetParam();
+  const Program program = program_of(p.score, p.mask);
+  Setting with;
+  with.program = program.get();
+  std::vector<Setting> settings = settings_with(with);
+  if (const Case c = parse_case(p.text, nullptr).value(); c.dropout > 0) {  // chunks are multiples of 32 rows
+    std::erase_if(settings,
+                  [&c](const Setting& s) { return c.sq % (32 * s.ranks * (s.layout == "zig_zag" ? 2 : 1)) != 0; });
+  }
+  for (const int32_t dtype : p.dtypes) {
+    expect_the_whole(p.text, dtype, settings, run_on_ranks, best_place(), 1.05, program.get());
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    Cpu, RanksPrograms,
+    ::testing::Values(
+        ProgramCase{"s + 0.25 * float((i * 7 + j * 3 + h + 2 * b + h_kv) % 11)",
+                    "",
+                    "b=2 sq=192 sk=192 hq=4 hkv=2 d=32 dv=32 causal=1 seed=1",
+                    {TESSERA_FLOAT32, TESSERA_BFLOAT16}},
+        ProgramCase{"s - abs(float(i - j)) / float(len_q + len_k)", "j <= q_pos && (i / 40 == j / 40 || j % 5 == 0)",
+                    "b=1 sq=384 sk=384 hq=4 hkv=4 d=40 dv=24 seed=2"},
+        // Rows from 100 on see nothing.
+        ProgramCase{"", "i < 100 && i - j < 30", "b=1 sq=192 sk=192 hq=4 hkv=2 d=32 dv=32 wl=50 wr=60 seed=3"},
+        ProgramCase{"20 * tanh(s / 20)", "(h + i + j) % 3 != 0",
+                    "b=1 sq=768 sk=768 hq=4 hkv=1 d=32 dv=32 causal=1 alibi=h dropout=0.2 wl=300 seed=4"}),
+    [](const auto& info) { return std::to_string(info.index); });
+
+// Every rank has the whole of a tensor that the program reads.
+TEST(Ranks, ProgramsReadTensorsAndScalars) {
+  const Program formula = program_of("s + 0.5 * float((i * 7 + j * 3) % 11) - 1.5 * float(h)", "");
+  const Program reading = program_of("s + table[h, (i * 7 + j * 3) % 11] - factor * float(h)", "",
+                                     {{"table", TESSERA_VALUE_FLOAT, 2}, {"factor", TESSERA_VALUE_FLOAT, -1}});
+  std::vector<double> values;
+  for (int n = 0; n < 44; ++n) values.push_back(0.5 * (n % 11));
+  Setting with;
+  with.program = reading.get(), with.scalars = {1.5};
+  with.captured = {Tensor(TESSERA_FLOAT32, {4, 11})};
+  with.captured[0].store(values);
+  expect_the_whole("b=2 sq=192 sk=192 hq=4 hkv=2 d=32 dv=32 causal=1 seed=5", TESSERA_FLOAT32, settings_with(with),
+                   run_on_ranks, best_place(), 1.05, formula.get());
+}
 
 TEST(Ranks, Float16) {
   expect_the_whole(kCases[0], TESSERA_FLOAT16, {{"ring", "zig_zag", 4}, {"all_to_all", "zig_zag", 4}});
@@ -442,6 +527,15 @@ TEST(RanksErrors, NameWhatIsWrong) {
   options = {};
   options.alibi = 3;
   EXPECT_EQ(refusal(small.problem, options), "alibi: 3, accepted 0 .. 2");
+  options = {};
+  const Program program = program_of("s + table[i]", "", {{"table", TESSERA_VALUE_FLOAT, 1}});
+  options.program = program.get();
+  EXPECT_EQ(refusal(small.problem, options).find("captured[0] (table): "), 0u) << refusal(small.problem, options);
+  options.sink = 1;
+  EXPECT_EQ(refusal(small.problem, options).find("sink: given with program, accepted one of them on ranks"), 0u);
+  options = {};
+  options.captured[0] = {TESSERA_FLOAT32, 1, {256}, {1}};
+  EXPECT_EQ(refusal(small.problem, options), "captured[0]: given without program, whose tensor it is");
   options = {};
   options.sink = 2;
   EXPECT_EQ(refusal(small.problem, options), "sink: 2, accepted 0 or 1");
@@ -905,9 +999,11 @@ TEST(NcclGpuRanksMerged, AreTheWhole) {
   std::string missing;
   if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
   const char* const family = "fwd_fa1";
+  // It has no sinks: what is merged has them all the same.
   expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 sink=1 seed=1", TESSERA_BFLOAT16,
-                   {{"ring", "zig_zag", 2, 0, {}, family}, {"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus,
-                   kGpu, 1.4);
+                   {{"ring", "zig_zag", 2, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
+  expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 seed=1", TESSERA_BFLOAT16,
+                   {{"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
   if (!NcclRanks::of(8, missing)) return;
   expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 sink=1 seed=2", TESSERA_BFLOAT16,
                    {{"ring", "zig_zag", 8, 0, {}, family}}, run_on_gpus, kGpu, 1.4);

@@ -604,6 +604,30 @@ constexpr const char* kFp8Hopper[] = {
     "dtype=e4m3 b=1 sq=100 sk=200 hq=2 hkv=1 d=64 dv=64 alibi=h scale=-0.2",
 };
 
+// For decode_sm90's 8-bit caches, each for each of the dtypes below: TMA and cp.async, tiles of 16 and of 32 keys, one
+// and several stages, scales of each shape, several work tiles of rows, parts, options, and rows that see nothing.
+constexpr const char* kCacheDtypes[] = {"dtype=bf16 kv=e4m3", "dtype=f16 kv=e4m3", "dtype=bf16 kv=e5m2"};
+constexpr const char* kDecodeCodes[] = {
+    "b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
+    "b=2 sq=1 sk=4500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 scales=fine cores=5",
+    "b=5 sq=2 sk=700 hq=4 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed lead=2 tail=3 scales=fine cores=5",
+    "b=3 sq=1 sk=700 hq=8 hkv=1 d=64 dv=64 k=paged page=32 scales=h low=1",
+    "b=2 sq=1 sk=900 hq=2 hkv=2 d=64 dv=64 k=paged page=3 scales=fine cores=2",
+    "b=2 sq=2 sk=700 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine sink=1 cores=3",
+    "b=2 sq=8 sk=600 hq=16 hkv=1 d=256 dv=256 k=paged page=64 causal=1 scales=fine cores=9",
+    "b=3 sq=8 sk=500 hq=8 hkv=1 d=128 dv=128 q=packed k=packed few=2 causal=1 scales=fine lead=9 tail=40 cores=7",
+    "b=3 sq=2 sk=515 hq=6 hkv=2 d=80 dv=48 causal=1 used=1 scales=one data=outlier",
+    "b=2 sq=3 sk=400 hq=4 hkv=2 d=96 dv=160 wl=100 wr=0 scales=fine order=bhsd",
+    "b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 scales=fine cores=4",
+    "b=2 sq=1 sk=2000 hq=8 hkv=2 d=128 dv=128 invariant=1 scales=h cores=7",
+    "b=3 sq=5 sk=500 hq=4 hkv=2 d=64 dv=64 k=paged page=32 tree=1 causal=1 softcap=8 alibi=h scales=fine cores=5",
+    "b=2 sq=2 sk=300 hq=2 hkv=1 d=64 dv=64 data=growing scales=fine scale=-0.2",
+    "b=2 sq=3 sk=300 hq=2 hkv=1 d=64 dv=64 data=nan_key causal=1 scales=fine",
+    "b=2 sq=6 sk=300 hq=4 hkv=2 d=64 dv=64 data=nan_value causal=1 scales=bh",
+    "b=4 sq=9 sk=5 hq=2 hkv=1 d=32 dv=32 causal=1 used=1 scales=fine",
+    "b=2 sq=3 sk=0 hq=2 hkv=1 d=64 dv=64",
+};
+
 // Every score program of the table of definitions, in each of these frames: with gradients of its tensors, and without
 // for kernels that do not compute these; in float32; with few queries.
 constexpr const char* kProgramFrames[] = {
@@ -614,6 +638,9 @@ constexpr const char* kProgramFrames[] = {
 };
 // Masks, whose lists of visible blocks a GPU makes, over several tiles of queries and of keys.
 constexpr const char* kProgramMaskFrame = "dtype=bf16 backward=1 b=2 sq=150 sk=330 hq=4 hkv=2 d=64 dv=64";
+// By turns: packed sequences, and lists without room.
+constexpr const char* kProgramMaskLists[] = {" q=packed k=packed tail=70", " q=packed k=packed lead=3 lists=3",
+                                             " lists=3", " q=packed used=1"};
 // By turns: layouts and other options beside a program.
 constexpr const char* kProgramLayouts[] = {
     "backward=1 d_captured=1 q=packed k=packed lead=3 tail=70 gap=3 causal=1 low=1",
@@ -624,7 +651,8 @@ constexpr const char* kProgramLayouts[] = {
     "invariant=1 k=paged page=16 causal=1 sink=1 captured=f16",
     "bias=hqk data=inf_bias sink=1",
 };
-constexpr const char* kProgramRefusedByGpu[] = {
+// Over 8-bit caches; on a GPU decode_sm90 serves the first.
+constexpr const char* kProgramCaches[] = {
     "dtype=bf16 kv=e4m3 b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
     "dtype=f16 kv=i8 b=2 sq=40 sk=70 hq=4 hkv=2 d=32 dv=32 scales=fine k=paged page=16",
 };
@@ -642,14 +670,17 @@ void add_programs(Table& table) {
     c.score_mod = definition.score, c.mask_mod = definition.mask;
     table.add(c);
   };
-  size_t turn = 0;
+  size_t turn = 0, masks = 0;
   for (const Definition& definition : definitions()) {
     for (const char* frame : kProgramFrames) add(definition, frame);
-    if (*definition.mask) add(definition, kProgramMaskFrame);
+    if (*definition.mask) {
+      add(definition, kProgramMaskFrame);
+      add(definition, std::string(kProgramMaskFrame) + kProgramMaskLists[masks++ % std::size(kProgramMaskLists)]);
+    }
     const char* dtypes[] = {"dtype=bf16", "dtype=f16", "dtype=f32"};
     const std::string sizes = std::string(dtypes[turn % std::size(dtypes)]) + " b=3 sq=50 sk=70 hq=4 hkv=2 d=64 dv=40 ";
     add(definition, sizes + kProgramLayouts[turn % std::size(kProgramLayouts)]);
-    add(definition, kProgramRefusedByGpu[turn % std::size(kProgramRefusedByGpu)]);
+    add(definition, kProgramCaches[turn % std::size(kProgramCaches)]);
     ++turn;
   }
   for (const char* line : kProgramParts) {
@@ -657,6 +688,11 @@ void add_programs(Table& table) {
         (std::string(line) +
          " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
             .c_str());
+  }
+  // A program sees the -inf of a bias, and its result counts.
+  for (const char* score : {"abs(s)", "5 * tanh(s / 5)", "exp(min(s, 3.0)) - 1"}) {
+    table.add((std::string("b=2 sq=50 sk=70 hq=4 hkv=2 d=64 dv=64 bias=hqk data=inf_bias score_mod='") + score + "'")
+                  .c_str());
   }
   // Nothing to read: tensors without elements, sequences without queries or keys.
   for (const char* sizes : {"b=0 sq=5 sk=7", "b=2 sq=0 sk=5", "b=2 sq=5 sk=0"}) {
@@ -694,6 +730,9 @@ std::vector<Case> case_table() {
     for (const char* line : k8Bit) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
   }
   for (const char* line : kFp8Hopper) table.add(line);
+  for (const char* dtypes : kCacheDtypes) {
+    for (const char* line : kDecodeCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
+  }
   add_programs(table);
   return table.take();
 }

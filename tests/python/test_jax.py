@@ -112,7 +112,9 @@ def options_of(random):
             "place_heads": (4, 12), "total_heads_kv": 6, "first_sequence": 3, "dropout_p": 0.2, "dropout_seed": 5,
         },
         "dropout": {"dropout_p": 0.3, "dropout_seed": 2**40 + 7, "dropout_offset": 3},
-        "execution": {"kernel": "tiled", "threads": 1, "deterministic": True, "batch_invariant": True},
+        "execution": {
+            "kernel": "tiled", "threads": 1, "deterministic": True, "batch_invariant": True, "list_capacity": 7,
+        },
     }
 
 

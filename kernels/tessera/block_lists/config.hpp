@@ -99,22 +99,26 @@ struct ProgramListsConfig {
   int rows;  // of a tile
   int cols;  // of a block
   bool transposed;
+  bool varlen;  // sequences are packed, or use only some of their keys
   ScoreConfig score;
 };
-TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, score)
+TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, score)
 
 // Bounds of blocks of columns are kept for each block and for each group of so many.
 inline constexpr int kBoundsGroup = 32;
 inline constexpr int kProgramListsThreads = 256;
 
+// Masks: pairs of a batch entry and a head that differ, or 1. If rows, or columns, are packed, the tiles of all
+// sequences are one range of padded tile indices (attention/sequence.cuh), so their masks are heads.
 struct ProgramListsParams : ProblemParams {
-  BlockLists lists;
-  int batches, heads;  // that have lists of their own; 1 if all share them
-  int end_word;        // of the pool
-  int* long_lists;     // or NULL; zero at launch, and the kernel adds the number of long lists
-  int* tile_counter;   // or NULL; set to 0 for the kernel that walks the lists
-  // What the mask reads of a column, bounded: [batches, heads, lists.most] for blocks, then likewise for groups.
+  BlockLists lists;   // tiles: of a sequence; packed: padded tile indices of the batch
+  int heads;          // that have lists of their own; 1 if all share them
+  int end_word;       // of the pool
+  int* long_lists;    // or NULL; zero at launch, and the kernel adds the number of long lists
+  int* tile_counter;  // or NULL; set to 0 for the kernel that walks the lists
+  // What the mask reads of a column, bounded: [column_masks, column_blocks], then [column_masks, column_groups].
   void* bounds;
+  int column_masks, column_blocks, column_groups;  // blocks and groups: as lists.tiles
 };
 
 }  // namespace tessera

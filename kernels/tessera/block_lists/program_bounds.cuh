@@ -1,7 +1,7 @@
 // Bounds of what a score program's mask reads of columns (keys, or transposed queries), for each block of them and for
 // each group of kBoundsGroup blocks: program_lists decides most blocks by these alone. Also empties the lists' pool.
 //
-// Grid: one block for each of batches x heads x groups. Block: kProgramListsThreads threads.
+// Grid: one block for each of column_masks x column_groups. Block: kProgramListsThreads threads.
 #pragma once
 
 #include "tessera/block_lists/program_side.cuh"
@@ -16,28 +16,27 @@ TESSERA_DEVICE void bound_columns(const ProgramListsParams& p, const ScoreProgra
   constexpr int kWarps = kProgramListsThreads / 32;
   __shared__ Bounds sBounds[kWarps];
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int groups = ColumnBounds<Side>::groups(p);
-  const int group = static_cast<int>(blockIdx.x) % groups, mask = static_cast<int>(blockIdx.x) / groups;
-  const int batch = mask / p.heads, head = mask % p.heads;
-  const Sequence s = load_sequence<false>(p, batch);
-  const int end = kCfg.transposed ? s.sq : s.sk;
-  const ColumnBounds<Side> columns{p};
+  using Columns = ColumnBounds<kCfg, Side>;
+  const int index = static_cast<int>(blockIdx.x);
+  const SideTile group = typename Columns::Groups{p, p.column_groups}.at(index);
+  const int end = kCfg.transposed ? group.s.sq : group.s.sk;
+  const Columns columns(p, group.batch, group.head);
   Bounds of_warp;
   of_warp.visit(ClearBounds{});
   for (int n = warp; n < kBoundsGroup; n += kWarps) {
-    const int block = group * kBoundsGroup + n;
-    if (block >= p.lists.most) break;
-    const Bounds bounds =
-        bounds_of<Side>(program, p, s, batch, head, block * kCfg.cols, min((block + 1) * kCfg.cols, end));
-    if (lane == 0) *columns.block(mask, block) = bounds;
+    const int block = group.tile * kBoundsGroup + n;
+    if (block >= (end + kCfg.cols - 1) / kCfg.cols) break;
+    const Bounds bounds = bounds_of<Side>(program, p, group.s, group.batch, group.head, block * kCfg.cols,
+                                          min((block + 1) * kCfg.cols, end));
+    if (lane == 0) columns.blocks[block] = bounds;
     of_warp.join(bounds);
   }
   if (lane == 0) sBounds[warp] = of_warp;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (group == 0 && mask == 0) p.lists.words[0] = 0;
+  if (index == 0) p.lists.words[0] = 0;
   for (int n = 1; n < kWarps; ++n) of_warp.join(sBounds[n]);
-  *columns.group(mask, group) = of_warp;
+  Columns(p).groups[index] = of_warp;
 }
 
 template <ProgramListsConfig kCfg>

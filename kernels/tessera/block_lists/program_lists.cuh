@@ -3,10 +3,10 @@
 // blocks first; the others are evaluated entry by entry. A mask of documents, or a window, of 2^20 tokens costs each
 // tile of rows some 256 groups and a few evaluated blocks.
 //
-// A list takes as many entries of the pool as there are blocks that bounds do not exclude. Sequences are dense and of
-// one length.
+// A list takes as many entries of the pool as there are blocks that bounds do not exclude. A padded tile index of a
+// packed batch that belongs to no sequence has an empty list.
 //
-// Grid: one block for each of batches x heads x tiles. Block: kProgramListsThreads threads.
+// Grid: one block a list, for each mask and tile of rows. Block: kProgramListsThreads threads.
 #pragma once
 
 #include "tessera/block_lists/program_tile.cuh"
@@ -21,10 +21,11 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   __shared__ typename Tile::RowBounds sHalves[kListHalves];
   __shared__ int sBits[kBoundsGroup], sCandidates, sBegin;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int list = static_cast<int>(blockIdx.x), mask = list / p.lists.tiles;
-  const int batch = mask / p.heads, head = mask % p.heads;
-  const Tile tile{p, program, load_sequence<false>(p, batch), batch, head, list % p.lists.tiles, sHalves};
-  const ColumnBounds<typename Tile::Columns> columns{p};
+  const int list = static_cast<int>(blockIdx.x), lists = static_cast<int>(gridDim.x);
+  const SideTile rows = SideTiles<kCfg.varlen, kCfg.transposed, kCfg.rows>{p, p.lists.tiles}.at(list);
+  const int batch = rows.batch, head = rows.head;
+  const Tile tile{p, program, rows.s, batch, head, rows.tile, sHalves};
+  const ColumnBounds<kCfg, typename Tile::Columns> columns(p, batch, head);
   int* const list_words = p.lists.words + kProgramHeadsAt + 2 * static_cast<int64>(list);
 
   if (warp < kListHalves) {
@@ -44,8 +45,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
       bool seen = false;
       if (from + lane < groups) {
         const int group = group_at(from + lane), col = group * kBoundsGroup * kCfg.cols;
-        const int bits =
-            tile.template known<false>(col, col + kBoundsGroup * kCfg.cols - 1, *columns.group(mask, group));
+        const int bits = tile.template known<false>(col, col + kBoundsGroup * kCfg.cols - 1, columns.groups[group]);
         seen = !Tile::is_hidden(bits);
       }
       const uint32 seen_by = __ballot_sync(0xffffffff, seen);
@@ -60,7 +60,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   };
   const auto known_bits = [&](int block) {
     if (block < blocks.low || block > blocks.high) return kListHidden;
-    return tile.template known<true>(block * kCfg.cols, (block + 1) * kCfg.cols - 1, *columns.block(mask, block));
+    return tile.template known<true>(block * kCfg.cols, (block + 1) * kCfg.cols - 1, columns.blocks[block]);
   };
 
   // 1. Room for every block that bounds do not exclude.
@@ -73,7 +73,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   if (lane == 0 && candidates > 0) atomicAdd(&sCandidates, candidates);
   __syncthreads();
   if (threadIdx.x == 0) {
-    const int pool = kProgramHeadsAt + 2 * p.batches * p.heads * p.lists.tiles, room = p.end_word - pool;
+    const int pool = kProgramHeadsAt + 2 * lists, room = p.end_word - pool;
     // A full pool is not added to, so that the sum cannot overflow.
     const int begin = sCandidates > room || *p.lists.words > room ? room : atomicAdd(p.lists.words, sCandidates);
     const bool made = sCandidates == 0 || begin <= room - sCandidates;

@@ -16,6 +16,51 @@ TESSERA_DEVICE ProgramPlace key_place(const ProblemParams& p, const Sequence& s,
   return {batch, head, head / p.group, 0, key, s.sk - s.sq, s.sq, s.sk};
 }
 
+// ---- tiles of queries, or of keys ----
+
+// A tile of some (batch entry, head): its number in the sequence. A padded tile index that belongs to no sequence has
+// the number after a sequence's last tile.
+struct SideTile {
+  Sequence s;
+  int batch, head, tile;
+};
+
+// The tiles of kRows queries, or keys, of all sequences: [batch, heads, tiles] or packed [heads, padded tile indices].
+template <bool kVarlen, bool kOfKeys, int kRows>
+struct SideTiles {
+  const ProgramListsParams& p;
+  int tiles;  // of a sequence, or padded tile indices
+
+  TESSERA_DEVICE SideTile at(int index) const {
+    SideTile at;
+    const int mask = index / tiles;
+    at.tile = index % tiles;
+    if (packed()) {
+      const int slot = at.tile;
+      at.batch = find_sequence<kRows>(p, offsets(), stride(), limit(), 1, slot), at.head = mask;
+      at.tile = tile_at_slot<kRows>(p, offsets(), stride(), limit(), 1, slot, at.batch);
+    } else {
+      at.batch = mask / p.heads, at.head = mask % p.heads;
+    }
+    at.s = load_sequence<kVarlen>(p, at.batch);
+    if (packed()) at.tile = min(at.tile, ((kOfKeys ? at.s.sk : at.s.sq) + kRows - 1) / kRows);
+    return at;
+  }
+  // The index of a sequence's first tile.
+  TESSERA_DEVICE int begin(int batch, int head) const {
+    if (packed()) return head * tiles + slot_begin<kRows>(p, offsets(), stride(), limit(), 1, batch);
+    return (batch * p.heads + head) * tiles;
+  }
+
+ private:
+  TESSERA_DEVICE const int* offsets() const { return kOfKeys ? p.keys.begins : p.cu_seqlens_q; }
+  TESSERA_DEVICE int64 stride() const { return kOfKeys ? p.keys.begins_stride : p.cu_seqlens_q_stride; }
+  TESSERA_DEVICE int limit() const { return kOfKeys ? p.keys_limit : p.rows_q; }
+  TESSERA_DEVICE bool packed() const { return kVarlen && offsets(); }
+};
+
+// ---- what is read of them ----
+
 // What a program's mask reads of queries, or of keys: the values, and their bounds over several.
 template <class Program, bool kOfKeys>
 struct MaskSide {
@@ -68,21 +113,21 @@ TESSERA_DEVICE typename Side::Bounds bounds_of(const ScoreProgramParams& program
   return bounds;
 }
 
-// The bounds of blocks of columns in memory.
-template <class Side>
+// The bounds of blocks of columns in memory, and of groups of kBoundsGroup blocks.
+template <ProgramListsConfig kCfg, class Side>
 struct ColumnBounds {
   using Bounds = typename Side::Bounds;
+  using Blocks = SideTiles<kCfg.varlen, !kCfg.transposed, kCfg.cols>;
+  using Groups = SideTiles<kCfg.varlen, !kCfg.transposed, kCfg.cols * kBoundsGroup>;
   static_assert(Side::kValues == 0 || sizeof(Bounds) == 8 * Side::kValues, "as the host counts them");
 
-  const ProgramListsParams& p;
-  TESSERA_DEVICE static int groups(const ProgramListsParams& p) {
-    return (p.lists.most + kBoundsGroup - 1) / kBoundsGroup;
-  }
-  TESSERA_DEVICE Bounds* block(int mask, int at) const {
-    return static_cast<Bounds*>(p.bounds) + static_cast<int64>(mask) * p.lists.most + at;
-  }
-  TESSERA_DEVICE Bounds* group(int mask, int at) const {
-    return block(p.batches * p.heads, 0) + static_cast<int64>(mask) * groups(p) + at;
+  // Of the first block, or group, of all, or of one sequence and head.
+  Bounds *blocks, *groups;
+  TESSERA_DEVICE explicit ColumnBounds(const ProgramListsParams& p)
+      : blocks(static_cast<Bounds*>(p.bounds)), groups(blocks + static_cast<int64>(p.column_masks) * p.column_blocks) {}
+  TESSERA_DEVICE ColumnBounds(const ProgramListsParams& p, int batch, int head) : ColumnBounds(p) {
+    blocks += Blocks{p, p.column_blocks}.begin(batch, head);
+    groups += Groups{p, p.column_groups}.begin(batch, head);
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
+#include "tessera/block_lists/config.hpp"
 #include "tessera/ptx/layout.hpp"
 
 namespace tessera {
@@ -64,6 +65,10 @@ TESSERA_HOST_DEVICE constexpr BwdLayout bwd_layout(const BwdConfig& c) {
   at.bytes = at.ticket + 16;
   return at;
 }
+
+struct BwdSm80Params : BwdParams {
+  BlockLists lists;  // with a program: of the query tiles to which its mask shows keys; no words: there are none
+};
 
 // The preprocess and the postprocess of the backward pass: bwd_sm80/rows.cuh.
 struct BwdRowsConfig {

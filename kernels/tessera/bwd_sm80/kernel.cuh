@@ -12,7 +12,7 @@
 //
 // Details and measurements: docs/reference/kernels/bwd_sm80.md.
 //
-//   config.hpp       BwdConfig, the layout of shared memory; the launch parameters are BwdParams
+//   config.hpp       BwdConfig, the launch parameters, the layout of shared memory
 //   shared.cuh       how products are divided among a block's warps, and its shared memory
 //   key_block.cuh    a block of keys: the queries that see it, its loads and its results
 //   scores.cuh       S^T and dP^T -> P^T and dS^T
@@ -63,11 +63,12 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     }
     b.load_stats(stage, step);
   };
-  QueryStep next{b.head_kv * p.group, b.first_tile};  // the next step to load
+  using Steps = QuerySteps<kCfg>;
+  auto next = Steps::first(b);  // the next step to load
   const auto load_next = [&](int stage) {
     if (b.tiles > 0 && next.head < (b.head_kv + 1) * p.group) {
       load_step(stage, next);
-      next.advance(b.first_tile, b.tiles);
+      Steps::advance(b, next);
     }
     ptx::cp_async_commit_group();  // an empty group is committed too, so that the count of groups stays the same
   };
@@ -89,7 +90,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
   clear(rdK);
   clear(rdV);
   int stage = 0;
-  QueryStep step{b.head_kv * p.group, b.first_tile};
+  auto step = Steps::first(b);
   BwdScoreStep<kCfg, kM, kN> score_step;  // holds the bias and mask fragment of the next slice of a full tile
   constexpr bool kLoads = score_step.kLoads;
   [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
@@ -99,9 +100,9 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     score_step.load({p, b.s, tile});
   };
   if constexpr (kLoads) {
-    if (b.tiles > 0) load_next_entries(step, 0);
+    if (Steps::count(b) > 0) load_next_entries(step, 0);
   }
-  for (int left = b.tiles * p.group; left > 0; --left) {
+  for (int left = Steps::count(b); left > 0; --left) {
     ptx::cp_async_wait_group<kAhead - 1>();
     __syncthreads();  // the tile is visible to all warps, and all have finished reading the tile before
     if constexpr (kCfg.stages > 1) load_next(stage == 0 ? kAhead : stage - 1);
@@ -154,8 +155,8 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
             if (slice + Warps::kSlice < Warps::kQueries) {
               load_next_entries(step, slice + Warps::kSlice);
             } else if (left > 1) {
-              QueryStep following = step;
-              following.advance(b.first_tile, b.tiles);
+              auto following = step;
+              Steps::advance(b, following);
               load_next_entries(following, 0);
             }
           }
@@ -204,7 +205,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
     float rdQ[Warps::kQM][Warps::kQN][4];
     dq_part_of_warp.multiply(rdQ, shared);
     add_dq(p, b, step, stage, row0, dq_part_of_warp, rdQ);
-    step.advance(b.first_tile, b.tiles);
+    Steps::advance(b, step);
     stage = stage + 1 == shared.kStages ? 0 : stage + 1;
   }
 
@@ -236,7 +237,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 }
 
 template <BwdConfig kCfg>
-TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
+TESSERA_DEVICE void bwd_sm80(const BwdSm80Params& p) {
   static_assert(!kCfg.s_dp_split, "that is bwd_sm80_split");
   for_key_blocks<kCfg>(p, [](const KeyBlock<kCfg>& block) { bwd_key_block(block); });
 }

@@ -155,6 +155,62 @@ struct KeyBlock {
   }
 };
 
+// The steps of a block: all query tiles that see some of its keys by position, for each head of the group.
+template <BwdConfig kCfg>
+struct QuerySteps {
+  using Step = QueryStep;
+  TESSERA_DEVICE static int count(const KeyBlock<kCfg>& b) { return b.tiles * b.p.group; }
+  TESSERA_DEVICE static Step first(const KeyBlock<kCfg>& b) { return {b.head_kv * b.p.group, b.first_tile}; }
+  TESSERA_DEVICE static void advance(const KeyBlock<kCfg>& b, Step& step) { step.advance(b.first_tile, b.tiles); }
+};
+// With lists of a program's mask: the tiles of each head's list. If there are no lists, or the head's was not made, all
+// that see some of the keys by position. The order of additions to dQ is by position, so a deterministic kernel reads
+// no lists.
+template <BwdConfig kCfg>
+requires(kCfg.score.program && !kCfg.deterministic) struct QuerySteps<kCfg> {
+  struct Step : QueryStep {
+    int entry;  // of the head's list, or number from the block's first tile on
+  };
+  TESSERA_DEVICE static int count(const KeyBlock<kCfg>& b) {
+    int steps = 0;
+    for (int n = 0; n < b.p.group; ++n) steps += count(b, list(b, b.head_kv * b.p.group + n));
+    return steps;
+  }
+  TESSERA_DEVICE static Step first(const KeyBlock<kCfg>& b) {
+    Step step{{b.head_kv * b.p.group, 0}, 0};
+    find(b, step);
+    return step;
+  }
+  TESSERA_DEVICE static void advance(const KeyBlock<kCfg>& b, Step& step) {
+    ++step.entry;
+    find(b, step);
+  }
+
+ private:
+  TESSERA_DEVICE static ListHead list(const KeyBlock<kCfg>& b, int head) {
+    const BlockLists& lists = static_cast<const BwdSm80Params&>(b.p).lists;
+    if (!lists.words) return {kListNotMade, nullptr};
+    int tile = b.key0 / kCfg.block_n;
+    if (b.p.keys.begins) {
+      tile += slot_begin<kCfg.block_n>(b.p, b.p.keys.begins, b.p.keys.begins_stride, b.p.keys_limit, 1, b.batch);
+    }
+    return list_head<true>(lists, lists.at(b.batch, head, tile));
+  }
+  TESSERA_DEVICE static int count(const KeyBlock<kCfg>& b, const ListHead& list) {
+    return list.count == kListNotMade ? b.tiles : list.count;
+  }
+  // Finds the tile of the step's entry or, after a head's last entry, of the next head's first one.
+  TESSERA_DEVICE static void find(const KeyBlock<kCfg>& b, Step& step) {
+    for (; step.head < (b.head_kv + 1) * b.p.group; ++step.head, step.entry = 0) {
+      const ListHead of_head = list(b, step.head);
+      if (step.entry >= count(b, of_head)) continue;
+      step.tile =
+          of_head.count == kListNotMade ? b.first_tile + step.entry : list_block<true>(of_head.entries[step.entry]);
+      return;
+    }
+  }
+};
+
 // The tile scheduler: the key tile, KV head and sequence of this thread block. Under a causal mask the first keys are
 // seen by the most queries and come first. Deterministic: in the order in which thread blocks start, so that a block
 // waits only for running ones. A thread block has one pair of KV head and sequence or, if several pairs add to the same

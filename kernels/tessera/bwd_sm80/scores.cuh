@@ -229,11 +229,13 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           }
           x = visible && kept ? probability : 0.0f;
           d = visible ? probability * (d_probability - delta) : 0.0f;
-          if constexpr (kCfg.d_bias) {
-            collector.template add<at.kAlone>(p, sums[m][half], visible, query, key0 + Step::key_offset(block), d);
-          }
+          const int key = key0 + Step::key_offset(block);
           program_gradients.begin_block(block);
-          d = Step::gradient(score, score_row, key0 + Step::key_offset(block), visible, d, program_gradients);
+          d = Step::program_gradient(score, score_row, key, visible, d, program_gradients);
+          if constexpr (kCfg.d_bias) {
+            collector.template add<at.kAlone>(p, sums[m][half], visible, query, key, d);
+          }
+          d = Step::gradient(score, visible, d);
         }
       }
       program_gradients.end_query(score_row);

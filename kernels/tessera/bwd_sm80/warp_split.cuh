@@ -182,7 +182,7 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
 }
 
 template <BwdConfig kCfg>
-TESSERA_DEVICE void bwd_sm80_split(const BwdParams& p) {
+TESSERA_DEVICE void bwd_sm80_split(const BwdSm80Params& p) {
   static_assert(kCfg.s_dp_split, "that is bwd_sm80");
   for_key_blocks<kCfg>(p, [](const KeyBlock<kCfg>& block) { bwd_key_block_split(block); });
 }

@@ -58,7 +58,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       if constexpr (!kCfg.program_lists()) index = p.order[index];
     }
     block = key_block<kCfg>(p, index);
-    if constexpr (kCfg.block_mask) use_lists<kCfg.program_lists()>(p, block, kCfg.block_n);
+    if constexpr (kCfg.block_mask) use_lists<kCfg.block_n, kCfg.program_lists()>(p, block);
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();

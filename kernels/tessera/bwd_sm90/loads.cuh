@@ -55,7 +55,7 @@ struct BwdSm90Producer {
 
   TESSERA_DEVICE int load_adders_before() const {
     if constexpr (!kCfg.deterministic) return 0;
-    return *p.dq_order.before(list_of(p, block, kCfg.block_n, block.load_head), list_block(block.load_entry));
+    return *p.dq_order.before(list_of<kCfg.block_n>(p, block, block.load_head), list_block(block.load_entry));
   }
 
   // Loads the tiles of the next step; `left` counts the remaining steps, with this one. The first step loads K and V
@@ -97,7 +97,7 @@ struct BwdSm90Producer {
     if (block.steps == 0) return;
     load_step<true>(block.steps);
     for (int left = block.steps - 1; left > 0; --left) {
-      if constexpr (kCfg.block_mask) find_entry<kCfg.program_lists()>(p, block, kCfg.block_n);
+      if constexpr (kCfg.block_mask) find_entry<kCfg.block_n, kCfg.program_lists()>(p, block);
       load_step(left);
     }
   }

@@ -64,7 +64,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
       index = p.order[index];
     }
     block = key_block<kCfg>(p, index);
-    if constexpr (kCfg.block_mask) use_lists(p, block, kCfg.block_n);
+    if constexpr (kCfg.block_mask) use_lists<kCfg.block_n>(p, block);
   }
   __syncthreads();
   ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised

@@ -90,7 +90,7 @@ struct BwdSm90D256Producer {
       if (++stage == kBwdD256StatStages) stage = 0;
       if constexpr (kCfg.block_mask) {
         ++block.load_tile;
-        if (left > 1) find_entry(p, block, kCfg.block_n);
+        if (left > 1) find_entry<kCfg.block_n>(p, block);
         continue;
       }
       tile = next_tile(block, tile);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/attention/problem.hpp"
+#include "tessera/attention/scales.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/ptx/layout.hpp"
 
@@ -14,18 +15,25 @@ inline constexpr int kDecodeGroupParts = 4;  // neighbouring parts that are summ
 inline constexpr int kDecodeMergePad = 8;    // floats of padding after a row, against bank conflicts
 
 struct DecodeSm90Config {
-  Dtype dtype;     // float16 or bfloat16
-  int head_dim;    // of Q, K and V, padded to a multiple of 16
-  int block_n;     // keys of a tile, which one warp computes
-  int warps;       // each has its own tiles, stages and softmax
-  int stages;      // tiles of K and of V that a warp has in shared memory
-  bool paged;      // keys and values are addressed by a page table
-  bool varlen;     // sequences may be packed, use only some of their keys, or be causal or not individually
-  bool invariant;  // the parts of a work tile do not depend on the batch: schedule.cuh
-  bool bulk;       // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
+  Dtype dtype;      // float16 or bfloat16
+  Dtype cache;      // of K and V: dtype, float8_e4m3 or float8_e5m2
+  int head_dim;     // of Q, K and V, padded to a multiple of 16, with codes of 32
+  int block_n;      // keys of a tile, which one warp computes
+  int warps;        // each has its own tiles, stages and softmax
+  int stages;       // tiles of K and of V that a warp has in shared memory
+  bool paged;       // keys and values are addressed by a page table
+  bool varlen;      // sequences may be packed, use only some of their keys, or be causal or not individually
+  bool invariant;   // the parts of a work tile do not depend on the batch: schedule.cuh
+  bool bulk;        // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
+  bool key_scales;  // codes: keys of a sequence have different scales, in K or in V
   ScoreConfig score;
+
+  // K and V have 8 bits an element: codes.cuh. In a tile, two codes count as one element of 16 bits.
+  TESSERA_HOST_DEVICE constexpr bool codes() const { return dtype_bytes(cache) == 1; }
+  TESSERA_HOST_DEVICE constexpr int tile_cols() const { return head_dim * dtype_bytes(cache) / 2; }
 };
-TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
+TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, cache, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk,
+                      key_scales, score)
 
 // The number of rows that the warps of a block merge at a time: the 8 heads of a KV head, or 4 rows where shared memory
 // is too small for 8.
@@ -48,7 +56,7 @@ struct DecodeSm90Layout {
   int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: the warps' sums, to be merged
   int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as in DecodePart
   int folds;     // DecodeFold of every row, for a group and for all groups; one unused DecodeFold unless invariant
-  int q;         // [kDecodeRows][head_dim]
+  int q;         // [kDecodeRows][head_dim]; codes: also units
   int barriers;  // of bulk copies: [warps][stages][2]; without them one unused barrier
   int segments;  // RangeSegments
   int parted;    // Segment
@@ -57,13 +65,14 @@ struct DecodeSm90Layout {
 };
 
 TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm90Config& c) {
+  constexpr int kUnitsBytes = kDecodeRows * 4;  // of DecodeQueries (codes.cuh) after its tile
   DecodeSm90Layout at{};
-  const int tile = c.bulk ? swizzled_bytes(c.block_n, c.head_dim) : padded_bytes(c.dtype, c.block_n, c.head_dim);
+  const int tile = c.bulk ? swizzled_bytes(c.block_n, c.tile_cols()) : padded_bytes(c.dtype, c.block_n, c.tile_cols());
   at.partials = at.stages + c.warps * c.stages * 2 * tile;
   at.stats = at.partials + c.warps * decode_merge_rows(c.head_dim) * (c.head_dim + kDecodeMergePad) * 4;
   at.folds = at.stats + c.warps * kDecodeRows * 2 * 4;
   at.q = at.folds + (c.invariant ? 2 * kDecodeRows : 1) * decode_fold_bytes(c.head_dim);
-  at.barriers = at.q + padded_bytes(c.dtype, kDecodeRows, c.head_dim);
+  at.barriers = at.q + padded_bytes(c.dtype, kDecodeRows, c.head_dim) + (c.codes() ? kUnitsBytes : 0);
   at.segments = at.barriers + (c.bulk ? c.warps * c.stages * 2 : 1) * 8;
   at.parted = at.segments + kDecodeSegmentsBytes;
   at.scan = at.parted + kDecodeSegmentBytes;
@@ -95,6 +104,7 @@ struct DecodeSm90Params : ProblemParams {
   unsigned long long* arrivals;  // [2][blocks], of work tiles and of groups of parts: decode_sm90/epilogue.cuh
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
   PositionMasks masks;
+  ScaleTensor k_scales, v_scales;  // of codes
 };
 
 }  // namespace tessera

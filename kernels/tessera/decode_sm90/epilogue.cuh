@@ -7,6 +7,7 @@
 #include "tessera/attention/softmax.cuh"
 #include "tessera/decode_sm90/schedule.cuh"
 #include "tessera/ptx/synchronization.cuh"
+#include "tessera/tile/product_codes.cuh"
 
 namespace tessera {
 
@@ -174,12 +175,18 @@ TESSERA_DEVICE void for_columns(int rows, Body&& body) {
   }
 }
 
-// Writes a warp's first eight rows (kHalf 0) or its last eight (kHalf 1); `to` is where the lane's columns begin.
-template <int kHalf, int kD>
-TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
+// Writes a warp's first eight rows (kHalf 0) or its last eight (kHalf 1) to one row of a buffer for each lane.
+template <DecodeSm90Config kCfg, int kHalf, int kD>
+TESSERA_DEVICE void put_rows(float* row, const float (&rO)[1][kD][4]) {
+  float* const to = row + (kCfg.codes() ? 2 : 1) * lane_col();
+  if constexpr (kCfg.codes()) {
 #pragma unroll
-  for (int d = 0; d < kD; ++d) {
-    *reinterpret_cast<float2*>(to + d * 8) = make_float2(rO[0][d][2 * kHalf], rO[0][d][2 * kHalf + 1]);
+    for (int i = 0; i < kD / 2; ++i) *reinterpret_cast<float4*>(to + i * 16) = code_columns<kHalf>(rO, i);
+  } else {
+#pragma unroll
+    for (int d = 0; d < kD; ++d) {
+      *reinterpret_cast<float2*>(to + d * 8) = make_float2(rO[0][d][2 * kHalf], rO[0][d][2 * kHalf + 1]);
+    }
   }
 }
 
@@ -286,11 +293,11 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   for (int first = 0; first < segment.rows; first += shared.kRows) {
     const int row = lane_row() + (first < 8 ? 0 : 8) - first;
     if (row >= 0 && row < shared.kRows) {
-      float* to = shared.partials[warp][row] + lane_col();
+      float* const to = shared.partials[warp][row];
       if (first < 8) {
-        put_rows<0>(to, rO);
+        put_rows<kCfg, 0>(to, rO);
       } else {
-        put_rows<1>(to, rO);
+        put_rows<kCfg, 1>(to, rO);
       }
     }
     __syncthreads();

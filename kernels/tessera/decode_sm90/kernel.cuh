@@ -11,12 +11,14 @@
 //   schedule.cuh   which keys a block has, as segments of work tiles
 //   loads.cuh      a warp's ring of K and V tiles, pages included
 //   shared.cuh     Q of a segment, and a block's shared memory
+//   codes.cuh      K and V of 8 bits: Q for them, and their scales
 //   scores.cuh     S -> P: options, mask, online softmax
 //   epilogue.cuh   the merge of a block's warps, and of a work tile's blocks
 //   kernel.cuh     the loop over a block's segments
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
+#include "tessera/decode_sm90/codes.cuh"
 #include "tessera/decode_sm90/epilogue.cuh"
 #include "tessera/decode_sm90/loads.cuh"
 #include "tessera/decode_sm90/scores.cuh"
@@ -105,11 +107,19 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     clear(rO);
     OnlineSoftmax<1> softmax;
     const int tiles_end = segment.end, keys = segment.s.sk;
-    const KeyRange all_see = ScoreOptions<kCfg.score>::range(p, segment.s, segment.row0 / p.group,
-                                                             (segment.row0 + segment.rows - 1) / p.group)
-                                 .all;
+    const TileRange visible = ScoreOptions<kCfg.score>::range(p, segment.s, segment.row0 / p.group,
+                                                              (segment.row0 + segment.rows - 1) / p.group);
+    DecodeScales<kCfg> scales;
+    scales.load(p, segment);
     wait_for_queries<kCfg>(number == 0);
+    if constexpr (kCfg.codes()) {
+      if (!kCfg.invariant || number == 0 || segment.first == 0) {
+        __syncthreads();  // the copies of all threads are complete
+        shared.queries.convert();
+      }
+    }
     __syncthreads();  // Q, the segment's parts and the next segments are visible
+    scales.begin(shared.queries);
     const Segment& next = segments[number + 1];
     if (next.rows > 0) loader.look_ahead(known);
 #pragma unroll 1
@@ -117,17 +127,24 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
       const int key0 = tile * kCfg.block_n;
       wait_for_tile<kCfg>(k_full(stage), parity);
       float rS[1][kCfg.block_n / 8][4];
-      score_stage<kCfg>(rS, softmax, rO, shared.queries, stages[stage].sK, p, segment, key0,
-                        all_see.holds(key0, kCfg.block_n));
+      scales.take(loader, stage, visible.some.holds(key0 + lane_id() % kCfg.block_n, 1));
+      score_stage<kCfg>(rS, softmax, rO, shared.queries, stages[stage].sK, scales, p, segment, key0,
+                        visible.all.holds(key0, kCfg.block_n));
       __syncwarp();  // all lanes have read K
       loader.refill_k(stage);
       wait_for_tile<kCfg>(v_full(stage), parity);
       clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
-      product_pb(rO, rS, stages[stage].sV, 0);
+      if constexpr (kCfg.codes()) {
+        scales.scale_weights(rS);
+        product_pb_codes<kCfg.cache>(rO, rS, stages[stage].sV);
+      } else {
+        product_pb(rO, rS, stages[stage].sV, 0);
+      }
       __syncwarp();
       loader.refill_v(stage, known);
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
+    scales.finish(rO);
     // 4. The warps' sums -> O and LSE, or this block's part of them.
     const bool alone = kCfg.invariant && !segment.whole && !segment.parts.shared();
     const bool shared_first = !segment.whole && segment.last && !alone && next.rows > 0;

@@ -26,12 +26,12 @@ struct DecodeTmaTile : SwizzledTile<kTileRows, kTileCols> {
 
 template <DecodeSm90Config kCfg, bool kBulk = kCfg.bulk>
 struct DecodeStage {
-  using Tile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
+  using Tile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.tile_cols()>;
   Tile sK, sV;
 };
 template <DecodeSm90Config kCfg>
 struct DecodeStage<kCfg, true> {
-  using Tile = DecodeTmaTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
+  using Tile = DecodeTmaTile<kCfg.dtype, kCfg.block_n, kCfg.tile_cols()>;
   Tile sK, sV;
 };
 
@@ -66,6 +66,7 @@ class DecodeLoader {
     for (int stage = 0; stage < kCfg.stages; ++stage) {
       empty_stages -= found;
       load_k(stage);
+      if constexpr (kCfg.key_scales) load_scale<false>(stage);
       load<false>(stages[stage].sV, v_barrier(stage));
       if (!found) continue;
       tile += kCfg.warps, ++tile_number;
@@ -102,8 +103,12 @@ class DecodeLoader {
   }
   TESSERA_DEVICE void refill_v(int stage, int last) { load_v(stage, last); }
 
+  // With key_scales: the scale of key `lane_id() % block_n` of a stage's tile, in K and in V.
+  TESSERA_DEVICE float key_scale(int stage) const { return at_stage(key_scales, stage); }
+  TESSERA_DEVICE float value_scale(int stage) const { return at_stage(value_scales, stage); }
+
  private:
-  static constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  static constexpr int kBytes = dtype_bytes(kCfg.cache);
   static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a tile are in one page
   // cp.async: kLanes lanes load one row, 16 bytes each at a time; one pass loads as many rows as a warp has such sets
   // of lanes.
@@ -127,12 +132,18 @@ class DecodeLoader {
   bool ahead = false;
   int row = 0, page = 0;  // find_row
   int64 places[kPasses];  // place_rows
+  using StageScales = float[kCfg.key_scales ? kCfg.stages : 1];
+  StageScales key_scales, value_scales;
 
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
 
-  TESSERA_DEVICE void load_k(int stage) { load<true>(stages[stage].sK, k_barrier(stage)); }
+  TESSERA_DEVICE void load_k(int stage) {
+    if constexpr (kCfg.key_scales) load_scale<true>(stage);
+    load<true>(stages[stage].sK, k_barrier(stage));
+  }
   TESSERA_DEVICE void load_v(int stage, int last) {
+    if constexpr (kCfg.key_scales) load_scale<false>(stage);
     load<false>(stages[stage].sV, v_barrier(stage));
     if (!found) return;
     tile += kCfg.warps;
@@ -213,6 +224,32 @@ class DecodeLoader {
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
   }
 
+  // The loads of scales overlap those of their tile. A stage's number is known only at run time, but registers have
+  // names: a chain of selects.
+  static TESSERA_DEVICE float at_stage(const StageScales& scales, int stage) {
+    float scale = scales[0];
+#pragma unroll
+    for (int n = 1; n < kCfg.stages; ++n) scale = n == stage ? scales[n] : scale;
+    return scale;
+  }
+  // Before the loads of the tile itself, whose number is `tile`.
+  template <bool kKeys>
+  TESSERA_DEVICE void load_scale(int stage) {
+    if (!found) return;
+    const Segment& segment = segments[number];
+    const ScaleTensor& scales = kKeys ? p.k_scales : p.v_scales;
+    const int key = max(min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
+    int of_batch = segment.batch, of_row = key / kScaleTokens;
+    if constexpr (kCfg.paged) {
+      const int entry = kPageATile ? __shfl_sync(0xffffffff, page_entry, tile_number % 32) : page_entry;
+      if (scales.in_pages) of_batch = clamp(entry, 0, p.keys.pages - 1), of_row = key % p.page;
+    }
+    const float scale = segment.s.sk > 0 ? scales.at(of_batch, of_row, segment.head_kv) : 1.0f;
+    StageScales& to = kKeys ? key_scales : value_scales;
+#pragma unroll
+    for (int n = 0; n < kCfg.stages; ++n) to[n] = n == stage ? scale : to[n];
+  }
+
   // Whether V's rows have the same offsets in their tensor as K's.
   TESSERA_DEVICE bool same_places() const {
     return p.k.batch == p.v.batch && p.k.row == p.v.row && p.k.head == p.v.head;
@@ -229,7 +266,7 @@ class DecodeLoader {
   // Loads rows of K or V by cp.async; columns from row_bytes on become zero.
   template <class Tile>
   TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int row_bytes) {
-    static_assert(Tile::kCols * kBytes == kRowBytes);
+    static_assert(Tile::kCols * Tile::kElemBytes == kRowBytes);
     constexpr int kRowsAPass = 32 / kLanes;
     const int lane = lane_id(), offset = lane % kLanes * kLoadBytes;
     const char* const base = static_cast<const char*>(tensor.data) + offset;
@@ -281,7 +318,7 @@ class DecodeLoader {
 template <DecodeSm90Config kCfg, class Tile>
 TESSERA_DEVICE void clear_rows_from(Tile& sV, int count) {
   if (count >= kCfg.block_n) return;
-  constexpr int kWords = kCfg.head_dim / 8;
+  constexpr int kWords = Tile::kCols / 8;
 #pragma unroll 1
   for (int i = lane_id(); i < kCfg.block_n * kWords; i += 32) {
     if (i / kWords >= count) ptx::st_shared_zero_16(sV.at(i / kWords, i % kWords * 8));

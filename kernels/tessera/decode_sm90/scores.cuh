@@ -3,6 +3,7 @@
 
 #include "tessera/attention/score/step.cuh"
 #include "tessera/attention/softmax.cuh"
+#include "tessera/decode_sm90/codes.cuh"
 #include "tessera/decode_sm90/schedule.cuh"
 
 namespace tessera {
@@ -33,7 +34,8 @@ struct DecodeCoordinates {
 template <DecodeSm90Config kCfg, class Queries, class Tile>
 TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
                                 float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
-                                const DecodeSm90Params& p, const Segment& segment, int key0, bool full) {
+                                DecodeScales<kCfg>& scales, const DecodeSm90Params& p, const Segment& segment, int key0,
+                                bool full) {
   constexpr ScoreConfig kScore = kCfg.score;
   ScoreStep<kScore, DecodeCoordinates<kCfg>> scores;
   const DecodeCoordinates<kCfg> at(p, segment, key0);
@@ -41,12 +43,14 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
   bool stale_max = kScore.stale_max() && full && softmax.ready;
   for (;; stale_max = false) {
     queries.product(rS, sK);
+    scales.scale_scores(rS);
 #pragma unroll
     for (int i = 0; i < at.kRows; ++i) {
       const int row = at.row(i);
       if constexpr (!scores.kPlain) scores.apply_row(rS[0], at, i, scores.row(at, row));
       if (!full) scores.hide_row(rS[0], at, i, row);
     }
+    scales.prepare_weights(rS, rO);
     if (!stale_max) break;
     if (softmax.try_stale_max(rS, unit)) return;
   }

@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// Q of a segment's rows in shared memory, the A operand.
+// Q of a segment's rows in shared memory.
 template <DecodeSm90Config kCfg>
-struct DecodeQueries {
+struct DecodeQueryTile {
   SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
 
   // Global -> shared, by all threads, after all of them have finished reading the previous rows. Rows and columns past
@@ -31,11 +31,16 @@ struct DecodeQueries {
     }
     ptx::cp_async_commit_group();
   }
+};
+
+// The same as the A operand; for 8-bit K: codes.cuh.
+template <DecodeSm90Config kCfg>
+struct DecodeQueries : DecodeQueryTile<kCfg> {
   // rS = Q K^T.
   template <class Tile>
   TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
     clear(rS);
-    product_abt(rS, sQ, 0, sK, 0);
+    product_abt(rS, this->sQ, 0, sK, 0);
   }
 };
 

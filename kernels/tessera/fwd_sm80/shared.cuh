@@ -124,7 +124,11 @@ requires(kCfg.score.program) struct KeyTiles<kCfg> {
   const int* entries = nullptr;  // NULL: tile n is number n
   TESSERA_DEVICE KeyTiles(const FwdSm80Params& p, const FwdBlock<kCfg>& b) : first(b.first), last(b.last) {
     if (!p.lists.words) return;
-    const ListHead list = list_head<true>(p.lists, p.lists.at(b.work.batch, b.work.head, b.work.tile));
+    int tile = b.work.tile;
+    if (p.cu_seqlens_q) {
+      tile += slot_begin<kCfg.block_m>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, b.work.batch);
+    }
+    const ListHead list = list_head<true>(p.lists, p.lists.at(b.work.batch, b.work.head, tile));
     if (list.count == kListNotMade) return;
     first = 0, last = list.count, entries = list.entries;
   }

@@ -138,6 +138,7 @@ struct Consumer {
       clear(rO);
       if constexpr (kCfg.block_mask) {
         while (uniform(at.next_listed(false))) attend_block();
+        if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
       } else {
         if (at.at_last_block()) continue;
         do {
@@ -161,15 +162,19 @@ struct Consumer {
     });
   }
 
-  // Processes a work tile's first block, and determines what its last block leaves in V: rows of V past the sequence's
-  // end are multiplied by P = 0, but in packed and paged tensors they may hold NaN.
+  // Processes a work tile's first block.
   TESSERA_DEVICE void first_block() {
+    if constexpr (!kCfg.block_mask) find_v_tail(at.bounds.last);
+    scores.first_block(at);
+  }
+  // Determines what a work tile's last block leaves in V: rows of V past the sequence's end are multiplied by P = 0,
+  // but in packed and paged tensors they may hold NaN. With lists the last block is known after the list's end.
+  TESSERA_DEVICE void find_v_tail(int last_block) {
     const int sk = uniform(at.tile().s.sk);
     v_tail = 0;
-    if (kCfg.varlen && (at.p.keys.begins || at.p.seqused_k) && sk < (at.bounds.last + 1) * kCfg.block_n) {
+    if (kCfg.varlen && (at.p.keys.begins || at.p.seqused_k) && sk < (last_block + 1) * kCfg.block_n) {
       v_tail = sk % kCfg.block_n;
     }
-    scores.first_block(at);
   }
   TESSERA_DEVICE void clear_v_tail() {
     at.wait_v();
@@ -231,8 +236,9 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "setmaxnreg has numbers for these");
   static_assert(kCfg.cluster == 1 || !kCfg.varying_tile_cost, "a cluster's blocks see the same keys");
   static_assert(!kCfg.score.facts().blocks, "a mask has an entry for every key");
-  static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers == kListHalves),
+  static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && kCfg.page_rows == 0 && kCfg.consumers == kListHalves),
                 "a list a tile");
+  static_assert(!(kCfg.block_mask && kCfg.varlen) || kCfg.program_lists(), "a block mask is of dense sequences");
   static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
   static_assert(!kCfg.pack_gqa || !kCfg.score.any(), "options take one head a tile");
   static_assert(!kCfg.split || (kCfg.cluster == 1 && !kCfg.block_mask && !kCfg.live_tiles), "a part a tile");

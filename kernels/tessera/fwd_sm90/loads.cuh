@@ -29,10 +29,10 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 //
 // Static: the tiles of a block are a function of its index. Dynamic (packed batches, whose lengths only the GPU knows):
 // blocks claim tiles from p.tile_counter. A first pass over all indices claims the long tiles, a second one the short
-// tiles, several at once, so that the grid ends with short tiles (LPT). With a block mask, whose lists are made by the
-// GPU too, there is one pass; but if a few lists are long among short ones, each block first processes the long tiles
-// among every gridDim.x-th tile. The next tile is claimed two tiles ahead: the latest point at which its loads are
-// still hidden.
+// tiles, several at once, so that the grid ends with short tiles (LPT). With a block mask of dense sequences, whose
+// lists are made by the GPU too, there is one pass; but if a few lists are long among short ones, each block first
+// processes the long tiles among every gridDim.x-th tile. The next tile is claimed two tiles ahead: the latest point at
+// which its loads are still hidden.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kWorkTilesAhead> at;
@@ -47,7 +47,7 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     at.advance();
   };
   const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
-  if (kCfg.block_mask && p.tile_counter) {
+  if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
     using Tile = WorkTile<kCfg>;
     const bool long_first = *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
     for (int index = block; long_first && index < work_tiles(p.order); index += blocks) {
@@ -151,8 +151,9 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
         // Before the arrival that makes it visible to consumers.
         if constexpr (kIsK) shared.k_entries.of[at.stage()] = entry;
         ring.expect(at, Tile::kBytes);
-        copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(),
-                  list_block<kCfg.program_lists()>(entry) * kCfg.block_n, head, batch);
+        const int key0 = list_block<kCfg.program_lists()>(entry) * kCfg.block_n;
+        copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(), kCfg.varlen ? begin + key0 : key0, head,
+                  batch);
         at.advance();
         entry = next;
       }

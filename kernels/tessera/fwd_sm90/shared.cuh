@@ -105,7 +105,7 @@ struct WorkTile {
     return ScoreOptions<kCfg.score>::range(p, s, query_of_row<kCfg>(p, first_row), query_of_row<kCfg>(p, last_row));
   }
 
-  // With a block mask: whether the list of the tile at an index in the grid's order is long.
+  // With a block mask and dense sequences: whether the list of the tile at an index in the grid's order is long.
   TESSERA_DEVICE static bool is_long(const FwdSm90Params& p, int index) {
     TileCoord place{index / p.order.tiles, index % p.order.tiles};
     if constexpr (kCfg.varying_tile_cost) place = tile_coord(p.order, index);
@@ -113,8 +113,14 @@ struct WorkTile {
     const int list = p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot);
     return is_long_list(list_head<kCfg.program_lists()>(p.lists, list).count, p.lists.most);
   }
-  // The index of the tile's list.
-  TESSERA_DEVICE int list(const FwdSm90Params& p) const { return p.lists.at(batch, head, row0 / kBlockM); }
+  // The index of the tile's list. Packed: by padded tile index.
+  TESSERA_DEVICE int list(const FwdSm90Params& p) const {
+    int tile = row0 / kBlockM;
+    if constexpr (kCfg.varlen) {
+      if (p.cu_seqlens_q) tile += slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
+    }
+    return p.lists.at(batch, head, tile);
+  }
 
   // The blocks of the tile's list or, if that was not made, those that are visible by position.
   TESSERA_DEVICE int listed_blocks(const FwdSm90Params& p) const {

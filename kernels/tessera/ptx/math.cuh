@@ -72,6 +72,18 @@ TESSERA_DEVICE unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
   return pair;
 }
 
+// Two e4m3 or e5m2, exactly: that in bits 0 ... 7 becomes bits 0 ... 15. NaN stays NaN.
+TESSERA_DEVICE uint32 cvt_rn_f16x2_e4m3x2(unsigned short codes) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+  return pair;
+}
+TESSERA_DEVICE uint32 cvt_rn_f16x2_e5m2x2(unsigned short codes) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(codes));
+  return pair;
+}
+
 // Four bytes of the eight that b and a have, b's being bytes 4 ... 7: byte n of the result is byte (kBytes >> 4n) % 8.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-prmt
 template <uint32 kBytes>

@@ -211,6 +211,7 @@ def attention(
             (int64 [2]: seed, offset) is given.
         max_seqlen_q, max_seqlen_k: upper bounds of a packed sequence, 0 = unknown; required with bias or masks on
             packed input.
+        list_capacity: as in `tessera.attention`.
         deterministic: backward repeats its bits. batch_invariant: forward's bits do not depend on the batch.
         kernel: as in `tessera.attention`; a kernel for one direction can be given only for a call without gradients.
         threads: 0 = torch.get_num_threads().

@@ -43,6 +43,7 @@ struct BwdSm80Plan {
   int tiles, q_tiles, q_slots, owned_batches, owned_heads;  // see BwdParams
   Grid before, products, after;
   BwdWorkspace workspace;
+  int program_words;  // of the lists of a score program's mask, which are after `workspace`; 0: none
 };
 
 // Appends a step of bwd_sm80 to a plan of a problem that it supports.

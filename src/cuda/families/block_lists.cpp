@@ -1,16 +1,15 @@
 #include "cuda/families/block_lists.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/asking.hpp"
 #include "core/geometry.hpp"
 #include "core/score/cuda_text.hpp"
 #include "core/score/facts.hpp"
 #include "cuda/estimate.hpp"
+#include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/runtime/environment.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -29,11 +28,27 @@ BlockListsParams params_of(const tessera_plan& plan, const BlockLists& lists, co
 // Queries or keys of a warpgroup's product. The size of a mask block must be a multiple of it.
 constexpr int64_t kListedRows = 64;
 
+// The queries, or the keys, of a plan's sequences.
+struct Side {
+  bool packed;
+  int64_t batch, rows, longest;  // rows: of all sequences if packed, else of each; longest: of a sequence
+  // Tiles of a sequence, or padded tile indices of the batch.
+  int tiles(int64_t of_rows) const {
+    return static_cast<int>(tiles_of(packed, batch, packed ? rows : longest, 1, of_rows));
+  }
+};
+
 // Pairs of a tile and a block that are visible by causal and the window: for each tile the blocks that its rows see.
 int64_t visible_blocks(const tessera_plan& plan, const ProgramListsConfig& config, const BlockLists& lists) {
   const double all = static_cast<double>(lists.tiles) * lists.most;
   const double edges = 3.0 * lists.tiles * (1 + config.rows / config.cols);
   return static_cast<int64_t>(std::min(all, all * visible_part(plan) + edges));
+}
+
+// The most entries of a program's lists if the problem does not say.
+int64_t default_capacity(int64_t lists) {
+  constexpr int64_t kBytes = int64_t{64} << 20, kEntriesOfList = 64;
+  return std::max(kBytes / int64_t{sizeof(int)}, kEntriesOfList * lists);
 }
 
 }  // namespace
@@ -46,8 +61,10 @@ bool find_lists_program(const tessera_plan& plan) {
   if (core::present(p.block_mask)) return true;
   if (plan.max_seqlen_q < kLeastQueries || plan.max_seqlen_k < kLeastKeys) return false;
   if (core::score::bind(plan).program().mask < 0) return false;
-  const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p) && !core::present(p.seqused_k);
-  return dense && !core::present(p.causal_seqs) && !core::present(p.tree_mask);
+  // A mixed batch, or a shared prefix, is served by two kernels, which see different lengths.
+  const bool one_kernel = plan.decode_queries == 0 && !is_part(plan);
+  return one_kernel && plan.batch > 0 && !core::paged(p) && !core::present(p.causal_seqs) &&
+         !core::present(p.tree_mask);
 }
 }  // namespace
 
@@ -56,44 +73,47 @@ bool lists_program(const tessera_plan& plan) {
   return once(plan, find_lists_program);
 }
 
-ProgramListsConfig program_lists_config(int rows, int cols, bool transposed) {
+ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed) {
   ProgramListsConfig config{};
   config.rows = rows, config.cols = cols, config.transposed = transposed;
+  config.varlen = varies_in_length(plan.problem);
   config.score.program = true;
   return config;
 }
 
-// The pool has an entry for every visible pair of a tile and a block, but at most kMostPoolBytes and then
-// kEntriesOfList for each list.
 ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsConfig& config) {
-  constexpr int64_t kMostPoolBytes = int64_t{64} << 20, kEntriesOfList = 64, kMostWords = int64_t{1} << 30;
+  constexpr int64_t kMostWords = int64_t{1} << 30;
   using core::score::Op;
   const tessera_problem& p = plan.problem;
   const core::score::Bound bound = core::score::bind(plan);
   const core::score::InputSet inputs = core::score::facts_of(*bound.checked).mask_inputs;
   const core::score::MaskValues values = core::score::mask_values(bound.program());
-  const bool of_batch = (inputs & input_bit(Op::kB)) != 0 || (core::present(p.block_mask) && p.block_mask.shape[0] > 1);
+  const bool of_batch =
+      config.varlen || (inputs & input_bit(Op::kB)) != 0 || (core::present(p.block_mask) && p.block_mask.shape[0] > 1);
   const bool of_head = (inputs & (input_bit(Op::kH) | input_bit(Op::kHkv))) != 0 ||
                        (core::present(p.block_mask) && p.block_mask.shape[1] > 1);
-  const int64_t rows = config.transposed ? plan.max_seqlen_k : plan.max_seqlen_q;
-  const int64_t cols = config.transposed ? plan.max_seqlen_q : plan.max_seqlen_k;
+  const core::Sizes size = core::sizes(p);
+  const Side queries{core::packed_q(p), plan.batch, size.rows_q, plan.max_seqlen_q};
+  const Side keys{core::packed_k(p), plan.batch, size.rows_k, plan.max_seqlen_k};
+  const Side &rows = config.transposed ? keys : queries, &cols = config.transposed ? queries : keys;
+  const int batches = of_batch ? static_cast<int>(plan.batch) : 1;
   ProgramListsShape shape{};
-  shape.batches = of_batch ? static_cast<int>(plan.batch) : 1;
   shape.heads = of_head ? static_cast<int>(plan.heads_q) : 1;
-  shape.lists.tiles = static_cast<int>(divide_up(rows, config.rows));
-  shape.lists.most = static_cast<int>(divide_up(cols, config.cols));
+  shape.row_masks = shape.heads * (rows.packed ? 1 : batches);
+  shape.lists.tiles = rows.tiles(config.rows);
+  shape.lists.most = static_cast<int>(divide_up(cols.longest, config.cols));
   shape.lists.head = shape.heads > 1 ? shape.lists.tiles : 0;
-  shape.lists.batch = shape.batches > 1 ? shape.heads * shape.lists.tiles : 0;
-  const int64_t masks = int64_t{shape.batches} * shape.heads, count = masks * shape.lists.tiles;
-  const int64_t bounds = divide_up(shape.lists.most, kBoundsGroup) + shape.lists.most;
+  shape.lists.batch = batches > 1 && !rows.packed ? shape.heads * shape.lists.tiles : 0;
+  shape.column_masks = shape.heads * (cols.packed ? 1 : batches);
+  shape.column_blocks = cols.tiles(config.cols);
+  shape.column_groups = cols.tiles(config.cols * kBoundsGroup);
+  const int64_t count = shape.count();
+  const int64_t bounds = int64_t{shape.column_masks} * (shape.column_blocks + shape.column_groups);
   constexpr int64_t kBoundBytes = 8;
   shape.bounds_bytes =
-      padded_to((config.transposed ? values.row : values.column) * kBoundBytes * masks * bounds, kWorkspaceAlignment);
-  int64_t most = std::max(kMostPoolBytes / int64_t{sizeof(int)}, kEntriesOfList * count);
-  if (const std::string given = environment_variable(kListEntries); !given.empty()) {
-    most = std::max<int64_t>(std::atoll(given.c_str()), 0);
-  }
-  const int64_t pool = std::min(masks * visible_blocks(plan, config, shape.lists), most);
+      padded_to((config.transposed ? values.row : values.column) * kBoundBytes * bounds, kWorkspaceAlignment);
+  const int64_t capacity = p.list_capacity > 0 ? p.list_capacity : default_capacity(count);
+  const int64_t pool = std::min(shape.row_masks * visible_blocks(plan, config, shape.lists), capacity);
   shape.words = std::min(kProgramHeadsAt + 2 * count + pool, kMostWords);
   return shape;
 }
@@ -148,10 +168,11 @@ BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& conf
   fill_problem_params(p, plan, buffers);
   p.lists = shape.lists;
   p.lists.words = memory ? reinterpret_cast<int*>(static_cast<char*>(memory) + shape.bounds_bytes) : nullptr;
-  p.batches = shape.batches, p.heads = shape.heads;
+  p.heads = shape.heads;
+  p.column_masks = shape.column_masks, p.column_blocks = shape.column_blocks, p.column_groups = shape.column_groups;
   p.bounds = memory, p.end_word = words;
   p.long_lists = counters.long_lists, p.tile_counter = counters.tile_counter;
-  launch_program_lists(config, p, launches);
+  launch_program_lists(config, p, shape.count(), launches);
   return p.lists;
 }
 

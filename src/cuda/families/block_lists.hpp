@@ -21,7 +21,7 @@ int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& list
 // ---- lists of a score program's mask, which kernels/tessera/block_lists/program_lists makes for every call ----
 
 // Whether a kernel that reads block lists gets such lists: the program has a mask, or a block mask is beside it; there
-// are enough blocks of keys to skip some; and the sequences are as refuse_block_lists accepts them.
+// are enough blocks of keys to skip some; and keys are not in pages, nor do two kernels share the sequences.
 bool lists_program(const tessera_plan& plan);
 
 // The part of the blocks that a program's lists leave, for estimates: only the data tell.
@@ -29,15 +29,17 @@ inline double listed_part(bool listed) { return listed ? 0.5 : 1.0; }
 
 // The shape of the lists, and their memory: what the columns' bounds take, then the lists' heads and their pool.
 struct ProgramListsShape {
-  BlockLists lists;    // without memory
-  int batches, heads;  // that have lists of their own
+  BlockLists lists;  // without memory
+  int heads;         // that have lists of their own
+  int row_masks;     // of lists.tiles lists each; this and the following: ProgramListsParams
+  int column_masks, column_blocks, column_groups;
   int64_t bounds_bytes;
   int64_t words;  // of the heads and the pool
-  int count() const { return batches * heads * lists.tiles; }
+  int count() const { return row_masks * lists.tiles; }
   int64_t bytes() const { return bounds_bytes + words * int64_t{sizeof(int)}; }
 };
 // Tiles of `rows` rows and blocks of `cols` columns: queries and keys, or transposed keys and queries.
-ProgramListsConfig program_lists_config(int rows, int cols, bool transposed);
+ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed);
 ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsConfig& config);
 
 // The number of lists.

@@ -9,6 +9,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/estimate.hpp"
 #include "cuda/families/backward.hpp"
+#include "cuda/families/block_lists.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/registry.hpp"
@@ -123,6 +124,16 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
+// Whether query tiles come from lists of a score program's mask. A block mask beside it has blocks of any size. A
+// list's kernel evaluates 32 keys at once, of each half of a tile's keys.
+bool reads_lists(const tessera_plan& plan, const BwdConfig& config) {
+  return !config.deterministic && config.block_n % (32 * kListHalves) == 0 && !core::present(plan.problem.block_mask) &&
+         lists_program(plan);
+}
+ProgramListsConfig listed_blocks(const tessera_plan& plan, const BwdConfig& config) {
+  return program_lists_config(plan, config.block_n, config.block_m, true);
+}
+
 BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   const tessera_problem& p = plan.problem;
   BwdSm80Plan own{};
@@ -146,6 +157,9 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   own.products.x = static_cast<uint32_t>(choice.blocks);
   own.after.x = static_cast<uint32_t>(query_tiles + sinks);
   own.workspace = backward_workspace(query_tiles, config.block_m, config.head_dim, config.deterministic);
+  if (reads_lists(plan, config)) {
+    own.program_words = static_cast<int>(program_lists_of(plan, listed_blocks(plan, config)).words);
+  }
   return own;
 }
 
@@ -185,14 +199,15 @@ std::string refuse(const tessera_plan& plan) {
 constexpr Rate kRates[] = {{64, 250}, {128, 250}, {256, 222}, {512, 150}};
 double estimate_us(const tessera_plan& plan) {
   constexpr double kFloat32Factor = 6;
-  return us_at_rate(plan, kRates) * (plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor : 1);
+  const double listed = core::score::has_program(plan) ? listed_part(reads_lists(plan, choose(plan).config)) : 1.0;
+  return listed * us_at_rate(plan, kRates) * (plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor : 1);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
                              void* workspace, LaunchList& launches) {
   auto own = core::config_of<BwdSm80Plan>(step);
   const tessera_problem& problem = plan.problem;
-  BwdParams p{};
+  BwdSm80Params p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
@@ -200,6 +215,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   own.config.aligned &= rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
                         rows_aligned(problem.v, buffers.v) && d_o_aligned;
   own.rows.aligned &= rows_aligned(problem.o, buffers.o) && d_o_aligned;
+  if (own.program_words > 0) {
+    char* const memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
+    p.lists = list_program(plan, listed_blocks(plan, own.config), own.program_words, buffers, memory, launches);
+  }
   launch_bwd_rows(own.rows, p, own.before, launches);
   launch_bwd_sm80(own.config, p, own.products, launches);
   p.after = 1;
@@ -239,7 +258,8 @@ void add_bwd_sm80(tessera_plan& plan) {
   step.smem_bytes = smem_bytes(config);
   step.num_items = choice.blocks;
   const BwdSm80Plan own = planned(plan, choice);
-  step.workspace_bytes = own.workspace.bytes + program_sums_bytes(plan);
+  const int64_t lists = own.program_words > 0 ? program_lists_of(plan, listed_blocks(plan, config)).bytes() : 0;
+  step.workspace_bytes = own.workspace.bytes + lists + program_sums_bytes(plan);
   core::keep_config(step, own);
 }
 

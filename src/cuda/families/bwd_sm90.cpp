@@ -121,8 +121,8 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
 }
 
 bool lists_are_programs(const BwdSm90Plan& own) { return !own.pair && !own.quad && own.config.program_lists(); }
-ProgramListsConfig listed_blocks(const BlockShape& shape) {
-  return program_lists_config(shape.block_n, shape.block_m, true);
+ProgramListsConfig listed_blocks(const tessera_plan& plan, const BlockShape& shape) {
+  return program_lists_config(plan, shape.block_n, shape.block_m, true);
 }
 
 struct Tiles {
@@ -319,7 +319,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
     own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
   }
   if (lists_are_programs(own)) {
-    const ProgramListsShape program = program_lists_of(plan, listed_blocks(shape));
+    const ProgramListsShape program = program_lists_of(plan, listed_blocks(plan, shape));
     own.lists = program.lists, own.program_words = static_cast<int>(program.words);
   }
   own.workspace =
@@ -352,7 +352,7 @@ void configure(tessera_plan& plan) {
   if (own.rows.block_mask) {
     step.workspace_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
   }
-  if (lists_are_programs(own)) step.workspace_bytes += program_lists_of(plan, listed_blocks(shape)).bytes();
+  if (lists_are_programs(own)) step.workspace_bytes += program_lists_of(plan, listed_blocks(plan, shape)).bytes();
   core::keep_config(step, own);
 }
 
@@ -439,7 +439,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   if (lists_are_programs(own)) {
     char* const memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
-    p.lists = list_program(plan, listed_blocks(shape), own.program_words, buffers, memory, launches);
+    p.lists = list_program(plan, listed_blocks(plan, shape), own.program_words, buffers, memory, launches);
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
   if (own.pair) {

@@ -25,16 +25,21 @@ namespace {
 // rows serve everything else.
 struct DecodeTile {
   int head_dim;
-  bool bulk;  // by TMA
+  bool codes;  // for K and V of 8 bits an element
+  bool bulk;   // by TMA
   int block_n, warps, stages;
 };
 // With TMA the kernel reads at 0.99 of the memory bandwidth, with cp.async at 0.95, regardless of the bytes in flight,
 // so one stage of K and V suffices (except in two_stages). 12 warps read no faster than 8, and a short call takes 0.3
 // to 0.5 us longer with them (docs/lab/decode_sm90.md). At D = 64, 32 keys take 94 us for a batch of 268 MB instead of
-// 100 (cuDNN 92); pages that are no multiple of 32 keys use 16.
+// 100 (cuDNN 92); pages that are no multiple of 32 keys use 16. Rows for codes, not measured yet, have as many bytes in
+// a tile and in flight as the others: twice the keys or, where pages do not allow that, twice the stages.
 constexpr DecodeTile kTiles[] = {
-    {64, true, 32, 8, 1},  {64, true, 16, 8, 2},   {128, true, 16, 8, 1},  {256, true, 16, 8, 1},
-    {64, false, 16, 8, 2}, {128, false, 16, 8, 1}, {256, false, 16, 8, 1},
+    {64, false, true, 32, 8, 1},  {64, false, true, 16, 8, 2},  {128, false, true, 16, 8, 1},
+    {256, false, true, 16, 8, 1}, {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
+    {64, true, true, 32, 8, 2},   {64, true, true, 16, 8, 4},   {128, true, true, 32, 8, 1},
+    {128, true, true, 16, 8, 2},  {256, true, true, 16, 8, 1},  {64, true, false, 32, 8, 2},
+    {128, true, false, 32, 8, 1}, {256, true, false, 16, 8, 1}, {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
@@ -52,6 +57,9 @@ struct KeyTimes {
   double one_tile, two_tiles, four_tiles;
 };
 constexpr KeyTimes kKeyTimes[] = {{64, 0.080, 0.105, 0.197}, {128, 0.155, 0.195, 0.29}, {256, 0.31, 0.43, 0.51}};
+// Of these times, that of K and V of 8 bits: by their bytes and 0.98 of the memory bandwidth, until it is measured. No
+// other family serves them, so that nothing depends on it.
+constexpr double kCodesTime = 0.52;
 // With fewer keys the kernel is no longer faster: 512 work tiles of 256 keys take 30 us, with fwd_sm80 34. With more
 // than four work tiles of rows, 128 rows of one sequence take 9.4 us for 512 keys and 11.4 us for 1024, with fwd_sm80
 // 22 and 14.
@@ -85,12 +93,21 @@ int64_t row_tiles_of(const tessera_plan& plan, int64_t queries) {
   return divide_up(queries * group_of(plan), kDecodeRows);
 }
 
+bool has_codes(const tessera_problem& p) { return tessera_dtype_bytes(p.k.dtype) == 1; }
+
+// K or V as the kernel's tiles see it: two codes are an element of 16 bits.
+tessera_layout as_16_bits(const tessera_layout& layout) {
+  return tessera_dtype_bytes(layout.dtype) == 1 ? codes_in_pairs(layout) : layout;
+}
+
 // Whether TMA can load tiles of block_n keys.
 bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   const tessera_problem& p = plan.problem;
   const core::Sizes size = core::sizes(p);
   if (size.rows_k == 0 || size.batch == 0 || (core::paged(p) && size.page_size % block_n != 0)) return false;
-  return refuse_tensor_map("k", p.k).empty() && refuse_tensor_map("v", p.v).empty();
+  const auto odd = [](const tessera_layout& x) { return x.shape[x.rank - 1] % 2 != 0; };
+  if (has_codes(p) && (odd(p.k) || odd(p.v))) return false;
+  return refuse_tensor_map("k", as_16_bits(p.k)).empty() && refuse_tensor_map("v", as_16_bits(p.v)).empty();
 }
 
 // For `queries` queries a sequence. With batch_invariant, the result does not depend on the number of sequences.
@@ -116,20 +133,22 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   DecodeSm90Config config{};
-  config.dtype = static_cast<Dtype>(p.q.dtype);
-  config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), 16));
+  config.dtype = static_cast<Dtype>(p.q.dtype), config.cache = static_cast<Dtype>(p.k.dtype);
+  const bool codes = has_codes(p);
+  config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), codes ? 32 : 16));
+  config.key_scales = codes && (p.k_descale.rank == 3 || p.v_descale.rank == 3);
   config.paged = core::paged(p);
   config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) ||
                   core::present(p.causal_seqs);
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(p);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
-    return head_dim <= row.head_dim &&
+    return head_dim <= row.head_dim && codes == row.codes &&
            (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan, queries)));
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
-  if (tile.bulk && tile.head_dim == 128 && two_stages(plan)) config.stages = 2;
+  if (tile.bulk && tile.head_dim == 128 && two_stages(plan)) config.stages *= 2;
   return config;
 }
 
@@ -181,6 +200,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
                              .tensors = kAllTensors & ~(kScoreTensors | kPlaceTensors),
+                             .cache_dtypes = bits({TESSERA_FLOAT8_E4M3, TESSERA_FLOAT8_E5M2}),
                              .programs = true};
 
 constexpr Limits kLimits{.registers = 255};
@@ -238,9 +258,10 @@ double merges_us(const tessera_plan& plan) {
 double estimate_us(const tessera_plan& plan) {
   const int64_t rows = rows_of_kv_head(plan), tiles = divide_up(rows, kDecodeRows), keys = plan.max_seqlen_k;
   const KeyTimes& times = row_of(kKeyTimes, plan);
+  const double of_codes = has_codes(plan.problem) ? kCodesTime : 1;
   const double a_tile = (times.four_tiles - times.two_tiles) / 2;
   const double ns = tiles <= 1 ? times.one_tile : times.two_tiles + a_tile * static_cast<double>(tiles - 2);
-  double us = forward_us(plan, kv_heads(plan) * ns);
+  double us = forward_us(plan, kv_heads(plan) * ns * of_codes);
   if (plan.problem.batch_invariant) return us;
   if (!is_part(plan)) us += merges_us(plan);
   const bool is_short = keys < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys);
@@ -252,6 +273,7 @@ double estimate_us(const tessera_plan& plan) {
 
 std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_decode_sm90(plan, plan.max_seqlen_q); !reason.empty()) return reason;
+  if (has_codes(plan.problem)) return refuse_invariant(plan);
   if (const std::string reason = kFwdSm80.refuse(plan); !reason.empty()) {
     return "fwd_sm80, which serves misaligned data, refuses: " + reason;
   }
@@ -260,12 +282,15 @@ std::string refuse(const tessera_plan& plan) {
 
 void configure(tessera_plan& plan) { add_decode_sm90(plan, 0, plan.max_seqlen_q); }
 
-// A plan knows strides; addresses are only known at a call.
+// A plan knows strides; addresses are only known at a call. With codes there is no other kernel: list_launches checks.
 bool fits(const tessera_plan& plan, const tessera_buffers& buffers) {
   const tessera_problem& problem = plan.problem;
   return rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
 }
-constexpr Alignment kAlignment{fits, add_fwd_sm80_stand_in};
+void add_stand_in(tessera_plan& plan) {
+  if (!has_codes(plan.problem)) add_fwd_sm80_stand_in(plan);
+}
+constexpr Alignment kAlignment{fits, add_stand_in};
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
                              void* workspace, LaunchList& launches) {
@@ -273,6 +298,14 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   const tessera_problem& problem = plan.problem;
   if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
   DecodeSm90Params p{};
+  if (has_codes(problem)) {
+    const int32_t codes = problem.k.dtype;
+    TESSERA_RETURN_IF_ERROR(check_address_beside_codes("q", buffers.q, codes));
+    TESSERA_RETURN_IF_ERROR(check_address_beside_codes("k", buffers.k, codes));
+    TESSERA_RETURN_IF_ERROR(check_address_beside_codes("v", buffers.v, codes));
+    p.k_scales = scale_tensor(problem.k_descale, buffers.k_descale, own.config.paged);
+    p.v_scales = scale_tensor(problem.v_descale, buffers.v_descale, own.config.paged);
+  }
   fill_problem_params(p, plan, buffers);
   p.decoded_queries = 0;
   p.least_queries = own.least_queries, p.most_queries = own.most_queries, p.beside = own.beside;
@@ -296,8 +329,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   if (const Driver* driver = launches.driver(); driver && own.config.bulk) {
     const Box box{BoxLayout::kSwizzled, own.config.block_n, kSwizzledRowBytes};
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box, p.k_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box, p.v_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", as_16_bits(problem.k), buffers.k, box, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", as_16_bits(problem.v), buffers.v, box, p.v_map));
   }
   launch_decode_sm90(own.config, p, own.grid, launches);
   return ok();
@@ -306,6 +339,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
 std::string tiles_json() {
   return json_array(kTiles, [](const DecodeTile& tile) {
     return json_object({{"head_dim", tile.head_dim},
+                        {"codes", tile.codes},
                         {"block_n", tile.block_n},
                         {"warps", tile.warps},
                         {"stages", tile.stages},

@@ -230,8 +230,8 @@ bool reads_lists(const tessera_plan& plan, const FwdSm80Config& config) {
   return !config.split && !config.pack_gqa && config.block_n % kLaneKeys == 0 &&
          !core::present(plan.problem.block_mask) && lists_program(plan);
 }
-ProgramListsConfig listed_blocks(const FwdSm80Config& config) {
-  return program_lists_config(config.block_m, config.block_n, false);
+ProgramListsConfig listed_blocks(const tessera_plan& plan, const FwdSm80Config& config) {
+  return program_lists_config(plan, config.block_m, config.block_n, false);
 }
 
 FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_splits) {
@@ -247,7 +247,7 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
   const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
   if (!may_be_aligned) own.config = unaligned(own.config);
   if (reads_lists(plan, own.config)) {
-    own.program_words = static_cast<int>(program_lists_of(plan, listed_blocks(own.config)).words);
+    own.program_words = static_cast<int>(program_lists_of(plan, listed_blocks(plan, own.config)).words);
   }
   return own;
 }
@@ -392,7 +392,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
                                             box(config.block_n, config.head_dim_v), p.v_map));
   }
   if (own.program_words > 0) {
-    p.lists = list_program(plan, listed_blocks(own.config), own.program_words, buffers, workspace, launches);
+    p.lists = list_program(plan, listed_blocks(plan, own.config), own.program_words, buffers, workspace, launches);
   }
   launch_fwd_sm80(config, p, own.grid, launches);
   return merged ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
@@ -441,7 +441,7 @@ void add_fwd_sm80(tessera_plan& plan, Splits splits) {
   step.num_items = choice.blocks * step.num_splits * choice.slices;
   if (merges_parts(plan.problem, step.num_splits)) step.workspace_bytes = split_parts_bytes(plan, step.num_splits);
   const FwdSm80Plan own = planned(plan, choice, step.num_splits);
-  if (own.program_words > 0) step.workspace_bytes = program_lists_of(plan, listed_blocks(own.config)).bytes();
+  if (own.program_words > 0) step.workspace_bytes = program_lists_of(plan, listed_blocks(plan, own.config)).bytes();
   core::keep_config(step, own);
 }
 

@@ -330,8 +330,8 @@ BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
   return block_lists_of(plan.problem, choice.tiles, divide_up(plan.max_seqlen_k, choice.config.block_n));
 }
 
-ProgramListsConfig listed_blocks(const FwdSm90Config& config) {
-  return program_lists_config(config.consumers * kConsumerRows, config.block_n, false);
+ProgramListsConfig listed_blocks(const tessera_plan& plan, const FwdSm90Config& config) {
+  return program_lists_config(plan, config.consumers * kConsumerRows, config.block_n, false);
 }
 
 std::string refuse_pages(const tessera_plan& plan) {
@@ -488,7 +488,7 @@ void configure(tessera_plan& plan) {
   own.num_splits = choice.num_splits;
   if (config.block_mask) {
     if (lists_program(plan)) {
-      const ProgramListsShape shape = program_lists_of(plan, listed_blocks(config));
+      const ProgramListsShape shape = program_lists_of(plan, listed_blocks(plan, config));
       own.lists = shape.lists, own.program_words = static_cast<int>(shape.words);
       own.most_long_lists = shape.count() / kListsALongOne;
       step.workspace_bytes = kListsAt + shape.bytes();
@@ -553,7 +553,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   if (own.config.block_mask) {
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
     if (own.program_words > 0) {
-      p.lists = list_program(plan, listed_blocks(own.config), own.program_words, buffers, memory, launches, counters);
+      p.lists =
+          list_program(plan, listed_blocks(plan, own.config), own.program_words, buffers, memory, launches, counters);
     } else {
       p.lists = list_blocks(plan, {own.config.consumers * kConsumerRows, own.config.block_n, false}, own.lists, buffers,
                             memory, launches, counters);

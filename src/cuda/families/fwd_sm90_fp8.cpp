@@ -207,29 +207,13 @@ void configure(tessera_plan& plan) {
   core::keep_config(step, own);
 }
 
-// As elements of 16 bits: two neighbours of a row are one.
-tessera_layout in_pairs(tessera_layout layout) {
-  layout.dtype = TESSERA_FLOAT16;
-  layout.shape[layout.rank - 1] /= 2;
-  for (int axis = 0; axis + 1 < layout.rank; ++axis) layout.strides[axis] /= 2;
-  return layout;
-}
-
-ScaleTensor scale_tensor(const tessera_layout& layout, const float* data) {
-  if (!core::present(layout)) return {};
-  const core::ScaleStrides s = core::scale_strides(layout, false);
-  return {data, s.batch, s.row, s.head};
-}
-
 tessera_status check_alignment(const tessera_buffers& buffers) {
   const struct {
     const char* name;
     const void* data;
   } named[] = {{"q", buffers.q}, {"k", buffers.k}, {"v", buffers.v}, {"o", buffers.o}};
   for (const auto& [name, data] : named) {
-    if (reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0) continue;
-    return invalid("%s: address %p, float8_e4m3 on a GPU accepts multiples of %" PRId64 " bytes", name, data,
-                   kTensorMapAlignment);
+    TESSERA_RETURN_IF_ERROR(check_address_beside_codes(name, data, TESSERA_FLOAT8_E4M3));
   }
   return ok();
 }
@@ -246,9 +230,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.order = own.order;
   p.masks = position_masks(problem, buffers);
-  p.q_scales = scale_tensor(problem.q_descale, buffers.q_descale);
-  p.k_scales = scale_tensor(problem.k_descale, buffers.k_descale);
-  p.v_scales = scale_tensor(problem.v_descale, buffers.v_descale);
+  p.q_scales = scale_tensor(problem.q_descale, buffers.q_descale, false);
+  p.k_scales = scale_tensor(problem.k_descale, buffers.k_descale, false);
+  p.v_scales = scale_tensor(problem.v_descale, buffers.v_descale, false);
   p.o_bytes = static_cast<int>(tessera_dtype_bytes(problem.o.dtype));
   if (own.schedules_dynamically) {
     p.tile_counter = static_cast<int*>(workspace);
@@ -257,7 +241,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   if (const Driver* driver = launches.driver()) {
     const auto map = [&](const char* name, const tessera_layout& layout, const void* data, int rows, TensorMap& to) {
-      return make_tensor_map(*driver, plan.device, name, in_pairs(layout), data,
+      return make_tensor_map(*driver, plan.device, name, codes_in_pairs(layout), data,
                              {BoxLayout::kSwizzled, rows, kSwizzledRowBytes}, to);
     };
     TESSERA_RETURN_IF_ERROR(map("q", problem.q, buffers.q, kConsumerRows, p.q_map));

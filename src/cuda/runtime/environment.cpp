@@ -15,7 +15,6 @@ constexpr EnvironmentVariable kVariables[] = {
     {kForcedTile, "the tile of plans for fwd_sm90"},
     {kForcedFp8Tile, "the tile of plans for fwd_sm90_fp8"},
     {kForcedSplits, "the number of parts of the keys of plans for fwd_sm90"},
-    {kListEntries, "the most entries of the block lists that plans have for a score program's mask"},
     {kForcedBackwardTile, "the tile of plans for bwd_sm90"},
     {kFa1Keys, "keys of a tile of plans for fwd_fa1: 32, 64, 128 or 256"},
 };

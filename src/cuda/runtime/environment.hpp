@@ -27,7 +27,6 @@ inline constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";
 inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";
 inline constexpr const char* kForcedFp8Tile = "TESSERA_FWD_SM90_FP8_TILE";
 inline constexpr const char* kForcedSplits = "TESSERA_FWD_SM90_SPLITS";
-inline constexpr const char* kListEntries = "TESSERA_LIST_ENTRIES";
 inline constexpr const char* kForcedBackwardTile = "TESSERA_BWD_SM90_TILE";
 inline constexpr const char* kFa1Keys = "TESSERA_FA1_KEYS";
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -171,6 +172,52 @@ TEST(ProblemWithAProgram, IsRefusedOnAGpuIfItReadsFloat64) {
   EXPECT_EQ(plan(problem, cuda_arch(80)).kernel, TESSERA_KERNEL_FWD_SM80);
   problem.captured[0].dtype = static_cast<std::int32_t>(float64);
   EXPECT_CONTAINS(refusal(problem, cuda_arch(80)), "bias: float64, must be of at most 32 bits or int64 on a GPU");
+}
+
+// Bytes of the workspace that have lists of the blocks which the mask shows.
+std::int64_t lists_bytes(const Problem& problem, std::int32_t arch) {
+  const std::string text = json(plan(problem, cuda_arch(arch))), name = "\"program_lists_bytes\":";
+  const size_t at = text.find(name);
+  EXPECT_NE(at, std::string::npos) << text;
+  return std::stoll(text.substr(at + name.size()));
+}
+
+TEST(ProblemWithAProgram, SaysHowManyEntriesItsListsHave) {
+  constexpr std::int64_t kBatch = 2, kTokens = 1 << 14, kEntryBytes = 4, kMostBytes = 64 << 20;
+  const Handle handle = created("", "doc[b, i] == doc[b, j]");
+  Problem problem;
+  problem.q = problem.k = problem.v = problem.o = layout(bfloat16, {kBatch, kTokens, 4, 64});
+  problem.program = handle.get();
+  problem.captured[1] = layout(int32, {kBatch, kTokens});
+  Problem packed = problem;
+  packed.q = packed.k = packed.v = packed.o = layout(bfloat16, {kBatch * kTokens, 4, 64});
+  packed.cu_seqlens_q = packed.cu_seqlens_k = layout(int32, {kBatch + 1});
+  packed.max_seqlen_q = packed.max_seqlen_k = kTokens;
+  for (const Problem& of : {problem, gradient_of(problem), packed, gradient_of(packed)}) {
+    for (const std::int32_t arch : {80, 90}) {
+      Problem given = of;
+      const std::int64_t by_default = lists_bytes(given, arch);
+      EXPECT_GT(by_default, 0);
+      EXPECT_LT(by_default, kMostBytes);
+      given.list_capacity = 1;
+      const std::int64_t least = lists_bytes(given, arch);
+      given.list_capacity = 1001;
+      EXPECT_EQ(lists_bytes(given, arch), least + 1000 * kEntryBytes);
+      given.list_capacity = std::numeric_limits<std::int32_t>::max();  // no more than there are blocks
+      EXPECT_EQ(lists_bytes(given, arch), by_default);
+    }
+  }
+  // Without a capacity, lists of 2^20 tokens are a part of what the visible blocks would take.
+  problem.q = problem.k = problem.v = problem.o = layout(bfloat16, {1, 1 << 20, 4, 64});
+  problem.captured[1] = layout(int32, {1, 1 << 20});
+  EXPECT_LT(lists_bytes(problem, 90), kMostBytes + (4 << 20));
+  problem.list_capacity = 1 << 25;
+  EXPECT_GT(lists_bytes(problem, 90), (1 << 25) * kEntryBytes);
+  for (const std::int64_t capacity : {std::int64_t{-1}, std::int64_t{1} << 31}) {
+    problem.list_capacity = capacity;
+    EXPECT_CONTAINS(refusal(problem, cuda_arch(90)),
+                    "list_capacity: " + std::to_string(capacity) + ", accepted 0 .. 2147483647");
+  }
 }
 
 TEST(ProblemWithAProgram, SharesAPrefixOnlyWhereNoPlaceMatters) {

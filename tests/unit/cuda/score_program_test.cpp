@@ -96,6 +96,17 @@ struct Programmed {
     problem.d_o = problem.o, problem.d_q = problem.q, problem.d_k = problem.k, problem.d_v = problem.v;
     if (captured_gradients) problem.d_captured[0] = problem.captured[0];
   }
+  // Of sequences of any lengths up to the given ones.
+  void pack() {
+    const int64_t batch = problem.q.shape[0], queries = problem.q.shape[1], keys = problem.k.shape[1];
+    problem.q = problem.o = layout(bfloat16, {batch * queries, 8, 128});
+    problem.k = problem.v = layout(bfloat16, {batch * keys, 8, 128});
+    problem.lse = layout(float32, {8, batch * queries});
+    problem.cu_seqlens_q = problem.cu_seqlens_k = layout(int32, {batch + 1});
+    problem.max_seqlen_q = queries, problem.max_seqlen_k = keys;
+    if (problem.direction == TESSERA_FORWARD) return;
+    problem.d_o = problem.o, problem.d_q = problem.q, problem.d_k = problem.k, problem.d_v = problem.v;
+  }
   ~Programmed() { tessera_program_release(program); }
   Programmed(const Programmed&) = delete;
   Programmed& operator=(const Programmed&) = delete;
@@ -166,10 +177,19 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
   const int32_t arch = GetParam();
   for (const auto& [kernel, of_arch, most] : kSpillLimits) {
     if (of_arch != arch) continue;
-    for (const auto& [score, mask] : {std::pair{kRelative, ""}, {"", kDocuments}, {"3.0 * tanh(s / factor)", ""}}) {
+    struct Given {
+      const char *score, *mask;
+      bool packed;
+    };
+    for (const auto& [score, mask, packed] : {Given{kRelative, "", false},
+                                              {"", kDocuments, false},
+                                              {"", kDocuments, true},
+                                              {"3.0 * tanh(s / factor)", "", false}}) {
+      if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
       if (sm90 && std::string_view(score).find("tanh") != std::string_view::npos) continue;  // refused
-      const Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90);
+      Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90);
+      if (packed) call.pack();
       call.launches(arch, kernel, [&](const Launch& launch) {
         if (!launch.program) return;
         Binary binary;
@@ -178,9 +198,9 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
         const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log);
         ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
         const bool lists = std::string_view(spec.header).find("block_lists") != std::string_view::npos;
-        EXPECT_LE(binary.spill_bytes, lists ? 0 : most) << spec.name << " " << score << mask;
+        EXPECT_LE(binary.spill_bytes, lists ? 0 : most) << spec.name << " " << score << mask << " " << packed;
         if (lists) {
-          EXPECT_EQ(binary.stack_bytes, 0) << spec.name << " " << mask;
+          EXPECT_EQ(binary.stack_bytes, 0) << spec.name << " " << mask << " " << packed;
         }
         EXPECT_EQ(binary.wgmma_serialized, 0) << log;
       });

@@ -86,9 +86,16 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
 }
 
 // With a block mask: the list of a key tile for one query head, and the number of entries of the lists of all query
-// heads of the group. kProgram: the lists are a program's.
-TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
-  return p.lists.at(b.batch, head, b.key0 / block_n);
+// heads of the group. kProgram: the lists are a program's, and packed sequences have them by padded tile index.
+template <int kBlockN, bool kProgram = false>
+TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int head) {
+  int tile = b.key0 / kBlockN;
+  if constexpr (kProgram) {
+    if (p.keys.begins) {
+      tile += slot_begin<kBlockN>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, b.batch);
+    }
+  }
+  return p.lists.at(b.batch, head, tile);
 }
 TESSERA_DEVICE int steps_of(const BwdSm90Params& p, int batch, int first_head, int tile) {
   int steps = 0;
@@ -111,26 +118,26 @@ TESSERA_DEVICE int listed_entry(const BwdSm90Params& p, const KeyBlock& b, int l
   return head.entries[n];
 }
 // Advances to the next list entry, from b.load_tile of b.load_head on. Precondition: there is one.
-template <bool kProgram = false>
-TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
-  while (b.load_tile == listed_tiles<kProgram>(p, b, list_of(p, b, block_n, b.load_head))) {
+template <int kBlockN, bool kProgram = false>
+TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b) {
+  while (b.load_tile == listed_tiles<kProgram>(p, b, list_of<kBlockN, kProgram>(p, b, b.load_head))) {
     ++b.load_head, b.load_tile = 0;
   }
-  b.load_entry = listed_entry<kProgram>(p, b, list_of(p, b, block_n, b.load_head), b.load_tile);
+  b.load_entry = listed_entry<kProgram>(p, b, list_of<kBlockN, kProgram>(p, b, b.load_head), b.load_tile);
 }
 // Replaces the block's steps by the entries of its lists.
-template <bool kProgram = false>
-TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
+template <int kBlockN, bool kProgram = false>
+TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b) {
   if constexpr (kProgram) {
     b.steps = 0;
-    for (int n = 0; n < p.group; ++n) {
-      b.steps += listed_tiles<true>(p, b, list_of(p, b, block_n, b.load_head + n));
+    for (int n = 0; n < p.group && b.tiles > 0; ++n) {
+      b.steps += listed_tiles<true>(p, b, list_of<kBlockN, true>(p, b, b.load_head + n));
     }
   } else {
-    b.steps = steps_of(p, b.batch, b.load_head, b.key0 / block_n);
+    b.steps = steps_of(p, b.batch, b.load_head, b.key0 / kBlockN);
   }
   b.load_tile = 0;
-  if (b.steps > 0) find_entry<kProgram>(p, b, block_n);
+  if (b.steps > 0) find_entry<kBlockN, kProgram>(p, b);
 }
 
 // Deterministic: the number of blocks that add to the query tile of row0 before this one.

@@ -99,7 +99,7 @@ struct DropoutWarps {
   TESSERA_DEVICE int find(int step, int& head) const {
     if constexpr (kCfg.block_mask) {
       while (true) {
-        const int64 list = list_of(p, block, kCfg.block_n, head);
+        const int64 list = list_of<kCfg.block_n>(p, block, head);
         const int count = *p.lists.count(list);
         if (step < count) return list_block(p.lists.entries(list)[step]);
         step -= count, ++head;

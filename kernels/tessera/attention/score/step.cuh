@@ -330,11 +330,17 @@ requires(Coordinates::kTransposed&& Coordinates::kKeepsProduct) struct ScoreStep
       return Options::score(at.p, at.sequence(), row, key0 + key_offset(k), product);
     }
   }
-  // Turns dScore into d(product x scale). `sink` receives the gradients of a program's tensors.
+  // Turns dScore into the gradient of the score before the program, which dBias is a sum of. `sink` receives the
+  // gradients of the program's tensors.
   template <class Sink>
-  TESSERA_DEVICE static float gradient(const Score& score, [[maybe_unused]] const Row& row, [[maybe_unused]] int key,
-                                       bool visible, float d, [[maybe_unused]] Sink& sink) {
+  TESSERA_DEVICE static float program_gradient([[maybe_unused]] const Score& score, [[maybe_unused]] const Row& row,
+                                               [[maybe_unused]] int key, [[maybe_unused]] bool visible, float d,
+                                               [[maybe_unused]] Sink& sink) {
     if constexpr (kCfg.program) d = visible ? ProgramOption<kCfg>::gradient(score, row, key, d, sink) : 0.0f;
+    return d;
+  }
+  // Turns that into d(product x scale).
+  TESSERA_DEVICE static float gradient([[maybe_unused]] const Score& score, [[maybe_unused]] bool visible, float d) {
     if constexpr (kCfg.facts().reshapes) return visible ? d * score.slope : 0.0f;
     return d;
   }

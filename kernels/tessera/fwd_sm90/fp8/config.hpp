@@ -2,6 +2,7 @@
 // device.
 #pragma once
 
+#include "tessera/attention/scales.hpp"
 #include "tessera/fwd_sm90/config.hpp"
 
 namespace tessera {
@@ -36,14 +37,6 @@ struct FwdSm90Fp8Config {
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Fp8Config, head_dim, head_dim_v, block_n, consumers, q_stages, k_stages, v_stages,
                       raw_stages, o_cols, dtype_o, varying_tile_cost, varlen, block_scales, score)
-
-// A scale of a sequence and KV head, or of each kScaleTokens of its tokens; row: 0 if all tokens have the same one.
-// NULL: every scale is 1.
-inline constexpr int kScaleTokens = 128;
-struct ScaleTensor {
-  const float* data;
-  int64 batch, row, head;
-};
 
 struct FwdSm90Fp8Params : FwdSm90Params {
   ScaleTensor q_scales, k_scales, v_scales;

@@ -11,11 +11,6 @@ namespace tessera {
 // numbers begin at 2^-6: weights down to 2^-14 keep all of their bits. Sums count the weights before rounding.
 inline constexpr float kWeightShift_log2 = 8.0f, kWeightShift = 256.0f;
 
-TESSERA_DEVICE float load_scale(const ScaleTensor& scales, int batch, int head, int token) {
-  return scales.data ? scales.data[scales.batch * batch + scales.row * (token / kScaleTokens) + scales.head * head]
-                     : 1.0f;
-}
-
 // fwd_sm90's for 16-bit outputs, which its cursor calls: stores O = 0 and LSE = -inf for a warp's 16 rows from row0 on,
 // which see no key.
 template <FwdSm90Config kCfg>
@@ -137,7 +132,7 @@ struct Fp8Consumer {
 
   TESSERA_DEVICE int kv_head() const { return uniform(at.tile().head) / p.group; }
   TESSERA_DEVICE float scale_of(const ScaleTensor& scales, int token) const {
-    return load_scale(scales, uniform(at.tile().batch), kv_head(), token);
+    return scales.at(uniform(at.tile().batch), token / kScaleTokens, kv_head());
   }
   TESSERA_DEVICE void load_tile_scales() {
     q_scale = scale_of(p.q_scales, at.tile().row0 + at.consumer * kConsumerRows);

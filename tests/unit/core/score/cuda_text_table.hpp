@@ -32,9 +32,9 @@ struct CudaTextEntry {
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
   void (*check)(const ScoreProgramParams& p, const ProgramPlace& at);
-  // Runs the two kernels that make the mask's lists; NULL: the program has no mask.
-  void (*lists)(const ProgramListsParams& p, const ScoreProgramParams& program);
-  void (*transposed_lists)(const ProgramListsParams& p, const ScoreProgramParams& program);
+  // Runs the two kernels that make `count` lists of the mask; NULL: the program has no mask.
+  void (*lists)(const ProgramListsParams& p, int count, const ScoreProgramParams& program);
+  void (*transposed_lists)(const ProgramListsParams& p, int count, const ScoreProgramParams& program);
   bool mask_needs_s;
   int mask_row_values, mask_column_values;
 };
@@ -42,18 +42,17 @@ inline constexpr int kListRows = 64, kListCols = 32;  // of a tile and of a bloc
 extern const CudaTextEntry kCudaTexts[];
 
 template <class Program, bool kTransposed>
-void run_lists(const ProgramListsParams& p, const ScoreProgramParams& program) {
+void run_lists(const ProgramListsParams& p, int count, const ScoreProgramParams& program) {
   constexpr ScoreConfig kScore = [] {
     ScoreConfig score{};
     score.program = true;
     return score;
   }();
-  constexpr ProgramListsConfig kConfig{kListRows, kListCols, kTransposed, kScore};
-  const unsigned masks = static_cast<unsigned>(p.batches * p.heads), tiles = static_cast<unsigned>(p.lists.tiles);
-  const unsigned groups = static_cast<unsigned>((p.lists.most + kBoundsGroup - 1) / kBoundsGroup);
-  emulated::run_blocks({groups * masks, 1, 1}, kProgramListsThreads, 0,
-                       [&] { bound_columns<kConfig, Program>(p, program); });
-  emulated::run_blocks({masks * tiles, 1, 1}, kProgramListsThreads, 0,
+  constexpr ProgramListsConfig kConfig{
+      .rows = kListRows, .cols = kListCols, .transposed = kTransposed, .varlen = true, .score = kScore};
+  const auto groups = static_cast<unsigned>(p.column_masks * p.column_groups);
+  emulated::run_blocks({groups, 1, 1}, kProgramListsThreads, 0, [&] { bound_columns<kConfig, Program>(p, program); });
+  emulated::run_blocks({static_cast<unsigned>(count), 1, 1}, kProgramListsThreads, 0,
                        [&] { make_list<kConfig, Program>(p, program); });
 }
 

@@ -1,5 +1,6 @@
 // The lists of blocks that a program's mask shows (kernels/tessera/block_lists/program_lists.cuh), made by emulated
 // blocks of threads, against the mask of every pair: which blocks are listed, hidden from a half of the rows, or full.
+// Sequences are dense, use some of their keys, or are packed: queries, keys, or both.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,11 +20,19 @@ namespace {
 
 using core::score::Op;
 
+// Tiles of a sequence or, packed, padded tile indices of the batch.
+int tiles_of(const std::vector<int>& offsets, int longest, int rows) {
+  if (offsets.empty()) return (longest + rows - 1) / rows;
+  return offsets.back() / rows + static_cast<int>(std::ssize(offsets)) - 1;
+}
+
 struct Lists {
   const CudaTextEntry& text;
   const World& world;
   bool transposed;
   ProgramListsParams p{};
+  int count = 0;                              // of the lists
+  std::vector<int> cu_seqlens[2], seqused_k;  // of queries and of keys, if they are packed
   std::vector<int> words;
   std::vector<char> bounds, block_mask;
 
@@ -36,12 +45,29 @@ struct Lists {
     p.group = Divisor(static_cast<int>(world.heads / world.heads_kv));
     p.seqlen_q = p.rows_q = p.max_seqlen_q = static_cast<int>(world.len_q);
     p.seqlen_k = p.keys_limit = p.max_seqlen_k = static_cast<int>(world.len_k);
+    // Any lengths up to those, and rows before the first sequence.
+    const bool varlen = draw(0, 2) != 0;
+    for (const bool of_keys : {false, true}) {
+      if (!varlen || draw(0, 2) == 0) continue;
+      std::vector<int>& offsets = cu_seqlens[of_keys];
+      offsets.push_back(draw(0, 100));
+      for (int b = 0; b < p.batch; ++b) offsets.push_back(offsets.back() + draw(0, of_keys ? p.seqlen_k : p.seqlen_q));
+      if (of_keys) {
+        p.keys.begins = offsets.data(), p.keys.begins_stride = 1, p.keys_limit = offsets.back();
+      } else {
+        p.cu_seqlens_q = offsets.data(), p.cu_seqlens_q_stride = 1, p.rows_q = offsets.back();
+      }
+    }
+    if (varlen && draw(0, 1)) {
+      for (int b = 0; b < p.batch; ++b) seqused_k.push_back(draw(0, p.seqlen_k));
+      p.seqused_k = seqused_k.data(), p.seqused_k_stride = 1;
+    }
     p.causal = draw(0, 2) == 0;
     p.window_left = draw(0, 3) ? -1 : draw(0, 300), p.window_right = draw(0, 3) ? -1 : draw(0, 300);
     const core::score::InputSet inputs = facts_of(*program.checked).mask_inputs;
-    p.batches = inputs & input_bit(Op::kB) ? p.batch : 1;
+    const int batches = varlen || inputs & input_bit(Op::kB) ? p.batch : 1;
     p.heads = inputs & (input_bit(Op::kH) | input_bit(Op::kHkv)) ? static_cast<int>(world.heads) : 1;
-    if (draw(0, 3) == 0) {
+    if (!varlen && draw(0, 3) == 0) {
       p.mask_block_q = p.mask_block_k = 64;
       const int rows = (p.seqlen_q + 63) / 64, cols = (p.seqlen_k + 63) / 64;
       block_mask.resize(static_cast<size_t>(rows) * static_cast<size_t>(cols));
@@ -49,19 +75,23 @@ struct Lists {
       p.block_mask = {block_mask.data(), 0, 0, cols, 1};
     }
     const int length = transposed ? p.seqlen_k : p.seqlen_q, other = transposed ? p.seqlen_q : p.seqlen_k;
-    p.lists.tiles = (length + kListRows - 1) / kListRows, p.lists.most = (other + kListCols - 1) / kListCols;
+    const std::vector<int>&rows = cu_seqlens[transposed], &cols = cu_seqlens[!transposed];
+    p.lists.tiles = tiles_of(rows, length, kListRows), p.lists.most = (other + kListCols - 1) / kListCols;
     p.lists.head = p.heads > 1 ? p.lists.tiles : 0;
-    p.lists.batch = p.batches > 1 ? p.heads * p.lists.tiles : 0;
-    const int masks = p.batches * p.heads, groups = (p.lists.most + kBoundsGroup - 1) / kBoundsGroup;
+    p.lists.batch = batches > 1 && rows.empty() ? p.heads * p.lists.tiles : 0;
+    count = (rows.empty() ? batches : 1) * p.heads * p.lists.tiles;
+    p.column_masks = (cols.empty() ? batches : 1) * p.heads;
+    p.column_blocks = tiles_of(cols, other, kListCols);
+    p.column_groups = tiles_of(cols, other, kListCols * kBoundsGroup);
     const int values = transposed ? text.mask_row_values : text.mask_column_values;
-    bounds.resize(static_cast<size_t>(8 * values * masks * (p.lists.most + groups)), '\xff');
+    const int bytes = 8 * values * p.column_masks * (p.column_blocks + p.column_groups);
+    bounds.resize(static_cast<size_t>(std::max(bytes, 1)), '\xff');
     p.bounds = bounds.data();
-    words.assign(static_cast<size_t>(kProgramHeadsAt + masks * p.lists.tiles * (2 + p.lists.most)), 0x55555555);
+    words.assign(static_cast<size_t>(kProgramHeadsAt + count * (2 + p.lists.most)), 0x55555555);
     p.lists.words = words.data(), p.end_word = static_cast<int>(words.size());
   }
 
-  int count() const { return p.batches * p.heads * p.lists.tiles; }
-  void make(const ScoreProgramParams& program) { (transposed ? text.transposed_lists : text.lists)(p, program); }
+  void make(const ScoreProgramParams& program) { (transposed ? text.transposed_lists : text.lists)(p, count, program); }
 
   struct Half {
     bool shows = false, hides = false;
@@ -69,7 +99,7 @@ struct Lists {
   // What the mask does to the pairs of a half that are visible by position and by the block mask.
   Half half(const ScoreProgramParams& program, int batch, int head, int row0, int col0) const {
     Half result;
-    const Sequence s = load_sequence<false>(p, batch);
+    const Sequence s = load_sequence<true>(p, batch);
     for (int row = row0; row < std::min(row0 + kListRows / 2, transposed ? s.sk : s.sq); ++row) {
       for (int col = col0; col < std::min(col0 + kListCols, transposed ? s.sq : s.sk); ++col) {
         const int query = transposed ? col : row, key = transposed ? row : col;
@@ -82,34 +112,60 @@ struct Lists {
     return result;
   }
 
-  // The number of lists that were made, each of which must be right.
+  // The place of the first list of a sequence and head among all lists, as kernels find it.
+  int first_list(int batch, int head) const {
+    const std::vector<int>& rows = cu_seqlens[transposed];
+    return p.lists.at(batch, head, rows.empty() ? 0 : rows[static_cast<size_t>(batch)] / kListRows + batch);
+  }
+  // The number of lists that were made, each of which must be right; those of no sequence are empty.
   int expect_right(const ScoreProgramParams& program) const {
+    std::vector<bool> owned(static_cast<size_t>(count));
+    const int batches = p.lists.batch > 0 || !cu_seqlens[transposed].empty() ? p.batch : 1;
     int made = 0;
-    for (int list = 0; list < count(); ++list) {
-      const ListHead head = list_head<true>(p.lists, list);
-      if (head.count == kListNotMade) continue;
-      ++made;
-      const int mask = list / p.lists.tiles, row0 = list % p.lists.tiles * kListRows;
-      int next = 0;
-      for (int n = 0; n < p.lists.most; ++n) {
-        const int block = transposed ? p.lists.most - 1 - n : n;
-        const bool listed = next < head.count && list_block<true>(head.entries[next]) == block;
-        const int entry = listed ? head.entries[next++] : kListHidden;
-        for (int h = 0; h < kListHalves; ++h) {
-          const Half seen = half(program, mask / p.heads, mask % p.heads, row0 + h * kListRows / 2, block * kListCols);
-          if (list_hides(entry, h)) {
-            EXPECT_FALSE(seen.shows) << "list " << list << ", block " << block << ", half " << h;
-          } else if (list_is_full(entry, h)) {
-            EXPECT_TRUE(seen.shows && !seen.hides) << "list " << list << ", block " << block << ", half " << h;
-          } else if (!text.mask_needs_s) {
-            EXPECT_TRUE(seen.shows && seen.hides) << "list " << list << ", block " << block << ", half " << h;
-          }
+    for (int batch = 0; batch < batches; ++batch) {
+      const Sequence s = load_sequence<true>(p, batch);
+      const int tiles = ((transposed ? s.sk : s.sq) + kListRows - 1) / kListRows;
+      for (int head = 0; head < p.heads; ++head) {
+        for (int tile = 0; tile < tiles; ++tile) {
+          const int list = first_list(batch, head) + tile;
+          EXPECT_FALSE(owned[static_cast<size_t>(list)]);
+          owned[static_cast<size_t>(list)] = true;
+          made += expect_list(program, list, batch, head, tile);
           if (::testing::Test::HasFailure()) return made;
         }
       }
-      EXPECT_EQ(next, head.count) << "list " << list;
+    }
+    for (int list = 0; list < count; ++list) {
+      if (owned[static_cast<size_t>(list)]) continue;
+      ++made;
+      EXPECT_EQ(list_head<true>(p.lists, list).count, 0) << "list " << list << " of no rows";
     }
     return made;
+  }
+  // Whether the list of a tile was made, which then must be right.
+  bool expect_list(const ScoreProgramParams& program, int list, int batch, int of_head, int tile) const {
+    const ListHead head = list_head<true>(p.lists, list);
+    if (head.count == kListNotMade) return false;
+    const int row0 = tile * kListRows;
+    int next = 0;
+    for (int n = 0; n < p.lists.most; ++n) {
+      const int block = transposed ? p.lists.most - 1 - n : n;
+      const bool listed = next < head.count && list_block<true>(head.entries[next]) == block;
+      const int entry = listed ? head.entries[next++] : kListHidden;
+      for (int h = 0; h < kListHalves; ++h) {
+        const Half seen = half(program, batch, of_head, row0 + h * kListRows / 2, block * kListCols);
+        if (list_hides(entry, h)) {
+          EXPECT_FALSE(seen.shows) << "list " << list << ", block " << block << ", half " << h;
+        } else if (list_is_full(entry, h)) {
+          EXPECT_TRUE(seen.shows && !seen.hides) << "list " << list << ", block " << block << ", half " << h;
+        } else if (!text.mask_needs_s) {
+          EXPECT_TRUE(seen.shows && seen.hides) << "list " << list << ", block " << block << ", half " << h;
+        }
+        if (::testing::Test::HasFailure()) return true;
+      }
+    }
+    EXPECT_EQ(next, head.count) << "list " << list;
+    return true;
   }
 };
 
@@ -145,18 +201,18 @@ TEST_P(ProgramLists, ListWhatTheMaskShows) {
     const ScoreProgramParams params = cuda::program_params(storage.bound, nullptr);
     Lists lists(text, program, world, transposed, random);
     lists.make(params);
-    ASSERT_EQ(lists.expect_right(params), lists.count());
+    ASSERT_EQ(lists.expect_right(params), lists.count);
     if (HasFailure()) return;
 
     // Captured tensors change, and the pool holds a part of what is needed.
     for (auto& [name, bytes] : storage.bytes)
       std::rotate(bytes.begin(), bytes.begin() + bytes.size() / 16 * 8, bytes.end());
     const int taken = lists.words[0];
-    lists.p.end_word -= static_cast<int>(lists.words.size()) - kProgramHeadsAt - 2 * lists.count() - taken / 2;
+    lists.p.end_word -= static_cast<int>(lists.words.size()) - kProgramHeadsAt - 2 * lists.count - taken / 2;
     lists.make(params);
     const int made = lists.expect_right(params);
     if (taken > 1 && program.checked->program.tensors.empty()) {
-      EXPECT_LT(made, lists.count());
+      EXPECT_LT(made, lists.count);
     }
   }
 }

@@ -112,13 +112,13 @@ TEST(DeviceBlockLists, AreBackwardsSteps) {
     std::set<std::tuple<int, int, int, int>> met;  // batch, query head, keys' tile, queries' tile
     for (int index = 0; index < p.heads * p.key_tiles; ++index) {
       KeyBlock block = key_block<kBackward>(p, index);
-      use_lists(p, block, kBackward.block_n);
+      use_lists<kBackward.block_n>(p, block);
       for (int left = block.steps; left > 0; --left) {
         ASSERT_LT(block.load_head, (block.head_kv + 1) * p.group);
         ASSERT_TRUE(
             met.emplace(block.batch, block.load_head, block.key0 / kConfig.rows, list_block(block.load_entry)).second);
         ++block.load_tile;
-        if (left > 1) find_entry(p, block, kBackward.block_n);
+        if (left > 1) find_entry<kBackward.block_n>(p, block);
       }
     }
     for (int batch = 0; batch < p.batch; ++batch)

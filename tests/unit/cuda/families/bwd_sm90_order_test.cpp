@@ -118,18 +118,18 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
     std::map<std::pair<int, int>, int> added;  // query head of a sequence, tile of queries
     for (int index = 0; index < p.heads * p.key_tiles; ++index) {
       KeyBlock b = key_block<kDeterministic>(p, index);
-      use_lists(p, b, kLists.rows);
+      use_lists<kLists.rows>(p, b);
       int last = p.q_tiles, head = b.load_head;
       for (int left = b.steps; left > 0; --left) {
         if (b.load_head != head) head = b.load_head, last = p.q_tiles;
         const int tile = list_block(b.load_entry);
         ASSERT_LT(tile, last) << "in descending order";
         last = tile;
-        const int before = *p.dq_order.before(list_of(p, b, kLists.rows, head), tile);
+        const int before = *p.dq_order.before(list_of<kLists.rows>(p, b, head), tile);
         ASSERT_EQ(before, (added[{b.batch * heads_kv * group + head, tile}]++))
             << "waits for a block that starts later";
         ++b.load_tile;
-        if (left > 1) find_entry(p, b, kLists.rows);
+        if (left > 1) find_entry<kLists.rows>(p, b);
       }
     }
     for (int batch = 0; batch < p.batch; ++batch)

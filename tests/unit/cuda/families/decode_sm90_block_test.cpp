@@ -29,7 +29,8 @@ using testing::Inputs;
 
 // ---- the configs of the cases ---------------------------------------------------------------------------------------
 
-enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8 };  // wide: tiles of 32 keys
+// Wide: tiles of 32 keys. Codes: K and V of e4m3; by key: with scales of 128 keys or, in pages, of each.
+enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8, kCodes = 16, kByKey = 32 };
 
 constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool paged, bool varlen, bool invariant,
                                   bool bulk, int options) {
@@ -37,6 +38,8 @@ constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool pag
   const bool wide = options & kWide;
   c.dtype = dtype, c.head_dim = head_dim, c.block_n = wide ? 32 : 16, c.warps = warps;
   c.stages = head_dim <= 64 && !wide ? 2 : 1;
+  c.cache = options & kCodes ? Dtype::kFloat8E4M3 : dtype, c.key_scales = options & kByKey;
+  if (c.codes() && head_dim <= 128) c.stages = (head_dim <= 64 ? 2 : 1) * (wide ? 1 : 2);
   c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk;
   c.score.tree_mask = options & kTree, c.score.causal_seqs = options & kCausalSeqs;
   c.score.softcap = c.score.alibi = (options & kCapped) != 0;
@@ -66,7 +69,11 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 64, 8, true, true, false, false, kTree)>(launch, p) ||
          try_config<config(kBf16, 64, 8, true, true, false, true, kTree | kCapped | kWide)>(launch, p) ||
          try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs | kWide)>(launch, p) ||
-         try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p);
+         try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, true, kCodes | kByKey)>(launch, p) ||
+         try_config<config(kF16, 256, 8, true, true, true, false, kCodes)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, false, true, false, false, kWide | kCodes | kByKey)>(launch, p);
 }
 
 // ---- a case ---------------------------------------------------------------------------------------------------------
@@ -101,7 +108,7 @@ class Copies {
   std::map<const std::byte*, Copy> copies_;
 };
 
-TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, int box_rows) {
+TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, int box_rows, Dtype cache) {
   const bool paged = p.keys.table != nullptr, packed = !paged && p.keys.begins != nullptr;
   const int batches = paged    ? p.keys.pages
                       : packed ? 1
@@ -110,6 +117,7 @@ TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, i
                    : packed ? p.keys_limit
                             : p.seqlen_k;
   constexpr int kBFloat16 = 9, kSwizzle128B = 3;
+  const int bytes = dtype_bytes(cache), elements = cols * bytes / 2;  // of 16 bits
   EmulatedTensorMap map{.magic = EmulatedTensorMap::kMagic,
                         .type = kBFloat16,
                         .swizzle = kSwizzle128B,
@@ -120,10 +128,11 @@ TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, i
                         .element_bytes = 2,
                         .strides = {},
                         .unused = {}};
-  const int extents[] = {cols, rows, p.heads_kv.value, batches, 1};
+  const int extents[] = {elements, rows, p.heads_kv.value, batches, 1};
   std::copy(std::begin(extents), std::end(extents), map.extents);
-  map.strides[0] = static_cast<uint64_t>(tensor.row) * 2, map.strides[1] = static_cast<uint64_t>(tensor.head) * 2;
-  map.strides[2] = static_cast<uint64_t>(tensor.batch) * 2;
+  const auto in_bytes = [bytes](int64 stride) { return static_cast<uint64_t>(stride) * static_cast<uint64_t>(bytes); };
+  map.strides[0] = in_bytes(tensor.row), map.strides[1] = in_bytes(tensor.head),
+  map.strides[2] = in_bytes(tensor.batch);
   TensorMap opaque;
   std::memcpy(static_cast<void*>(&opaque), &map, sizeof map);
   return opaque;
@@ -159,8 +168,9 @@ void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
     for (const Launch& launch : list) {
       ASSERT_STREQ(launch.name, "decode_sm90");
       std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-      params.k_map = map_of(params, params.k, params.head_dim, plan.steps[0].block_n);
-      params.v_map = map_of(params, params.v, params.head_dim_v, plan.steps[0].block_n);
+      const auto cache = static_cast<Dtype>(problem.k.dtype);
+      params.k_map = map_of(params, params.k, params.head_dim, plan.steps[0].block_n, cache);
+      params.v_map = map_of(params, params.v, params.head_dim_v, plan.steps[0].block_n, cache);
       ASSERT_TRUE(run_config(launch, params)) << launch.spec().config;
     }
   }
@@ -215,6 +225,14 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=4 sq=3 sk=400 hq=4 hkv=4 d=64 dv=64 k=paged page=7 csr=1 causal=1 cores=7",
         "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
+        // K and V of 8 bits: tiles of 32 and of 16 keys by TMA, rows by cp.async; scales of each shape.
+        "dtype=bf16 kv=e4m3 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
+        "scales=fine cores=5",
+        "dtype=f16 kv=e4m3 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=240 k=paged page=9 causal=1 invariant=1 scales=h "
+        "cores=4",
+        "dtype=bf16 kv=e4m3 b=3 sq=4 sk=500 hq=8 hkv=2 d=64 dv=48 q=packed k=packed reversed=1 scales=fine lead=3 "
+        "tail=4 cores=7",
         // One sequence; pages of fewer keys than a tile's, with more tiles a warp than entries come at once.
         "dtype=bf16 b=1 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",
         "dtype=bf16 b=2 sq=1 sk=4500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",  // so many by TMA

@@ -1,6 +1,7 @@
 // The launch of decode_sm90: one kernel, its grid and its workspace; and its replacement.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -113,6 +114,51 @@ TEST(CudaDecodeSm90, LeavesMisalignedDataToFwdSm80) {
     ASSERT_EQ(list.size(), 1);
     EXPECT_STREQ(list[0].name, "fwd_sm80");
   }
+}
+
+// No other kernel serves K and V of 8 bits.
+TEST(CudaDecodeSm90, RefusesMisalignedCodes) {
+  tessera_problem problem = problem_of(128);
+  problem.k.dtype = problem.v.dtype = TESSERA_FLOAT8_E5M2;
+  const tessera_plan plan = plan_of(problem);
+  EXPECT_EQ(plan.num_steps, 1);
+  for (const void* tessera_buffers::*tensor : {&tessera_buffers::q, &tessera_buffers::k, &tessera_buffers::v}) {
+    tessera_buffers buffers = buffers_of();
+    buffers.*tensor = at(0x50008);
+    LaunchList list;
+    const tessera_status status = lower(plan, buffers, writable_at(kWorkspace), list);
+    EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+    EXPECT_STREQ(status.message + 1, ": address 0x50008, float8_e5m2 on a GPU accepts multiples of 16 bytes");
+  }
+}
+
+// Each number of a scale tensor is found by its strides: a sequence's, a block's of 128 keys, a token's of a page.
+TEST(CudaDecodeSm90, FindsScalesOfEachShape) {
+  const auto params = [](const tessera_problem& problem) {
+    const tessera_plan plan = plan_of(problem);
+    tessera_buffers buffers = buffers_of();
+    buffers.k_descale = buffers.v_descale = static_cast<const float*>(at(0x60000));
+    LaunchList list;
+    EXPECT_EQ(lower(plan, buffers, writable_at(kWorkspace), list).code, TESSERA_OK);
+    return params_of(list[0]);
+  };
+  const auto strides = [](const ScaleTensor& s) { return std::array<int64, 4>{s.batch, s.row, s.head, s.in_pages}; };
+  tessera_problem problem = problem_of(128);
+  problem.k.dtype = problem.v.dtype = TESSERA_FLOAT8_E4M3;
+  problem.k_descale = layout(float32, {1}), problem.v_descale = layout(float32, {8});
+  DecodeSm90Params p = params(problem);
+  EXPECT_EQ(strides(p.k_scales), (std::array<int64, 4>{0, 0, 0, 0}));
+  EXPECT_EQ(strides(p.v_scales), (std::array<int64, 4>{0, 0, 1, 0}));
+  problem.k_descale = layout(float32, {3, 8}), problem.v_descale = layout(float32, {3, 40, 8});
+  p = params(problem);
+  EXPECT_EQ(strides(p.k_scales), (std::array<int64, 4>{8, 0, 1, 0}));
+  EXPECT_EQ(strides(p.v_scales), (std::array<int64, 4>{320, 8, 1, 0}));
+  problem.k = problem.v = layout(float8_e4m3, {30, 16, 8, 128});
+  problem.page_table = layout(int32, {3, 10}), problem.v_descale = layout(float32, {30, 16, 8});
+  problem.seqused_k = layout(int32, {3});
+  p = params(problem);
+  EXPECT_EQ(strides(p.k_scales), (std::array<int64, 4>{8, 0, 1, 0}));
+  EXPECT_EQ(strides(p.v_scales), (std::array<int64, 4>{128, 8, 1, 1}));
 }
 
 TEST(CudaDecodeSm90, LaunchesNothingForNoQueries) {
