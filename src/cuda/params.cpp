@@ -204,18 +204,14 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
   p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;
-  p.causal = view.causal;
-  if (present(problem.places)) {
-    p.fixed_diagonal = view.top_left;
-    p.places = buffers.places;
-    p.places_batch = problem.places.strides[0], p.places_col = problem.places.strides[1];
-  } else {
-    p.fixed_diagonal = view.top_left || core::has_place(problem);
-  }
+  p.causal = view.causal, p.fixed_diagonal = view.top_left || core::has_place(problem);
   const core::Place place = core::place_of(problem, 0, 0);
   p.diagonal = static_cast<int>(core::diagonal(problem, place));
   p.bottom_right = static_cast<int>(core::bottom_right(place));
   p.first_q = static_cast<int>(place.first_q), p.first_k = static_cast<int>(place.first_k);
+  if (present(problem.places)) {
+    p.places = {buffers.places, problem.places.strides[0], problem.places.strides[1], view.top_left};
+  }
   const core::WholeHeads whole = core::whole_heads(problem);
   p.first_head = static_cast<int>(whole.first_sequence * whole.heads + whole.first_head);
   p.whole_heads = static_cast<int>(whole.heads);

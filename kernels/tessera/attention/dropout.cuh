@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tessera/attention/problem.hpp"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera {
@@ -70,12 +71,12 @@ TESSERA_DEVICE int dropout_head(const ProblemParams& p, int batch, int head) {
 }
 template <ScoreConfig kScore>
 TESSERA_DEVICE int dropout_query(const ProblemParams& p, [[maybe_unused]] int batch, int query) {
-  if constexpr (kScore.sequence_places) return p.places[p.places_batch * batch] + query;
+  if constexpr (kScore.sequence_places) return SequencePlace(p, batch).first_q + query;
   return kScore.places ? p.first_q + query : query;
 }
 template <ScoreConfig kScore>
 TESSERA_DEVICE int dropout_key(const ProblemParams& p, [[maybe_unused]] int batch, int key) {
-  if constexpr (kScore.sequence_places) return p.places[p.places_batch * batch + 2 * p.places_col] + key;
+  if constexpr (kScore.sequence_places) return SequencePlace(p, batch).first_k + key;
   return kScore.places ? p.first_k + key : key;
 }
 

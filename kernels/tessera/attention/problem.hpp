@@ -27,6 +27,16 @@ struct KeyStorage {
   int page_size, pages;  // keys of a page, and pages of k and v
 };
 
+// A place for each sequence: [batch, 4], its first query, queries, first key and keys in the whole. Strides in
+// elements. Of 32 bytes, so that the alignment of what follows in a kernel's params, and with it how they are loaded,
+// does not depend on it.
+struct PlaceTensor {
+  const int* data;
+  int64 batch, col;
+  int top_left;  // queries and keys are aligned top-left
+};
+static_assert(sizeof(PlaceTensor) == 32);
+
 struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
@@ -73,11 +83,8 @@ struct ProblemParams {
   // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
   // query 0, key 0 and head 0, and its heads.
   int bottom_right, first_q, first_k, first_head, whole_heads;
-  // Only with ScoreConfig::sequence_places, and then instead of the first three of these and of the diagonal: int32
-  // [batch, 4], the first query, queries, first key and keys of each sequence in its whole. fixed_diagonal then says
-  // that queries and keys are aligned top-left.
-  const int* places;
-  int64 places_batch, places_col;
+  PlaceTensor
+      places;  // only with ScoreConfig::sequence_places, instead of the first three of these and of the diagonal
 };
 
 // Positional masks that are tensors, for the families that support them; NULL if ScoreConfig does not have them.

@@ -19,10 +19,9 @@ struct Sequence {
   // Its keys in use are rows k_begin ... of k and v; pages in CSR: the index of its first page's entry.
   int k_begin, sk;
   int k_rows;  // all of its keys, also those from seqused_k on
-  union {
-    int causal;    // with ScoreConfig::causal_seqs: whether this sequence is causal
-    int diagonal;  // with ScoreConfig::sequence_places: query i is aligned with key i + diagonal
-  };
+  // What each sequence says itself: with ScoreConfig::causal_seqs whether it is causal; with sequence_places its
+  // diagonal: query i is aligned with key i + diagonal.
+  int own;
   int64 row_begin;  // index of its first query among all queries of the batch
 };
 
@@ -67,9 +66,9 @@ struct SequencePlace {
   int first_q, total_q, first_k, total_k;
 
   TESSERA_DEVICE SequencePlace(const ProblemParams& p, int b) {
-    const int* const from = p.places + p.places_batch * b;
-    first_q = from[0], total_q = from[p.places_col];
-    first_k = from[2 * p.places_col], total_k = from[3 * p.places_col];
+    const int* const from = p.places.data + p.places.batch * b;
+    const int64 col = p.places.col;
+    first_q = from[0], total_q = from[col], first_k = from[2 * col], total_k = from[3 * col];
   }
   // The key that query 0 is aligned with bottom-right.
   TESSERA_DEVICE int bottom_right() const { return (total_k - first_k) - (total_q - first_q); }
@@ -78,12 +77,12 @@ struct SequencePlace {
 // The same; also loads what each sequence says itself: whether it is causal, and its diagonal.
 template <bool kVarlen, bool kPaged, ScoreConfig kScore, class Params>
 TESSERA_DEVICE Sequence load_sequence(const Params& p, int b) {
-  static_assert(!(kScore.causal_seqs && kScore.sequence_places), "one of them has the place of the other in Sequence");
+  static_assert(!(kScore.causal_seqs && kScore.sequence_places), "Sequence::own is one of them");
   Sequence s = load_sequence<kVarlen, kPaged>(p, b);
-  if constexpr (kScore.causal_seqs) s.causal = p.masks.causal_seqs[b * p.masks.causal_seqs_stride];
+  if constexpr (kScore.causal_seqs) s.own = p.masks.causal_seqs[b * p.masks.causal_seqs_stride];
   if constexpr (kScore.sequence_places) {
     const SequencePlace place(p, b);
-    s.diagonal = p.fixed_diagonal ? place.first_q - place.first_k : place.bottom_right();
+    s.own = p.places.top_left ? place.first_q - place.first_k : place.bottom_right();
   }
   return s;
 }
@@ -92,8 +91,7 @@ template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE Sequence uniform(Sequence s) {
   s.q_begin = uniform(s.q_begin), s.sq = uniform(s.sq);
   s.k_begin = uniform(s.k_begin), s.sk = uniform(s.sk), s.k_rows = uniform(s.k_rows);
-  if constexpr (kScore.causal_seqs) s.causal = uniform(s.causal);
-  if constexpr (kScore.sequence_places) s.diagonal = uniform(s.diagonal);
+  if constexpr (kScore.causal_seqs || kScore.sequence_places) s.own = uniform(s.own);
   return s;
 }
 
@@ -202,7 +200,7 @@ struct KeyRange {
 // Query i is aligned with key i + diagonal_of(...), from which causal and the window are measured.
 template <ScoreConfig kScore>
 TESSERA_DEVICE int diagonal_of(const ProblemParams& p, const Sequence& s) {
-  if constexpr (kScore.sequence_places) return s.diagonal;
+  if constexpr (kScore.sequence_places) return s.own;
   return p.fixed_diagonal ? p.diagonal : s.sk - s.sq;
 }
 
@@ -210,7 +208,7 @@ template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, int query) {
   const int position = query + diagonal_of<kScore>(p, s);
   KeyRange keys{0, s.sk - 1};
-  if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
+  if (kScore.causal_seqs ? s.own : p.causal) keys.high = min(keys.high, position);
   // A window and a position are at most 2^31 - 1 each: their sum is computed in 64 bits.
   if (p.window_right >= 0) {
     keys.high = static_cast<int>(min(static_cast<int64>(keys.high), static_cast<int64>(position) + p.window_right));
