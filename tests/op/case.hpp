@@ -83,7 +83,7 @@ struct Case {
   // by which its integers are int32, int64 or int16; whether it asks for their gradients.
   std::string score_mod{}, mask_mod{};
   int64_t captured = TESSERA_FLOAT32, d_captured = 0;
-  int64_t lists = 0;  // the problem's list_capacity
+  int64_t lists = 0;             // the problem's list_capacity
   int64_t sink = 0, d_sink = 0;  // sink 2: far above the scores and far below, by turns of the heads
   int64_t state = 0;             // dropout_state in place of seed and offset
   int64_t lse = 1, d_lse = 0;    // lse: requested in the forward pass
