@@ -238,6 +238,8 @@ TEST(PtxTests, NameEveryFunction) {
                                           "init",
                                           "ss",
                                           "rs",
+                                          "low_codes",
+                                          "high_codes",
                                           "operator",
                                           "StridedLoads",
                                           "stage"};

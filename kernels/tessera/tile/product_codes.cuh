@@ -6,7 +6,7 @@
 // halves of a step of 16 inner columns; which columns those are is free, as long as all operands agree:
 //
 //   A B^T   lane 4g + c has columns 4c ... 4c + 3 of each 16 of B's row g. The first two are inner columns 2c, 2c + 1
-//           of the step, the last two 2c + 8, 2c + 9. A's columns are stored in this order (code_column).
+//           of the step, the last two 2c + 8, 2c + 9. A's columns are stored in this order (code_pair_place).
 //   P B     transposed, lane 4g + c has columns 2g, 2g + 1 of B's rows 2c and 2c + 1. Of 16 columns the even ones are
 //           the first tile of 8, the odd ones the second. So a lane has four neighbouring columns of a row of the
 //           result, from 4c on: 4c and 4c + 2 in the first tile, 4c + 1 and 4c + 3 in the second (code_columns).
