@@ -18,20 +18,22 @@ Tensor::Tensor(int32_t dtype, std::vector<int64_t> shape, const Placement& place
     order.resize(shape.size());
     std::iota(order.begin(), order.end(), 0);
   }
+  const int64_t gap = order.empty() || order.back() == placement.repeated_dim ? 0 : placement.gap;
   int64_t elements = 1;
   for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
     if (*dim == placement.repeated_dim) continue;
     layout_.strides[*dim] = elements;
     elements *= shape[*dim];
-    if (dim == order.rbegin()) elements += placement.gap;
+    if (dim == order.rbegin()) elements += gap;
   }
   const auto element_bytes = static_cast<int64_t>(tessera_dtype_bytes(dtype));
   // One element beyond the guard: aligned to the element's size only.
   const int64_t lead_bytes = kGuardBytes + (placement.gap ? element_bytes : 0);
   // The gap after the very last row is not the caller's memory either.
-  const int64_t data_bytes = std::max<int64_t>(0, elements - placement.gap) * element_bytes;
+  const int64_t data_bytes = std::max<int64_t>(0, elements - gap) * element_bytes;
   storage_bytes_ = lead_bytes + data_bytes + kGuardBytes;
-  storage_ = std::make_shared<std::byte[]>(std::max<int64_t>(storage_bytes_, 1));
+  // Not std::make_shared, whose counts would lie beside the data, where the address sanitizer wants its red zone.
+  storage_.reset(new std::byte[static_cast<size_t>(std::max<int64_t>(storage_bytes_, 1))]());
   origin_ = storage_.get() + lead_bytes;
   if (const int dim = placement.reversed_dim; dim >= 0 && shape[dim] > 0) {
     origin_ += (shape[dim] - 1) * layout_.strides[dim] * element_bytes;
