@@ -129,7 +129,7 @@ class ThreadTransport final : public core::Transport {
       std::snprintf(meeting_->failure, sizeof meeting_->failure, "rank %d ended its call: %.440s", rank_, reason);
       meeting_->changed.notify_all();
     }
-    // Nobody reads what this rank has sent once its call has ended: its caller may free it.
+    // After this call no rank reads the messages of this rank, whose caller may free their memory.
     for (int32_t peer = 0; peer < meeting_->ranks; ++peer) meeting_->from_to(rank_, peer).clear();
     meeting_->changed.wait(lock, [&] { return meeting_->copying[static_cast<size_t>(rank_)] == 0; });
   }

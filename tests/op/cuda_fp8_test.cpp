@@ -56,6 +56,18 @@ TEST(CudaFp8, RoundsOneResultToEachDtype) {
   }
 }
 
+// The first `unaffected` elements are the usual ones, and all others NaN.
+void expect_nan_from(size_t unaffected, const std::vector<double>& o, const std::vector<double>& usual) {
+  ASSERT_EQ(o.size(), usual.size());
+  for (size_t n = 0; n < usual.size(); ++n) {
+    if (n < unaffected) {
+      ASSERT_EQ(o[n], usual[n]) << n;
+    } else {
+      ASSERT_TRUE(std::isnan(o[n])) << n;
+    }
+  }
+}
+
 // Rows 0 to 49 see keys 0 to 127 alone, in the same tile as rows that see more.
 TEST(CudaFp8, KeepsScalesOfHiddenKeysFromAResult) {
   if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
@@ -63,14 +75,7 @@ TEST(CudaFp8, KeepsScalesOfHiddenKeysFromAResult) {
   Inputs in = inputs_of("dtype=e4m3 b=1 sq=100 sk=178 hq=1 hkv=1 d=64 dv=64 causal=1 scales=fine");
   const std::vector<double> usual = o_of(in, TESSERA_FLOAT32);
   in.k_scales[1] = in.v_scales[1] = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> with_nan = o_of(in, TESSERA_FLOAT32);
-  for (size_t n = 0; n < usual.size(); ++n) {
-    if (n < kUnaffected) {
-      ASSERT_EQ(with_nan[n], usual[n]) << n;
-    } else {
-      ASSERT_TRUE(std::isnan(with_nan[n])) << n;
-    }
-  }
+  expect_nan_from(kUnaffected, o_of(in, TESSERA_FLOAT32), usual);
 }
 
 // A weight's rounding to e4m3 is off by at most 2^-4, 2.6 % in the mean over a binade's numbers; each key's rounding is
@@ -142,14 +147,7 @@ TEST(CudaFp8, KeepsACachesScalesOfHiddenKeysFromAResult) {
   for (const bool of_keys : {true, false}) {
     Inputs odd = in;
     (of_keys ? odd.k_scales : odd.v_scales)[1] = std::numeric_limits<double>::quiet_NaN();
-    const std::vector<double> with_nan = o_of(odd, TESSERA_BFLOAT16);
-    for (size_t n = 0; n < usual.size(); ++n) {
-      if (n < kUnaffected) {
-        ASSERT_EQ(with_nan[n], usual[n]) << n;
-      } else {
-        ASSERT_TRUE(std::isnan(with_nan[n])) << n;
-      }
-    }
+    expect_nan_from(kUnaffected, o_of(odd, TESSERA_BFLOAT16), usual);
   }
 }
 

@@ -190,11 +190,7 @@ requires(kCfg.score.program && !kCfg.deterministic) struct QuerySteps<kCfg> {
   TESSERA_DEVICE static ListHead list(const KeyBlock<kCfg>& b, int head) {
     const BlockLists& lists = static_cast<const BwdSm80Params&>(b.p).lists;
     if (!lists.words) return {kListNotMade, nullptr};
-    int tile = b.key0 / kCfg.block_n;
-    if (b.p.keys.begins) {
-      tile += slot_begin<kCfg.block_n>(b.p, b.p.keys.begins, b.p.keys.begins_stride, b.p.keys_limit, 1, b.batch);
-    }
-    return list_head<true>(lists, lists.at(b.batch, head, tile));
+    return list_head<true>(lists, lists.at(b.batch, head, listed_key_tile<kCfg.block_n>(b.p, b.batch, b.key0)));
   }
   TESSERA_DEVICE static int count(const KeyBlock<kCfg>& b, const ListHead& list) {
     return list.count == kListNotMade ? b.tiles : list.count;

@@ -89,12 +89,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
 // heads of the group. kProgram: the lists are a program's, and packed sequences have them by padded tile index.
 template <int kBlockN, bool kProgram = false>
 TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int head) {
-  int tile = b.key0 / kBlockN;
-  if constexpr (kProgram) {
-    if (p.keys.begins) {
-      tile += slot_begin<kBlockN>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, b.batch);
-    }
-  }
+  const int tile = kProgram ? listed_key_tile<kBlockN>(p, b.batch, b.key0) : b.key0 / kBlockN;
   return p.lists.at(b.batch, head, tile);
 }
 TESSERA_DEVICE int steps_of(const BwdSm90Params& p, int batch, int first_head, int tile) {

@@ -21,6 +21,13 @@ TESSERA_DEVICE int query_slot(const BwdParams& p, int batch) {
   if (!p.cu_seqlens_q) return batch * p.q_tiles;
   return slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
 }
+// The tile of keys from key0 on, as lists count tiles: where keys are packed, by its padded index.
+template <int kBlockN>
+TESSERA_DEVICE int listed_key_tile(const BwdParams& p, int batch, int key0) {
+  const int tile = key0 / kBlockN;
+  if (!p.keys.begins) return tile;
+  return tile + slot_begin<kBlockN>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, batch);
+}
 
 // The sequence that owns a padded query tile index.
 template <int kBlockM>
