@@ -115,7 +115,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.scale_first = !(problem.scale > 0);
   score.causal_seqs = present(problem.causal_seqs);
   score.sequence_places = present(problem.places);
-  score.places = score.dropout ? core::is_part(problem) : score.alibi && core::has_place(problem);
+  score.places = score.dropout || score.program ? core::is_part(problem) : score.alibi && core::has_place(problem);
   return score;
 }
 
@@ -207,7 +207,7 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.causal = view.causal, p.fixed_diagonal = view.top_left || core::has_place(problem);
   const core::Place place = core::place_of(problem, 0, 0);
   p.diagonal = static_cast<int>(core::diagonal(problem, place));
-  p.bottom_right = static_cast<int>(core::bottom_right(place));
+  p.bottom_right = core::has_place(problem) ? static_cast<int>(core::bottom_right(place)) : kNoPlace;
   p.first_q = static_cast<int>(place.first_q), p.first_k = static_cast<int>(place.first_k);
   if (present(problem.places)) {
     p.places = {buffers.places, problem.places.strides[0], problem.places.strides[1], view.top_left};

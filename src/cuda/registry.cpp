@@ -81,7 +81,6 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   }
   if (core::score::has_program(plan)) {
     if (!supports.programs) return "score programs: not supported";
-    if (core::is_part(p)) return "a score program of a part of a problem: not supported";
     if (std::string reason = refuse_program(plan); !reason.empty()) return reason;
   }
   if (p.k.dtype != p.q.dtype && !(supports.cache_dtypes >> p.k.dtype & 1)) {

@@ -45,7 +45,7 @@ tessera_status lower_steps(const tessera_plan& plan, const tessera_buffers& buff
 tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
                      void* workspace, LaunchList& launches) {
   if (!bound) return lower_steps(plan, buffers, workspace, launches);
-  KernelProgram program(*bound);
+  KernelProgram program(*bound, plan.problem);
   const ProgramSums sums(plan, *bound, workspace);
   sums.enter(program.params);
   launches.use(program);

@@ -1,5 +1,6 @@
 #include "cuda/score_program.hpp"
 
+#include "core/geometry.hpp"
 #include "core/score/cuda_text.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -36,6 +37,13 @@ ProgramTensor program_tensor(const score::BoundTensor& bound) {
     tensor.extent[axis] = static_cast<uint32>(std::min(bound.shape[axis], kIndices));
   }
   return tensor;
+}
+
+ProgramWhole program_whole(const tessera_problem& problem) {
+  const core::WholeHeads whole = core::whole_heads(problem);
+  const core::Place place = core::place_of(problem, 0, 0);
+  return {static_cast<int>(whole.first_sequence), static_cast<int>(whole.first_head),
+          Divisor(static_cast<int>(whole.group)), static_cast<int>(place.total_q), static_cast<int>(place.total_k)};
 }
 
 // Calls visit(tensor, offset) for the sums of each tensor that has them; returns their bytes.
@@ -81,8 +89,9 @@ std::string refuse_program(const tessera_plan& plan) {
   return "";
 }
 
-KernelProgram::KernelProgram(const score::Bound& bound)
+KernelProgram::KernelProgram(const score::Bound& bound, const tessera_problem& problem)
     : params(program_params(bound, nullptr)), checked(bound.checked) {
+  params.whole = program_whole(problem);
   for (size_t n = 0; n < bound.program().tensors.size(); ++n) {
     const score::BoundTensor& tensor = bound.tensors[n];
     dtypes.push_back(tensor.dtype);

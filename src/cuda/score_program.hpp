@@ -49,7 +49,7 @@ std::string refuse_program(const tessera_plan& plan);
 
 // The program of a call, for kernels that are compiled with it.
 struct KernelProgram {
-  explicit KernelProgram(const core::score::Bound& bound);
+  KernelProgram(const core::score::Bound& bound, const tessera_problem& problem);
 
   ScoreProgramParams params;
   std::shared_ptr<const core::score::Checked> checked;

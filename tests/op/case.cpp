@@ -211,9 +211,8 @@ bool fits_decode_of_codes(const Case& c) {
 bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
   constexpr int64_t kMostBackwardHeadDim = 512;
   constexpr int32_t kHopper = 90;
-  const bool is_part = c.places + c.first_q + c.first_k + c.after_q + c.after_k + c.first_kv + c.first_b > 0;
   const bool codes = arch == kHopper && (fits_fp8_kernel(c) || fits_decode_of_codes(c));
-  if ((has_program(c) && is_part) || (c.places && c.causal_seqs) || (has_8bit(c) && !codes)) return false;
+  if ((c.places && c.causal_seqs) || (has_8bit(c) && !codes)) return false;
   return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
 }
 

@@ -179,6 +179,7 @@ constexpr const char* kOptions[] = {
     "dropout=0.3 first_q=45 first_k=96 after_k=3 first_kv=2 first_b=3",
     "dropout=0.3 state=1 causal=1 first_q=64 first_k=32 alibi=h",
     "dropout=0.3 first_kv=1 q=packed k=packed",
+    "dropout=0.3 alibi=bh first_kv=1 first_b=2",
     "causal=1 first_q=20 after_q=10 first_k=20 after_k=10 q=packed k=packed",
     "causal=1 first_q=20 after_q=10 first_k=20 after_k=10 used=1 sink=1 d_sink=1 d_lse=1 low=1",
     "causal=1 alibi=bh dropout=0.2 places=1 first_k=32 after_q=2 after_k=11 q=packed k=packed gap=3",
@@ -656,12 +657,20 @@ constexpr const char* kProgramCaches[] = {
     "dtype=bf16 kv=e4m3 b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
     "dtype=f16 kv=i8 b=2 sq=40 sk=70 hq=4 hkv=2 d=32 dv=32 scales=fine k=paged page=16",
 };
-// Parts of a whole, which a GPU refuses unless the program is recognised as options.
+// Parts of a whole.
 constexpr const char* kProgramParts[] = {
     "score_mod='s * temperature[h] + relative[h, i - j + len_k]' mask_mod='doc[b, i] == doc[b, j]' first_b=2",
     "score_mod='s + query_bias[b, i] / (1.0 + abs(q_pos - j))' mask_mod='j < used[b]' first_kv=1 q=packed k=packed",
     "score_mod='s + place[i] * place[j]' mask_mod='(q_pos - j) % 3 != 0' places=1 dropout=0.2",
     "score_mod='s + bucket[h, min(abs(i - j), 31)] * h_kv' first_kv=2 first_b=1 gap=3",
+};
+// Parts whose masks' visible blocks a GPU lists: one place, another for each sequence, no place but heads.
+constexpr const char* kProgramPartLists[] = {
+    "dtype=f16 hq=2 hkv=1 d=64 dv=64 wl=200 wr=30 first_q=100 first_k=41 after_k=9 mask_mod='(q_pos - j) % 128 < 70'",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 q=packed k=packed places=1 first_q=100 first_k=32 after_q=2 after_k=11 "
+    "mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 places=1 causal=1 top_left=1 first_q=40 first_k=7 mask_mod='j < used[b]'",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 first_kv=1 first_b=2 mask_mod='doc[b, i] == doc[b, j] && (i + h) % 5 != 0'",
 };
 
 void add_programs(Table& table) {
@@ -688,6 +697,9 @@ void add_programs(Table& table) {
         (std::string(line) +
          " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
             .c_str());
+  }
+  for (const char* line : kProgramPartLists) {
+    table.add((std::string(line) + " backward=1 b=2 sq=150 sk=330").c_str());
   }
   // A program sees the -inf of a bias, and its result counts.
   for (const char* score : {"abs(s)", "5 * tanh(s / 5)", "exp(min(s, 3.0)) - 1"}) {

@@ -37,6 +37,10 @@ struct PlaceTensor {
 };
 static_assert(sizeof(PlaceTensor) == 32);
 
+// ProblemParams::bottom_right if the problem is a part of a whole by its heads and sequences alone: every sequence is
+// whole.
+inline constexpr int kNoPlace = -0x7fffffff - 1;
+
 struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
@@ -80,8 +84,8 @@ struct ProblemParams {
   const int64* dropout_state;  // [2]: replaces seed and offset above if ScoreConfig::dropout_state is set
   int64 dropout_state_stride;
   int diagonal;
-  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, and the numbers in the whole of
-  // query 0, key 0 and head 0, and its heads.
+  // Only with ScoreConfig::places: the key that query 0 is aligned with bottom-right, or kNoPlace; and the numbers in
+  // the whole of query 0, key 0 and head 0, and its heads.
   int bottom_right, first_q, first_k, first_head, whole_heads;
   PlaceTensor
       places;  // only with ScoreConfig::sequence_places, instead of the first three of these and of the diagonal

@@ -8,11 +8,12 @@ namespace tessera {
 
 // True if the mask and the positions let some of the queries q0 ... q1 see some of the keys k0 ... k1. All of them lie
 // in one block of the mask.
+template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE bool sees_some(const ProblemParams& p, const Sequence& s, const char* mask, int q0, int q1, int k0,
                               int k1) {
   q1 = min(q1, s.sq - 1), k1 = min(k1, s.sk - 1);
   if (q0 > q1 || k0 > k1) return false;
-  const KeyRange keys = visible_keys(p, s, q0, q1).some;
+  const KeyRange keys = visible_keys<kScore>(p, s, q0, q1).some;
   return keys.low <= k1 && k0 <= keys.high &&
          mask[p.block_mask.row * (q0 / p.mask_block_q) + p.block_mask.col * (k0 / p.mask_block_k)] != 0;
 }

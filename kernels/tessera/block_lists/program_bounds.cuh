@@ -11,7 +11,7 @@ namespace tessera {
 // `program` and Program: the params and the text of the program.
 template <ProgramListsConfig kCfg, class Program>
 TESSERA_DEVICE void bound_columns(const ProgramListsParams& p, const ScoreProgramParams& program) {
-  using Side = MaskSide<Program, !kCfg.transposed>;
+  using Side = MaskSide<kCfg, Program, !kCfg.transposed>;
   using Bounds = typename Side::Bounds;
   constexpr int kWarps = kProgramListsThreads / 32;
   __shared__ Bounds sBounds[kWarps];

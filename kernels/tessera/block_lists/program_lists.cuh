@@ -22,7 +22,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   __shared__ int sBits[kBoundsGroup], sCandidates, sBegin;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const int list = static_cast<int>(blockIdx.x), lists = static_cast<int>(gridDim.x);
-  const SideTile rows = SideTiles<kCfg.varlen, kCfg.transposed, kCfg.rows>{p, p.lists.tiles}.at(list);
+  const SideTile rows = SideTiles<kCfg, kCfg.transposed, kCfg.rows>{p, p.lists.tiles}.at(list);
   const int batch = rows.batch, head = rows.head;
   const Tile tile{p, program, rows.s, batch, head, rows.tile, sHalves};
   const ColumnBounds<kCfg, typename Tile::Columns> columns(p, batch, head);

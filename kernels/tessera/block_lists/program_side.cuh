@@ -8,12 +8,13 @@
 
 namespace tessera {
 
-// The place of a query, without a key; or of a key, without a query.
-TESSERA_DEVICE ProgramPlace query_place(const ProblemParams& p, const Sequence& s, int batch, int head, int query) {
-  return {batch, head, head / p.group, query, 0, query + s.sk - s.sq, s.sq, s.sk};
-}
-TESSERA_DEVICE ProgramPlace key_place(const ProblemParams& p, const Sequence& s, int batch, int head, int key) {
-  return {batch, head, head / p.group, 0, key, s.sk - s.sq, s.sq, s.sk};
+// The coordinates of a query and a key.
+template <ProgramListsConfig kCfg>
+TESSERA_DEVICE ProgramPlace pair_place(const ScoreProgramParams& program, const ProblemParams& p, const Sequence& s,
+                                       int batch, int head, int query, int key) {
+  ProgramPlace at = program_place<kCfg.score>(p, program, {batch, head, query, s.sq, s.sk});
+  at.j = kCfg.score.places ? at.j + key : key;
+  return at;
 }
 
 // ---- tiles of queries, or of keys ----
@@ -26,7 +27,7 @@ struct SideTile {
 };
 
 // The tiles of kRows queries, or keys, of all sequences: [batch, heads, tiles] or packed [heads, padded tile indices].
-template <bool kVarlen, bool kOfKeys, int kRows>
+template <ProgramListsConfig kCfg, bool kOfKeys, int kRows>
 struct SideTiles {
   const ProgramListsParams& p;
   int tiles;  // of a sequence, or padded tile indices
@@ -42,7 +43,7 @@ struct SideTiles {
     } else {
       at.batch = mask / p.heads, at.head = mask % p.heads;
     }
-    at.s = load_sequence<kVarlen>(p, at.batch);
+    at.s = load_sequence<kCfg.varlen, false, kCfg.score>(p, at.batch);
     if (packed()) at.tile = min(at.tile, ((kOfKeys ? at.s.sk : at.s.sq) + kRows - 1) / kRows);
     return at;
   }
@@ -56,28 +57,28 @@ struct SideTiles {
   TESSERA_DEVICE const int* offsets() const { return kOfKeys ? p.keys.begins : p.cu_seqlens_q; }
   TESSERA_DEVICE int64 stride() const { return kOfKeys ? p.keys.begins_stride : p.cu_seqlens_q_stride; }
   TESSERA_DEVICE int limit() const { return kOfKeys ? p.keys_limit : p.rows_q; }
-  TESSERA_DEVICE bool packed() const { return kVarlen && offsets(); }
+  TESSERA_DEVICE bool packed() const { return kCfg.varlen && offsets(); }
 };
 
 // ---- what is read of them ----
 
 // What a program's mask reads of queries, or of keys: the values, and their bounds over several.
-template <class Program, bool kOfKeys>
+template <ProgramListsConfig kCfg, class Program, bool kOfKeys>
 struct MaskSide {
   using Bounds = typename Program::MaskRowBounds;
   static constexpr int kValues = Program::kMaskRowValues;
   TESSERA_DEVICE static auto value(const ScoreProgramParams& program, const ProblemParams& p, const Sequence& s,
                                    int batch, int head, int query) {
-    return Program::mask_row(program, query_place(p, s, batch, head, query));
+    return Program::mask_row(program, pair_place<kCfg>(program, p, s, batch, head, query, 0));
   }
 };
-template <class Program>
-struct MaskSide<Program, true> {
+template <ProgramListsConfig kCfg, class Program>
+struct MaskSide<kCfg, Program, true> {
   using Bounds = typename Program::MaskColumnBounds;
   static constexpr int kValues = Program::kMaskColumnValues;
   TESSERA_DEVICE static auto value(const ScoreProgramParams& program, const ProblemParams& p, const Sequence& s,
                                    int batch, int head, int key) {
-    return Program::mask_column(program, key_place(p, s, batch, head, key));
+    return Program::mask_column(program, pair_place<kCfg>(program, p, s, batch, head, 0, key));
   }
 };
 
@@ -117,8 +118,8 @@ TESSERA_DEVICE typename Side::Bounds bounds_of(const ScoreProgramParams& program
 template <ProgramListsConfig kCfg, class Side>
 struct ColumnBounds {
   using Bounds = typename Side::Bounds;
-  using Blocks = SideTiles<kCfg.varlen, !kCfg.transposed, kCfg.cols>;
-  using Groups = SideTiles<kCfg.varlen, !kCfg.transposed, kCfg.cols * kBoundsGroup>;
+  using Blocks = SideTiles<kCfg, !kCfg.transposed, kCfg.cols>;
+  using Groups = SideTiles<kCfg, !kCfg.transposed, kCfg.cols * kBoundsGroup>;
   static_assert(Side::kValues == 0 || sizeof(Bounds) == 8 * Side::kValues, "as the host counts them");
 
   // Of the first block, or group, of all, or of one sequence and head.

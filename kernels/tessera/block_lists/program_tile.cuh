@@ -10,8 +10,8 @@ namespace tessera {
 template <ProgramListsConfig kCfg, class Program>
 struct ProgramTile {
   static constexpr int kHalfRows = kCfg.rows / kListHalves;
-  using Rows = MaskSide<Program, kCfg.transposed>;
-  using Columns = MaskSide<Program, !kCfg.transposed>;
+  using Rows = MaskSide<kCfg, Program, kCfg.transposed>;
+  using Columns = MaskSide<kCfg, Program, !kCfg.transposed>;
   using RowBounds = typename Rows::Bounds;
 
   const ProgramListsParams& p;
@@ -26,7 +26,8 @@ struct ProgramTile {
   // The blocks of columns that some of the rows may see by position: first ... last.
   TESSERA_DEVICE KeyRange blocks() const {
     const int row0 = first_row(0), row1 = max(end_row(0), end_row(kListHalves - 1)) - 1;
-    const KeyRange seen = kCfg.transposed ? seeing_queries(p, s, row0, row1) : visible_keys(p, s, row0, row1).some;
+    const KeyRange seen = kCfg.transposed ? seeing_queries<kCfg.score>(p, s, row0, row1)
+                                          : visible_keys<kCfg.score>(p, s, row0, row1).some;
     if (row0 > row1 || seen.low > seen.high || seen.high < 0) return {0, -1};
     return {max(seen.low, 0) / kCfg.cols, min(seen.high / kCfg.cols, p.lists.most - 1)};
   }
@@ -44,10 +45,13 @@ struct ProgramTile {
       const int k0 = kCfg.transposed ? row0 : col0, k1 = kCfg.transposed ? row1 : col1;
       program::BoolBounds shown{0, 0};
       if (sees<kBlock>(q0, q1, k0, k1)) {
-        const int diagonal = s.sk - s.sq;
-        const program::PlaceBounds at{{batch, batch}, {head, head}, program::bounds_exactly(head / p.group),
-                                      {q0, q1},       {k0, k1},     {q0 + diagonal, q1 + diagonal},
-                                      {s.sq, s.sq},   {s.sk, s.sk}};
+        using program::bounds_exactly;
+        const ProgramPlace low = pair_place<kCfg>(program, p, s, batch, head, q0, k0);
+        const int queries = q1 - q0, keys = k1 - k0;
+        const program::PlaceBounds at{bounds_exactly(low.b),     bounds_exactly(low.h),
+                                      bounds_exactly(low.h_kv),  {low.i, low.i + queries},
+                                      {low.j, low.j + keys},     {low.q_pos, low.q_pos + queries},
+                                      bounds_exactly(low.len_q), bounds_exactly(low.len_k)};
         if constexpr (kCfg.transposed) {
           shown = Program::mask_bounds(program, columns, halves[half], at);
         } else {
@@ -75,17 +79,19 @@ struct ProgramTile {
     typename Program::MaskColumn columns[kLaneKeys];
 #pragma unroll
     for (int n = 0; n < kLaneKeys; ++n) {
-      columns[n] = Program::mask_column(program, key_place(p, s, batch, head, min(k0 + 32 * n, s.sk - 1)));
+      columns[n] = MaskSide<kCfg, Program, true>::value(program, p, s, batch, head, min(k0 + 32 * n, s.sk - 1));
     }
     bool shows = false, hides = false;
     for (int query = q0; query <= q1; ++query) {
-      ProgramPlace at = query_place(p, s, batch, head, query);
-      const typename Program::MaskRow row = Program::mask_row(program, at);
-      const KeyRange keys = visible_keys(p, s, query);
+      const ProgramPlace first = pair_place<kCfg>(program, p, s, batch, head, query, 0);
+      const typename Program::MaskRow row = Program::mask_row(program, first);
+      const KeyRange keys = visible_keys<kCfg.score>(p, s, query);
 #pragma unroll
       for (int n = 0; n < kLaneKeys; ++n) {
-        at.j = k0 + 32 * n;
-        if (!keys.holds(at.j, 1)) continue;
+        const int key = k0 + 32 * n;
+        if (!keys.holds(key, 1)) continue;
+        ProgramPlace at = first;
+        at.j = kCfg.score.places ? first.j + key : key;
         const bool shown = Program::mask(program, row, columns[n], at, 0.0f);
         shows = shows || shown, hides = hides || !shown;
       }
@@ -105,9 +111,9 @@ struct ProgramTile {
     if (kBlock && p.block_mask.data) {
       const char* mask =
           static_cast<const char*>(p.block_mask.data) + p.block_mask.batch * batch + p.block_mask.head * head;
-      return sees_some(p, s, mask, q0, q1, k0, k1);
+      return sees_some<kCfg.score>(p, s, mask, q0, q1, k0, k1);
     }
-    const KeyRange keys = visible_keys(p, s, q0, q1).some;
+    const KeyRange keys = visible_keys<kCfg.score>(p, s, q0, q1).some;
     return keys.low <= k1 && k0 <= keys.high;
   }
 };

@@ -77,7 +77,8 @@ ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int 
   ProgramListsConfig config{};
   config.rows = rows, config.cols = cols, config.transposed = transposed;
   config.varlen = varies_in_length(plan.problem);
-  config.score.program = true;
+  const ScoreConfig score = score_config(plan.problem);
+  config.score.program = true, config.score.places = score.places, config.score.sequence_places = score.sequence_places;
   return config;
 }
 
@@ -88,8 +89,8 @@ ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsC
   const core::score::Bound bound = core::score::bind(plan);
   const core::score::InputSet inputs = core::score::facts_of(*bound.checked).mask_inputs;
   const core::score::MaskValues values = core::score::mask_values(bound.program());
-  const bool of_batch =
-      config.varlen || (inputs & input_bit(Op::kB)) != 0 || (core::present(p.block_mask) && p.block_mask.shape[0] > 1);
+  const bool of_batch = config.varlen || config.score.sequence_places || (inputs & input_bit(Op::kB)) != 0 ||
+                        (core::present(p.block_mask) && p.block_mask.shape[0] > 1);
   const bool of_head = (inputs & (input_bit(Op::kH) | input_bit(Op::kHkv))) != 0 ||
                        (core::present(p.block_mask) && p.block_mask.shape[1] > 1);
   const core::Sizes size = core::sizes(p);

@@ -37,7 +37,8 @@ struct ScoreConfig {
 #define TESSERA_FLAG(Class, flag, ...) bool flag;
   TESSERA_SCORE_OPTIONS(TESSERA_FLAG, TESSERA_FLAG, TESSERA_FLAG)
 #undef TESSERA_FLAG
-  bool places;  // positions and heads of ALiBi and dropout are those of a whole of which the problem is a part
+  // Positions and heads of ALiBi, dropout and programs are those of a whole of which the problem is a part.
+  bool places;
   Dtype bias_dtype;
   bool dropout;
   // A tensor on the device gives seed and offset when the kernel runs: each replay of a CUDA graph differs.
@@ -127,12 +128,20 @@ union ProgramScalar {
   int integer;
 };
 
+// The whole of which a problem is a part, beyond what ProblemParams has of it.
+struct ProgramWhole {
+  int first_sequence, first_head;
+  Divisor group;     // query heads that share a KV head
+  int len_q, len_k;  // of every sequence, if one place serves all
+};
+
 struct ScoreProgramParams {
   ProgramTensor tensors[kProgramTensors];
   // Backward: the sums of the tensors' gradients, float or ExactSum for each element; NULL: not requested.
   void* sums[kProgramTensors];
   int* read_outside;  // check() writes 1 if a load that is executed is outside its tensor. NULL: not reported
   ProgramScalar scalars[kProgramScalars];
+  ProgramWhole whole;  // only with ScoreConfig::places
 };
 
 // A kernel's params with those of its program.

@@ -20,6 +20,30 @@ struct ProgramPlace {
   int b, h, h_kv, i, j, q_pos, len_q, len_k;
 };
 
+// The coordinates of a row of scores and of key 0, in the whole of which the problem may be a part.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE ProgramPlace program_place(const ProblemParams& p, [[maybe_unused]] const ScoreProgramParams& program,
+                                          const ScorePlace& of) {
+  if constexpr (kCfg.places) {
+    const ProgramWhole& whole = program.whole;
+    ProgramPlace at;
+    at.b = whole.first_sequence + of.batch, at.h = whole.first_head + of.head, at.h_kv = at.h / whole.group;
+    if constexpr (kCfg.sequence_places) {
+      const SequencePlace place(p, of.batch);
+      at.i = place.first_q + of.query, at.j = place.first_k;
+      at.len_q = place.total_q, at.len_k = place.total_k;
+    } else {
+      const bool placed = p.bottom_right != kNoPlace;
+      at.i = p.first_q + of.query, at.j = p.first_k;
+      at.len_q = placed ? whole.len_q : of.len_q, at.len_k = placed ? whole.len_k : of.len_k;
+    }
+    at.q_pos = at.i + at.len_k - at.len_q;
+    return at;
+  } else {
+    return {of.batch, of.head, of.head / p.group, of.query, 0, of.query + of.len_k - of.len_q, of.len_q, of.len_k};
+  }
+}
+
 // Specialised by a kernel that is compiled with a program: `Program`, the struct of the program's text, and `Params`,
 // ProgrammedParams of the kernel's params.
 template <bool kGiven>
@@ -282,15 +306,14 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
   // The coordinates common to a query's pairs.
   struct Row {
     const ScoreProgramParams& program;
-    ProgramPlace place;      // without j
+    ProgramPlace place;      // of key 0
     bool shows_all = false;  // the mask is known to be true: a constant where it is set
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& of)
-        : program(params(p)), place{of.batch, of.head, of.head / p.group, of.query, 0, of.query + of.len_k - of.len_q,
-                                    of.len_q, of.len_k} {}
+        : program(params(p)), place(program_place<kCfg>(p, program, of)) {}
     TESSERA_DEVICE ProgramPlace at(int key) const {
       ProgramPlace at = place;
-      at.j = key;
+      at.j = kCfg.places ? place.j + key : key;
       return at;
     }
   };

@@ -211,7 +211,7 @@ struct Alibi : ScoreOptionDefaults<Alibi<kCfg>, kAlibiFacts> {
       if constexpr (kCfg.sequence_places) {
         bottom_right = SequencePlace(p, place.batch).bottom_right();
       } else if constexpr (kCfg.places) {
-        bottom_right = p.bottom_right;
+        bottom_right = p.bottom_right != kNoPlace ? p.bottom_right : place.len_k - place.len_q;
       }
       slope = p.alibi_slopes[p.alibi_batch * place.batch + p.alibi_head * place.head];
     }
