@@ -35,7 +35,8 @@ def results(attend, q, k, v, d_o, d_lse, sink=None):
         leaves.append(sink.detach().clone().requires_grad_())
     o, lse = attend(*leaves)
     loss = (o * d_o.to(o.dtype)).sum() + (lse * d_lse.to(lse.dtype)).sum()
-    return [o.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)]
+    loss.backward()
+    return [o.detach(), lse.detach(), *(leaf.grad for leaf in leaves)]
 
 
 def sharded(parallel, options, inputs, sink=None, cu_seqlens=None):
@@ -171,6 +172,62 @@ def positional(ranks):
             for name, ours, one in zip(NAMES, sharded(parallel, options, inputs), alone):
                 text = f"{strategy}, {options}, {name}"
                 torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-4, msg=lambda m, text=text: f"{text}: {m}")
+
+
+def programs(ranks):
+    """A score program means in every chunk what it means in the whole: the result is that of one process, and the
+    gradients of its tensors are the sum over the ranks; beside other options, and of a packed batch."""
+    length = 64 * ranks
+    random = lambda *shape, seed: reference.random(*shape, seed=seed, requires_grad=False)  # noqa: E731
+    table, gain, weights = random(HEADS, 2 * length, seed=1), torch.tensor(0.7), random(length, 3, seed=3)
+    document = torch.arange(length) // 13
+    cu_seqlens = torch.tensor([0, 2 * length // 3, length], dtype=torch.int32)
+    whole, packed = (tensors(torch.float32, *shape, seed=6) for shape in ((2, length), (length,)))
+
+    def mask(b, h, i, j):
+        return (j <= i) & (document[i] == document[j])
+
+    cases = (
+        (whole, {}, {"score_mod": "s * gain[] + table[h, i - j + len_k]", "captured": {"gain": gain, "table": table}}),
+        (whole, {"causal": True, "sink": random(HEADS, seed=4)},
+         {"score_mod": "s + table[h, i] * h_kv + 0.1 * b", "captured": {"table": table}}),
+        (whole, {"window": (40, 0), "alibi_slopes": torch.linspace(0.05, 0.6, HEADS), "softcap": 9.0},
+         {"score_mod": "s + w[i, b] * w[j, 2]", "mask_mod": mask, "captured": {"w": weights}}),
+        (whole, {"dropout_p": 0.3, "dropout_seed": 12}, {"mask_mod": mask}),
+        (packed, {}, {"score_mod": "s + w[i, b] * w[j, 2] + gain[] * (q_pos - j)", "mask_mod": "j <= q_pos + b",
+                      "captured": {"w": weights, "gain": 0.01 * gain}}),
+    )  # fmt: skip
+    for inputs, others, program in cases:
+        others = dict(others)
+        sink, cu = others.pop("sink", None), cu_seqlens if inputs is packed else None
+        of_one = {} if cu is None else dict(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=length, max_seqlen_k=length)
+
+        def gradients(attend, *arguments, **more):
+            """The results, then the gradients of the program's tensors."""
+            leaves = {n: x.clone().requires_grad_() for n, x in program.get("captured", {}).items()}
+            found = attend({**others, **program, **({"captured": leaves} if leaves else {})}, *arguments, **more)
+            return [*found, *(x.grad for x in leaves.values())]
+
+        def by_one(options):
+            def attend(q, k, v, sink=None):
+                return tessera.torch.attention(q, k, v, sink=sink, return_lse=True, **of_one, **options)
+
+            return results(attend, *inputs, sink=sink)
+
+        def by_all(options, parallel):
+            return sharded(parallel, options, inputs, sink, None if cu is None else cu.tolist())
+
+        alone = gradients(by_one)
+        for strategy, head_ranks in strategies(ranks):
+            parallel = tessera.torch.context_parallel(
+                layout="zig_zag" if cu is None else "planned", strategy=strategy, head_ranks=head_ranks, chunk_rows=8
+            )
+            ours = gradients(by_all, parallel)
+            for gradient in ours[len(ours) - len(program.get("captured", {})) :]:
+                dist.all_reduce(gradient)
+            for n, (a, b) in enumerate(zip(ours, alone)):
+                text = f"{strategy}, {others}, {program}, result {n}"
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-4, msg=lambda m, text=text: f"{text}: {m}")
 
 
 def repeated(ranks):
@@ -340,6 +397,8 @@ def refused(ranks):
             raise AssertionError(f"{words}: not refused")
 
     complains("bias: not accepted by context_parallel yet", bias=torch.ones(8 * ranks, 8 * ranks))
+    complains("captured: given without score_mod and mask_mod", captured={"c": 1.0})
+    complains("score, column 5: 'c' is no name here", score_mod="s + c")
     complains("dropout_seed: absent with dropout_p", dropout_p=0.1)
     complains("dropout_p: with a chunk that begins at row 4", dropout_p=0.1, dropout_seed=1)
     complains("q: rank 4, accepted [T / N, Hq, D] with cu_seqlens", cu_seqlens=[0, 5])
@@ -364,12 +423,13 @@ def disagreement(ranks):
     """Ranks that plan different problems are told, and none of them waits."""
     parallel = tessera.torch.context_parallel()
     q, k, v, *_ = tensors(torch.float32, 1, 8)
-    try:
-        parallel.attention(q, k, v, causal=dist.get_rank() == 0)
-    except tessera.Error as error:
-        assert "is another than that of rank" in str(error), error
-    else:
-        raise AssertionError("not refused")
+    for options in ({"causal": dist.get_rank() == 0}, {"score_mod": f"s * {1 + dist.get_rank()}"}):
+        try:
+            parallel.attention(q, k, v, **options)
+        except tessera.Error as error:
+            assert "is another than that of rank" in str(error), error
+        else:
+            raise AssertionError(f"{options}: not refused")
 
 
 def lost_peer(ranks):

@@ -19,7 +19,7 @@ from tessera.torch import kernels  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
-CASES = "dense,few_kv_heads,sinks,packed,positional,repeated,flat_error"
+CASES = "dense,few_kv_heads,sinks,packed,positional,programs,repeated,flat_error"
 LAUNCHES = {
     1: "dense,packed",
     2: f"{CASES},small_model,refused,disagreement",

@@ -8,7 +8,7 @@ in the order of the list, so that their bits do not depend on when a message arr
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch import Tensor
 from tessera._ranks.calls import Call
 from tessera._ranks.schedule import Message
 
-from .. import kernels
+from .. import kernels, program_ops
 from .exchange import Exchange, Tensors
 from .program import Program
 from .rows import Block, Gradient, Partial, put, take
@@ -56,6 +56,14 @@ class Setting(NamedTuple):
     # For scores that depend on positions: the sequences' lengths, the mask of the whole, and the options that have an
     # element for each head. None: every call has the mask of its own rows and keys.
     placed: Optional[Placed] = None
+    score: Optional[program_ops.Given] = None  # the score program, without its tensors
+
+    def with_tensors(self, captured: Sequence[Tensor]) -> Setting:
+        """With the score program and its tensors among the options of every call."""
+        if self.score is None:
+            return self
+        score = self.score._replace(captured=captured)
+        return self._replace(options=program_ops.with_program(self.options, score))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -144,6 +152,33 @@ def _unpacked(call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
     return tensor.narrow(1, first, count)
+
+
+class CapturedGradients:
+    """The sums of the gradients of a score program's tensors over this rank's calls, in the calls' order: float32, or
+    float64 of such a tensor."""
+
+    def __init__(self, tensors: Sequence[Tensor], wanted: Sequence[bool]):
+        def zeros(x: Tensor) -> Tensor:
+            return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+
+        self._dtypes = [x.dtype for x in tensors]
+        self._sums = [zeros(x) if is_wanted else None for x, is_wanted in zip(tensors, wanted)]
+        self._part = [None if x is None else torch.empty_like(x) for x in self._sums]
+
+    def options(self, options: Dict[str, Any]) -> Dict[str, Any]:
+        """The options of a call whose gradients `add` adds."""
+        wanted = any(part is not None for part in self._part)
+        return program_ops.with_gradients(options, self._part) if wanted else options
+
+    def add(self) -> None:
+        for total, part in zip(self._sums, self._part):
+            if total is not None:
+                total.add_(part)
+
+    def finished(self) -> List[Optional[Tensor]]:
+        """In the tensors' dtypes."""
+        return [None if x is None else x.to(dtype) for x, dtype in zip(self._sums, self._dtypes)]
 
 
 def forward(
@@ -245,9 +280,10 @@ def backward(
     d_lse: Optional[Tensor],
     sink: Optional[Tensor],
     shapes: Tuple[torch.Size, torch.Size, torch.Size],
+    captured: CapturedGradients,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """The gradients of this rank's q, k, v, and its part of the gradient of the sink. d_o and d_lse are of this rank's
-    rows."""
+    """The gradients of this rank's q, k, v, and its part of the gradient of the sink; `captured` receives its part of
+    those of a score program's tensors. d_o and d_lse are of this rank's rows."""
     q, k, v, o, lse, low = saved
     walk = _Walk(setting.backward(), setting, q, k, v, gathered=True)
     schedule = walk.schedule
@@ -288,15 +324,17 @@ def backward(
             arguments = [rows(d_o), of_lse[0], rows(q), *keys, rows(o), of_lse[1], of_lse[2]]
             if call.packed:
                 arguments = [None if t is None else t[0] for t in arguments]
-            options = {**walk.options_of(call), "lse_low": arguments.pop()}
+            options = captured.options({**walk.options_of(call), "lse_low": arguments.pop()})
             if adds:
                 targets = [sum_q.rows(call.q_row, call.q_length)]
                 targets += [gradient.rows(call.k_row, call.k_length) for gradient in gradients_of(block)]
                 d_q_rows, d_k_rows, d_v_rows = (t[0] for t in targets) if call.packed else targets
                 options["accumulate"] = 1
                 kernels.backward(*arguments, False, False, options, sums=(d_q_rows, d_k_rows, d_v_rows))
+                captured.add()
                 continue
             parts = kernels.backward(*arguments, False, False, options)[:3]
+            captured.add()
             if call.packed:
                 parts = [t[None] for t in parts]
             sum_q.add(call.q_row, parts[0])

@@ -54,19 +54,21 @@ class Exchange:
 
 
 class Agreement:
-    """Checks once per plan that all ranks have made the same one: ranks that disagree would wait for each other, or add
-    inconsistent data."""
+    """Checks once per plan and score program that they are the same on all ranks: ranks that disagree would wait for
+    each other, or add inconsistent data."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
         self._known = set()
 
-    def check(self, schedule: Schedule, what: str, device: torch.device) -> None:
-        if schedule.ranks == 1 or schedule.hash in self._known:
+    def check(self, schedule: Schedule, what: str, device: torch.device, score_hash: int = 0) -> None:
+        """score_hash: of the score program, 0 without one."""
+        unsigned = schedule.hash ^ score_hash
+        if schedule.ranks == 1 or unsigned in self._known:
             return
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return
-        signed = schedule.hash - (1 << 64) if schedule.hash >= 1 << 63 else schedule.hash
+        signed = unsigned - (1 << 64) if unsigned >= 1 << 63 else unsigned
         mine = torch.tensor([signed], dtype=torch.int64, device=device)
         hashes = [torch.empty_like(mine) for _ in range(schedule.ranks)]
         dist.all_gather(hashes, mine, group=self._group)
@@ -75,6 +77,6 @@ class Agreement:
             raise Error(
                 f"tessera.torch.context_parallel: the problem of rank {schedule.rank} ({what}) is another than that of "
                 f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}; accepted the same shapes, dtype, "
-                "masks, layout, strategy and lengths on all"
+                "masks, score program, layout, strategy and lengths on all"
             )
-        self._known.add(schedule.hash)
+        self._known.add(unsigned)

@@ -14,10 +14,12 @@ from torch._compile import _disable_dynamo
 from tessera import _core
 from tessera._core import Error
 from tessera._ranks.schedule import Chunk, head_ranks, schedule
+from tessera._score import Bound, Mod
 
 from .. import options as of_call
+from .. import program_ops, score_programs
 from ..checks import check_tensor
-from .attention import Placed, Setting, backward, forward
+from .attention import CapturedGradients, Placed, Setting, backward, forward
 from .exchange import Agreement
 from .program import Program, program
 
@@ -29,11 +31,11 @@ _ACCEPTED = (
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, sink, setting: Setting):
-        o, lse, saved = forward(setting, q, k, v, sink)
+    def forward(ctx, q, k, v, sink, setting: Setting, *captured):
+        o, lse, saved = forward(setting.with_tensors(captured), q, k, v, sink)
         ctx.setting, ctx.shapes = setting, (q.shape, k.shape, v.shape)
-        ctx.save_for_backward(*saved, *(() if sink is None else (sink,)))
-        ctx.has_sink = sink is not None
+        ctx.save_for_backward(*saved, *captured, *(() if sink is None else (sink,)))
+        ctx.num_saved, ctx.num_captured = len(saved), len(captured)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -41,16 +43,18 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_o, d_lse):
         saved = ctx.saved_tensors
-        sink = saved[-1] if ctx.has_sink else None
-        tensors = saved[: len(saved) - ctx.has_sink]
+        tensors, rest = saved[: ctx.num_saved], saved[ctx.num_saved :]
+        captured, sink = rest[: ctx.num_captured], next(iter(rest[ctx.num_captured :]), None)
+        gradients_of = CapturedGradients(captured, ctx.needs_input_grad[5:])
         if not tensors:  # no rows
             like = d_o if d_o is not None else d_lse
             empty = tuple(like.new_empty(shape) for shape in ctx.shapes)
-            return *empty, None if sink is None else torch.zeros_like(sink), None
+            return *empty, None if sink is None else torch.zeros_like(sink), None, *gradients_of.finished()
         if d_o is None:  # every rank executes the whole list, even if it needs no gradient
             d_o = tensors[3].new_zeros((*ctx.shapes[0][:3], ctx.shapes[2][3]))
-        *gradients, d_sink = backward(ctx.setting, tensors, d_o, d_lse, sink, ctx.shapes)
-        return *gradients, None if d_sink is None else d_sink.to(sink.dtype), None
+        setting = ctx.setting.with_tensors(captured)
+        *gradients, d_sink = backward(setting, tensors, d_o, d_lse, sink, ctx.shapes, gradients_of)
+        return *gradients, None if d_sink is None else d_sink.to(sink.dtype), None, *gradients_of.finished()
 
 
 class ContextParallel:
@@ -135,10 +139,13 @@ class ContextParallel:
         *,
         cu_seqlens: Union[None, Tensor, Sequence[int]] = None,
         return_lse: bool = False,
+        score_mod: Mod = None,
+        mask_mod: Mod = None,
+        captured: Optional[Dict[str, Any]] = None,
         **options: Any,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        """Exact attention of all rows: each rank passes its own rows and gets their O, with gradients for q, k, v and
-        sink.
+        """Exact attention of all rows: each rank passes its own rows and gets their O, with gradients for q, k, v, sink
+        and a program's tensors.
 
         Every rank of the group must call it, with the same options and shapes. Ranks that disagree get an error at the
         first call of each problem. In the backward pass, every rank takes part as well.
@@ -155,16 +162,21 @@ class ContextParallel:
                 multiples of 32 rows.
             sink: [Hq], the same on all ranks. Its gradient is this rank's part: sum over the ranks, as for any
                 parameter.
+            score_mod, mask_mod, captured: a program of one (query, key) pair, as in `tessera.torch.attention`, with the
+                b, h, i, j, q_pos and lengths of the whole; of a packed batch b is the sequence. The tensors that it
+                names are whole and the same on all ranks; a gradient is this rank's part, as the sink's. The schedule
+                knows `causal` and `window` alone: what only a mask hides is exchanged and skipped by the kernels.
 
         Raises:
             tessera.Error: (a ValueError) an argument is wrong or not accepted here; one line names it.
             RuntimeError: a peer was lost; the message names the step and the awaited message.
         """
-        setting, packed = self._setting(q, k, v, cu_seqlens, options)
+        bound = score_programs.bind(score_mod, mask_mod, captured)
+        setting, packed = self._setting(q, k, v, cu_seqlens, options, bound)
         sink = options.get("sink")
         if packed:
             q, k, v = q[None], k[None], v[None]
-        o, lse = _Attention.apply(q, k, v, sink, setting)
+        o, lse = _Attention.apply(q, k, v, sink, setting, *(() if bound is None else bound.arrays))
         if packed:
             o, lse = o[0], lse[0]
         return (o, lse) if return_lse else o
@@ -237,9 +249,10 @@ class ContextParallel:
         }
         return lengths, members, packed
 
-    def _setting(self, q, k, v, cu_seqlens, options) -> Tuple[Setting, bool]:
+    def _setting(self, q, k, v, cu_seqlens, options, bound: Optional[Bound]) -> Tuple[Setting, bool]:
         lengths, members, packed = self._problem(q, k, v, cu_seqlens, options)
-        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        tensors = (q, k, v, *(() if bound is None else bound.arrays))
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         directions = ("forward", "backward") if differentiable else ("forward",)
         members["head_ranks"] = head_ranks(lengths, directions, **members)
         what = f"q {list(q.shape)}, k {list(k.shape)}, {q.dtype}"
@@ -250,7 +263,7 @@ class ContextParallel:
         given = of_call.given("context_parallel.attention", options)
         dropout = {**dropout, "dropout_p": given["dropout_p"]} if given.get("dropout_p") else {}
         placed = None
-        if dropout or given.get("alibi_slopes") is not None:
+        if dropout or bound is not None or given.get("alibi_slopes") is not None:
             mask = {name: given[name] for name in ("causal", "window") if name in given}
             placed = Placed(lengths, (q.shape[-2], k.shape[-2]), mask, given.get("alibi_slopes"))
         if dropout:
@@ -258,13 +271,18 @@ class ContextParallel:
 
         def agreed(direction: str) -> Program:
             made = program(lengths, self.rank, one_batch, placed is not None, direction=direction, **members)
-            self._agreement.check(made.schedule, what, q.device)
+            self._agreement.check(made.schedule, what, q.device, 0 if bound is None else bound.program.hash)
             return made
 
         of_each_call = {n: x for n, x in given.items() if n in ("scale", "softcap", "deterministic", "threads")}
         of_each_call.update(dropout)
         setting = Setting(
-            agreed("forward"), functools.partial(agreed, "backward"), self.group, of_each_call, placed
+            agreed("forward"),
+            functools.partial(agreed, "backward"),
+            self.group,
+            of_each_call,
+            placed,
+            None if bound is None else program_ops.of_bound(bound)._replace(captured=()),
         )
         return setting, packed
 
