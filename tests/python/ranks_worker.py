@@ -191,6 +191,7 @@ def programs(ranks):
         (whole, {}, {"score_mod": "s * gain[] + table[h, i - j + len_k]", "captured": {"gain": gain, "table": table}}),
         (whole, {"causal": True, "sink": random(HEADS, seed=4)},
          {"score_mod": "s + table[h, i] * h_kv + 0.1 * b", "captured": {"table": table}}),
+        (whole, {"sink": random(HEADS, seed=4)}, {"mask_mod": "i % 7 != 3 && (i + j) % 5 != h"}),  # some rows see none
         (whole, {"window": (40, 0), "alibi_slopes": torch.linspace(0.05, 0.6, HEADS), "softcap": 9.0},
          {"score_mod": "s + w[i, b] * w[j, 2]", "mask_mod": mask, "captured": {"w": weights}}),
         (whole, {"dropout_p": 0.3, "dropout_seed": 12}, {"mask_mod": mask}),

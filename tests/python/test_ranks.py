@@ -142,14 +142,14 @@ def test_calls_accumulate_where_a_plan_serves_it(direction):
 @pytest.mark.parametrize("most", (8, 3, 2))
 def test_parts_merge_exactly(most, monkeypatch):
     """Where calls do not accumulate: at once, or on the way where there are more than layers. Seven parts of some rows
-    each, and a sink."""
+    each, and a sink, which the last row, that sees nothing, does not get."""
     monkeypatch.setattr(Partial, "MOST", most)
     generator = torch.Generator().manual_seed(2)
     normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     ranges = [(0, 10), (0, 4), (4, 10), (2, 8), (0, 10), (5, 6), (1, 9)]
     parts = [(normal(2, b - a, 3, 4), 3 * normal(2, 3, b - a)) for a, b in ranges]
     sink = normal(3)
-    partial = Partial((2, 10, 3, 4), 7, torch.float32, torch.device("cpu"), accumulates=False)
+    partial = Partial((2, 11, 3, 4), 7, torch.float32, torch.device("cpu"), accumulates=False)
     for (a, b), (o, lse) in zip(ranges, parts):
         o_there, lse_there, low_there = partial.place(a, b - a)
         low_there.zero_()
@@ -157,6 +157,8 @@ def test_parts_merge_exactly(most, monkeypatch):
         lse_there.copy_(lse)
     partial.join_sink(sink)
     o, lse, _ = partial.finished()
+    assert (lse[..., 10] == -torch.inf).all() and (o[:, 10] == 0).all()
+    o, lse = o[:, :10], lse[..., :10]
     weights = torch.full((8, 2, 3, 10), -torch.inf, dtype=torch.float64)
     values = torch.zeros(8, 2, 10, 3, 4, dtype=torch.float64)
     for n, ((a, b), (part, part_lse)) in enumerate(zip(ranges, parts)):

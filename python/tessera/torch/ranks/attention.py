@@ -399,6 +399,7 @@ def backward(
         delta = (d_o.float() * o.float()).sum(-1).transpose(1, 2)
         d_lse_minus_delta = -delta if d_lse is None else d_lse - delta
         weight = torch.exp(sink.float()[schedule.heads_q][None, :, None] - lse - low)
+        weight = torch.where(lse == -torch.inf, 0.0, weight)  # rows that see no key
         d_sink[schedule.heads_q] = (weight * d_lse_minus_delta).sum((0, 2))
     if not walk.divided:
         return sum_q.total().to(q.dtype), *(g.total().to(k.dtype) for g in sum_keys), d_sink

@@ -173,7 +173,8 @@ class Partial:
         return combine(self._o, self._lse, self._low, return_lse=True, return_lse_low=True)
 
     def join_sink(self, sink: Tensor) -> None:
-        """Adds a logit of each head to the denominator, as one more part whose values are 0: once, after all keys."""
+        """Adds a logit of each head to the denominator, as one more part whose values are 0: once, after all keys, and
+        not in rows that see none."""
         if self.accumulates:  # a second layer
             self._o, self._lse, self._low = (t.new_empty((2, *t.shape[1:])).copy_(t) for t in self._tensors())
             o, lse, low = (t[1] for t in self._tensors())
@@ -181,7 +182,8 @@ class Partial:
             o, lse, low = self.place(0, self._o.shape[2])
         o.zero_()
         low.zero_()
-        lse.copy_(sink.float()[None, :, None].expand_as(lse))
+        sees_none = (self._lse[:1] if self.accumulates else self._lse).amax(0) == -torch.inf
+        lse.copy_(torch.where(sees_none, -torch.inf, sink.float()[None, :, None]))
 
     def finished(self) -> Tuple[Tensor, Tensor, Tensor]:
         if self._o.shape[0] == 1:
