@@ -258,10 +258,11 @@ typedef struct tessera_ranks_options {
   int32_t sink TESSERA_CXX_DEFAULT(0);  /* 1: a sink joins each row's denominator, once for all its keys */
   /* A score program and the tensors that it names, as in tessera_problem; NULL: none. Its names mean on each rank what
    * they mean in the whole, and every rank has the whole of each captured tensor. The handle must live until the
-   * attention is created. Gradients of captured tensors are not computed. UNSUPPORTED together with sink, and on GPUs,
-   * whose kernels run no program for a part of a sequence. */
+   * attention is created. */
   tessera_program* program TESSERA_CXX_DEFAULT(NULL);
   tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
+  /* Bit n: backward computes the gradient of captured[n], a floating-point tensor. */
+  uint64_t grad_captured TESSERA_CXX_DEFAULT(0);
 } tessera_ranks_options;
 
 /* One rank's part of an attention, prepared: which calls, messages and copies follow each other, and their places in a
@@ -302,6 +303,7 @@ TESSERA_API size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* atte
  *   sink           float32 [Hq], all heads, the same on all ranks
  *   d_sink         float32 [Hq]: this rank's part of the gradient. The gradient is the sum over all ranks, which the
  *                  caller takes, as for any parameter that all ranks share.
+ *   d_captured[n]  float32, contiguous, shaped as captured[n], which every rank has whole: likewise this rank's part
  *   saved          tessera_ranks_saved_bytes, aligned to 64 bytes */
 typedef struct tessera_ranks_buffers {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_ranks_buffers));
@@ -321,9 +323,10 @@ typedef struct tessera_ranks_buffers {
   /* Of the program: tensors, and scalars, which are on the host. */
   const void* captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
   double scalars[TESSERA_MAX_CAPTURED_SCALARS] TESSERA_CXX_DEFAULT({});
+  float* d_captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({}); /* grad_captured, backward: written */
 } tessera_ranks_buffers;
 
-/* This rank's part of o and lse, or of d_q, d_k, d_v and d_sink. Every rank makes the same calls in the same order. The
+/* This rank's part of o and lse, or of the gradients. Every rank makes the same calls in the same order. The
  * first call of a problem and direction compares a hash of it with those of the other ranks, which waits for them (on a
  * GPU also for the stream, unless it is captured into a graph, where nothing is compared): ranks that disagree all get
  * INVALID_ARGUMENT, and their communicators go on to serve other calls.

@@ -45,9 +45,9 @@ struct tessera_ranks_attention {
 namespace {
 
 static_assert(sizeof(tessera_ranks_options) ==
-              offsetof(tessera_ranks_options, captured) + sizeof(tessera_ranks_options::captured));
+              offsetof(tessera_ranks_options, grad_captured) + sizeof(tessera_ranks_options::grad_captured));
 static_assert(sizeof(tessera_ranks_buffers) ==
-              offsetof(tessera_ranks_buffers, scalars) + sizeof(tessera_ranks_buffers::scalars));
+              offsetof(tessera_ranks_buffers, d_captured) + sizeof(tessera_ranks_buffers::d_captured));
 
 constexpr int64_t kAlignment = distributed::Arena::kAlignment;
 constexpr uintptr_t kSavedAlignment = 64;
@@ -64,8 +64,10 @@ tessera_status read_options(const tessera_ranks_options* given, tessera_ranks_op
     if (!core::present(options.captured[n])) continue;
     return invalid("captured[%d]: given without program, whose tensor it is", n);
   }
-  if (options.sink && options.program) {
-    return unsupported("sink: given with program, accepted one of them on ranks: no rank knows which rows see a key");
+  for (int n = 0; n < 64; ++n) {
+    if ((options.grad_captured >> n & 1) == 0) continue;
+    if (n < TESSERA_MAX_CAPTURED_TENSORS && core::present(options.captured[n])) continue;
+    return invalid("grad_captured: bit %d is set, accepted bits of captured tensors that are given", n);
   }
   return ok();
 }
@@ -218,7 +220,6 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
                                            : tensor({alibi == 1 ? p.heads_q : 0}, TESSERA_FLOAT32);
   const tessera_layout sink = tensor({attention.setting.options.sink ? p.heads_q : 0}, TESSERA_FLOAT32);
   const tessera_layout saved = bytes(tessera_ranks_saved_bytes(&attention)), scratch = bytes(workspace_bytes);
-  const tessera_layout* const captured = attention.setting.options.captured;
   const struct {
     const char* name;
     const tessera_layout* layout;
@@ -237,24 +238,33 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
              {"d_k", &k, buffers.d_k, backward, true},
              {"d_v", &v, buffers.d_v, backward, true},
              {"d_sink", &sink, buffers.d_sink, backward, true},
-             {"workspace", &scratch, workspace, true, true},
-             {"captured[0]", &captured[0], buffers.captured[0], rows > 0, false},
-             {"captured[1]", &captured[1], buffers.captured[1], rows > 0, false},
-             {"captured[2]", &captured[2], buffers.captured[2], rows > 0, false},
-             {"captured[3]", &captured[3], buffers.captured[3], rows > 0, false},
-             {"captured[4]", &captured[4], buffers.captured[4], rows > 0, false},
-             {"captured[5]", &captured[5], buffers.captured[5], rows > 0, false},
-             {"captured[6]", &captured[6], buffers.captured[6], rows > 0, false},
-             {"captured[7]", &captured[7], buffers.captured[7], rows > 0, false}};
-  static_assert(TESSERA_MAX_CAPTURED_TENSORS == 8);
+             {"workspace", &scratch, workspace, true, true}};
   core::OwnMemory memory;
+  const auto check = [&](const char* name, const tessera_layout& layout, const void* pointer, bool written) {
+    if (!core::present(layout) || core::elements(layout) == 0) return ok();
+    TESSERA_RETURN_IF_ERROR(core::check_pointer(name, layout, pointer));
+    if (device.backend == TESSERA_BACKEND_CUDA) TESSERA_RETURN_IF_ERROR(cuda::check_memory(name, pointer, device));
+    memory.add(name, layout, pointer, written);
+    return ok();
+  };
   for (const auto& buffer : all) {
-    if (!buffer.needed || !core::present(*buffer.layout) || core::elements(*buffer.layout) == 0) continue;
-    TESSERA_RETURN_IF_ERROR(core::check_pointer(buffer.name, *buffer.layout, buffer.pointer));
-    if (device.backend == TESSERA_BACKEND_CUDA) {
-      TESSERA_RETURN_IF_ERROR(cuda::check_memory(buffer.name, buffer.pointer, device));
+    if (buffer.needed) {
+      TESSERA_RETURN_IF_ERROR(check(buffer.name, *buffer.layout, buffer.pointer, buffer.written));
     }
-    memory.add(buffer.name, *buffer.layout, buffer.pointer, buffer.written);
+  }
+  static_assert(TESSERA_MAX_CAPTURED_TENSORS == 8);
+  constexpr const char* kCaptured[] = {"captured[0]", "captured[1]", "captured[2]", "captured[3]",
+                                       "captured[4]", "captured[5]", "captured[6]", "captured[7]"};
+  constexpr const char* kDCaptured[] = {"d_captured[0]", "d_captured[1]", "d_captured[2]", "d_captured[3]",
+                                        "d_captured[4]", "d_captured[5]", "d_captured[6]", "d_captured[7]"};
+  const tessera_ranks_options& options = attention.setting.options;
+  tessera_layout gradients[TESSERA_MAX_CAPTURED_TENSORS] = {};
+  for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) {
+    if (rows > 0) TESSERA_RETURN_IF_ERROR(check(kCaptured[n], options.captured[n], buffers.captured[n], false));
+    if (backward) {
+      gradients[n] = distributed::d_captured_layout(options, n);
+      TESSERA_RETURN_IF_ERROR(check(kDCaptured[n], gradients[n], buffers.d_captured[n], true));
+    }
   }
   if (attention.saved_bytes > 0 && reinterpret_cast<uintptr_t>(buffers.saved) % kSavedAlignment != 0) {
     return invalid("saved: %p, must be aligned to %d bytes", buffers.saved, static_cast<int>(kSavedAlignment));
@@ -274,6 +284,7 @@ distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* worksp
   set(Base::kDQ, buffers.d_q), set(Base::kDK, buffers.d_k), set(Base::kDV, buffers.d_v);
   set(Base::kSink, buffers.sink), set(Base::kDSink, buffers.d_sink);
   set(Base::kSaved, buffers.saved);
+  for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) set(distributed::d_captured(n), buffers.d_captured[n]);
   std::copy(std::begin(buffers.captured), std::end(buffers.captured), memory.captured);
   std::copy(std::begin(buffers.scalars), std::end(buffers.scalars), memory.scalars);
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % static_cast<uintptr_t>(kAlignment);

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "core/geometry.hpp"
+#include "core/validate.hpp"
 #include "distributed/pass.hpp"
 
 namespace tessera::distributed {
@@ -29,6 +31,7 @@ class Backward final : public Pass {
     sum_q_ = zeros(own_.rows(), hq.count, problem_.head_dim);
     keys_.sum_k = zeros(own_.rows(), hkv.count, problem_.head_dim);
     keys_.sum_v = zeros(own_.rows(), hkv.count, problem_.head_dim_v);
+    begin_captured();
     TESSERA_RETURN_IF_ERROR(walk_steps());
     if (has_sink()) TESSERA_RETURN_IF_ERROR(add_sink_gradient());
     divided_ ? finish_divided() : finish();
@@ -92,10 +95,9 @@ class Backward final : public Pass {
       call.lse = saved_.lse.ref(rows.q_row), call.lse_low = saved_.lse_low.ref(rows.q_row);
       call.d_q = adds ? sum_q_.ref(rows.q_row) : q.at;
       call.d_k = adds ? sum_k.ref(rows.k_row) : k.at, call.d_v = adds ? sum_v.ref(rows.k_row) : v.at;
-      const int64_t workspace = arena_.assign(program_.plans[call.plan].workspace_bytes);
-      call.workspace = {Base::kWorkspace, workspace};
-      program_.operations.emplace_back(call);
-      if (program_.plans[call.plan].workspace_bytes > 0) arena_.release(workspace);
+      for (const Captured& captured : captured_) call.d_captured[captured.number] = captured.part.at;
+      add_call(call);
+      add_captured();
       if (adds) continue;
       move(q, 0, 0, sum_q_, rows.q_row, 0, rows.q_length, q.heads, true);
       move(k, 0, 0, sum_k, rows.k_row, 0, rows.k_length, k.heads, true);
@@ -122,6 +124,29 @@ class Backward final : public Pass {
     }
   }
 
+  // The gradients of captured tensors are sums over the calls, each of which writes its own part.
+  void begin_captured() {
+    for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) {
+      const tessera_layout layout = d_captured_layout(setting_.options, n);
+      if (!core::present(layout)) continue;
+      const int64_t columns = layout.shape[layout.rank - 1], elements = core::elements(layout);
+      Slab part{{Base::kWorkspace, 0}, TESSERA_FLOAT32, 1, columns > 0 ? elements / columns : 0, 1, columns};
+      part.at.offset = arena_.assign(part.bytes());
+      captured_.push_back({n, part});
+      if (elements > 0) program_.operations.emplace_back(Fill{{d_captured(n), 0}, 0, elements});
+    }
+  }
+  void add_captured() {
+    for (const auto& [number, part] : captured_) {
+      if (part.elements() == 0) continue;
+      const auto rows = [&part = part](const Ref& at) {
+        return RowsRef{at, part.dtype, part.batch_stride(), part.row_stride(), part.head_stride()};
+      };
+      const core::RowsShape shape{1, part.rows, 1, part.columns};
+      program_.operations.emplace_back(Move{shape, rows(part.at), rows({d_captured(number), 0}), true});
+    }
+  }
+
   // dSink of a head is the sum over rows of -exp(sink - lse) (dO . O), which needs no key: by a call without keys.
   // Its dQ is 0.
   tessera_status add_sink_gradient() {
@@ -142,10 +167,7 @@ class Backward final : public Pass {
     call.q = saved_.q.at, call.o = saved_.o.at, call.d_o = d_o_.at;
     call.lse = saved_.lse.at, call.lse_low = saved_.lse_low.at;
     call.d_q = no_q.at, call.sink = of_heads(Base::kSink), call.d_sink = of_heads(Base::kDSink);
-    const int64_t workspace = arena_.assign(program_.plans[call.plan].workspace_bytes);
-    call.workspace = {Base::kWorkspace, workspace};
-    program_.operations.emplace_back(call);
-    if (program_.plans[call.plan].workspace_bytes > 0) arena_.release(workspace);
+    add_call(call);
     release(no_q);
     return ok();
   }
@@ -266,6 +288,10 @@ class Backward final : public Pass {
     Slab k, v;
     std::vector<int64_t> unsent;  // chunks
   };
+  struct Captured {
+    int number;
+    Slab part;  // of one call
+  };
   struct Part {
     int32_t rank, first_head;
     Block rows;
@@ -278,6 +304,7 @@ class Backward final : public Pass {
   Slab sum_q_;
   std::vector<Returned> returned_;
   std::vector<Part> parts_;
+  std::vector<Captured> captured_;
 };
 
 }  // namespace

@@ -28,8 +28,10 @@ enum class Base : int32_t {
   kDSink,
   kSaved,
   kWorkspace,
-  kBases
+  kDCaptured,  // of the first captured tensor; then of the others
+  kBases = kDCaptured + TESSERA_MAX_CAPTURED_TENSORS
 };
+constexpr Base d_captured(int tensor) { return static_cast<Base>(static_cast<int32_t>(Base::kDCaptured) + tensor); }
 struct Ref {
   Base base = Base::kNone;
   int64_t offset = 0;  // bytes

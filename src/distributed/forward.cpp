@@ -12,7 +12,8 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // (o, lse) of rows over the keys so far. If calls accumulate, they all add to one float32 sum. Otherwise their results
 // are parts in layers, which are merged all at once, in the order of the layers; the layers have the dtype of the
 // results, but beyond kMost of them parts are merged on the way, in float32.
-// A sink is given to a row's only call. Otherwise it is one more part, (0, sink), before all others.
+// A sink is given to a row's only call. Otherwise it is one more part, (0, sink), before all others; or, if a program's
+// mask may hide all keys of a row, which then has no sink, a call without keys adds it after all others.
 enum class Partial { kOneCall, kAccumulated, kLayers, kMergedOnTheWay };
 constexpr size_t kMost = 8;
 
@@ -92,7 +93,7 @@ class Forward final : public Pass {
     if (partial_ == Partial::kAccumulated) {
       sum_ = problem_.dtype == TESSERA_FLOAT32 ? result_.o : make(TESSERA_FLOAT32, rows, heads, problem_.head_dim_v);
       fill(sum_, 0), fill(result_.lse_low, 0);
-      has_sink() ? fill_with_sink(result_.lse) : fill(result_.lse, kNothing);
+      sink_first() ? fill_with_sink(result_.lse) : fill(result_.lse, kNothing);
     } else if (partial_ != Partial::kOneCall) {
       layers_ = Layers(0);
       const auto count = static_cast<int64_t>(num_layers());
@@ -100,7 +101,7 @@ class Forward final : public Pass {
       all_o_ = make(dtype, count * rows, heads, problem_.head_dim_v);
       all_lse_ = make_statistics(count * rows, heads), all_low_ = make_statistics(count * rows, heads);
       empty_layers();
-      if (!has_sink()) return;
+      if (!sink_first()) return;
       fill(layer(all_o_, 0), 0), fill_with_sink(layer(all_lse_, 0));
       layers_ = Layers(1), first_layer_ = 1;
     }
@@ -120,7 +121,8 @@ class Forward final : public Pass {
     slab.at.offset += static_cast<int64_t>(n) * slab.bytes();
     return slab;
   }
-  size_t parts() const { return depth_ + (has_sink() ? 1 : 0); }
+  bool sink_first() const { return has_sink() && !setting_.options.program; }
+  size_t parts() const { return depth_ + (sink_first() ? 1 : 0); }
   size_t num_layers() const { return std::min(parts(), kMost); }
 
   void merge_layers(const Slab& o, const Slab& lse, const Slab& low) {
@@ -161,15 +163,41 @@ class Forward final : public Pass {
     return layers_.place(range, first_layer_);
   }
 
-  void finish_partial() {
-    if (partial_ == Partial::kAccumulated) {
-      if (problem_.dtype == TESSERA_FLOAT32) return;
-      move(sum_, 0, 0, result_.o, 0, 0, own_.rows(), sum_.heads);
-      release(sum_);
-    } else if (partial_ != Partial::kOneCall) {
-      merge_layers(result_.o, result_.lse, result_.lse_low);
+  tessera_status finish_partial() {
+    if (partial_ == Partial::kOneCall) return ok();
+    const bool sink_last = has_sink() && !sink_first(), rounds = problem_.dtype != TESSERA_FLOAT32;
+    if (partial_ != Partial::kAccumulated) {
+      const bool wide = sink_last && rounds;
+      sum_ = wide ? make(TESSERA_FLOAT32, own_.rows(), result_.o.heads, problem_.head_dim_v) : result_.o;
+      merge_layers(sum_, result_.lse, result_.lse_low);
       release(all_o_), release(all_lse_), release(all_low_);
+      if (!sink_last) return ok();
     }
+    if (sink_last) {
+      TESSERA_RETURN_IF_ERROR(add_sink());
+    } else if (rounds) {
+      move(sum_, 0, 0, result_.o, 0, 0, own_.rows(), sum_.heads);
+    }
+    if (rounds) release(sum_);
+    return ok();
+  }
+
+  // Adds the sink to sum_ in rows that see a key, and rounds the result.
+  tessera_status add_sink() {
+    const int64_t rows = own_.rows();
+    tessera_problem p;
+    tessera_problem_init(&p);
+    p.direction = TESSERA_FORWARD;
+    p.q = result_.q.layout(rows), p.k = result_.k.layout(0), p.v = result_.v.layout(0), p.o = result_.o.layout(rows);
+    p.lse = result_.lse.layout(rows), p.lse_low = result_.lse_low.layout(rows);
+    p.accumulate = 1, p.sink = sink_layout();
+    Call call{};
+    if (problem_.dtype != TESSERA_FLOAT32) p.o_accum = sum_.layout(rows), call.o_accum = sum_.at;
+    TESSERA_RETURN_IF_ERROR(plan_call(p, call, true));
+    call.q = result_.q.at, call.o = result_.o.at, call.sink = of_heads(Base::kSink);
+    call.lse = result_.lse.at, call.lse_low = result_.lse_low.at;
+    add_call(call);
+    return ok();
   }
 
   // ---- steps ----
@@ -199,16 +227,13 @@ class Forward final : public Pass {
       call.q = result_.q.ref(rows.q_row), call.k = keys.k.ref(rows.k_row), call.v = keys.v.ref(rows.k_row);
       call.o = converts ? rounded.at : o.ref(rows.q_row);
       call.lse = lse.ref(rows.q_row), call.lse_low = low.ref(rows.q_row);
-      const int64_t workspace = arena_.assign(program_.plans[call.plan].workspace_bytes);
-      call.workspace = {Base::kWorkspace, workspace};
-      program_.operations.emplace_back(call);
-      if (program_.plans[call.plan].workspace_bytes > 0) arena_.release(workspace);
+      add_call(call);
       if (!converts) continue;
       move(rounded, 0, 0, o, rows.q_row, 0, rows.q_length, o.heads);
       release(rounded);
     }
     if (step != last_calls_) return ok();
-    finish_partial();
+    TESSERA_RETURN_IF_ERROR(finish_partial());
     if (divided_) {
       const Heads hq = schedule_.heads_q;
       move_chunks(local_.numbers(), own_, result_.o, 0, local_, o_, hq.first, hq.count);

@@ -126,19 +126,28 @@ void Pass::move_chunks(const std::vector<int64_t>& chunks, const Block& from_blo
   move(from, from_row, from_head, to, to_row, to_head, count, heads, add);
 }
 
-tessera_status Pass::plan_call(const tessera_problem& problem, Call& call) {
+tessera_status Pass::plan_call(const tessera_problem& problem, Call& call, bool any_family) {
   const std::string bytes(reinterpret_cast<const char*>(&problem), sizeof problem);
   const auto found = plan_numbers_.find(bytes);
   if (found != plan_numbers_.end()) {
     call.plan = found->second;
     return ok();
   }
+  tessera_device device = setting_.device;
+  if (any_family) device.family[0] = '\0';
   tessera_plan plan;
-  TESSERA_RETURN_IF_ERROR(tessera_make_plan(&problem, &setting_.device, &plan));
+  TESSERA_RETURN_IF_ERROR(tessera_make_plan(&problem, &device, &plan));
   call.plan = program_.plans.size();
   plan_numbers_.emplace(bytes, call.plan);
   program_.plans.push_back(plan);
   return ok();
+}
+
+void Pass::add_call(Call call) {
+  const int64_t bytes = program_.plans[call.plan].workspace_bytes;
+  call.workspace = {Base::kWorkspace, arena_.assign(bytes)};
+  program_.operations.emplace_back(call);
+  if (bytes > 0) arena_.release(call.workspace.offset);
 }
 
 tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call& call) const {
@@ -164,6 +173,9 @@ tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call&
   p.first_sequence = rows.sequence;
   p.program = options.program;
   std::copy(std::begin(options.captured), std::end(options.captured), p.captured);
+  for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS && direction == TESSERA_BACKWARD; ++n) {
+    p.d_captured[n] = d_captured_layout(options, n);
+  }
   if (options.alibi != 0) {
     const int64_t heads = schedule_.heads_q.count;
     if (options.alibi == 1) {

@@ -67,8 +67,10 @@ class Pass {
   // The chunks' rows in blocks of two tensors.
   void move_chunks(const std::vector<int64_t>& chunks, const Block& from_block, const Slab& from, int64_t from_head,
                    const Block& to_block, const Slab& to, int64_t to_head, int64_t heads, bool add = false);
-  // Gives `call` the plan of its problem.
-  tessera_status plan_call(const tessera_problem& problem, Call& call);
+  // Gives `call` the plan of its problem. any_family: a kernel family that the device names need not serve it.
+  tessera_status plan_call(const tessera_problem& problem, Call& call, bool any_family = false);
+  // The call, with a workspace for its time.
+  void add_call(Call call);
   // The options of a call on some rows, without tensors.
   tessera_problem problem_of(const Rectangle& rows, int32_t direction, Call& call) const;
   // This rank's heads of the sink.

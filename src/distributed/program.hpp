@@ -33,7 +33,8 @@ struct Move {
 // A call of the library by plans[plan].
 struct Call {
   size_t plan;
-  Ref q, k, v, o, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, workspace;
+  Ref q, k, v, o, o_accum, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, workspace;
+  Ref d_captured[TESSERA_MAX_CAPTURED_TENSORS];
 };
 
 // By tessera_combine, whose layouts are `merge`'s.
@@ -73,6 +74,17 @@ struct Setting {
   int32_t rank;
   bool saves;  // there is a backward pass
 };
+
+// Of the gradient of a captured tensor: float32, contiguous, of the same shape; absent if it is not requested.
+inline tessera_layout d_captured_layout(const tessera_ranks_options& options, int tensor) {
+  tessera_layout layout{};
+  if ((options.grad_captured >> tensor & 1) == 0) return layout;
+  layout = options.captured[tensor];
+  layout.dtype = TESSERA_FLOAT32;
+  int64_t stride = 1;
+  for (int32_t axis = layout.rank; axis-- > 0; stride *= layout.shape[axis]) layout.strides[axis] = stride;
+  return layout;
+}
 
 // Fails as tessera_make_plan does. saved_bytes: what forward leaves for backward.
 tessera_status make_forward(const tessera_ranks_plan& plan, const Setting& setting, Program& program,

@@ -33,9 +33,9 @@ namespace {
 struct Setting {
   std::string strategy = "ring", layout = "zig_zag";
   int32_t ranks = 2, head_ranks = 0;
-  std::vector<int64_t> lengths = {};  // of packed sequences; empty: the case's Sq
-  std::string forward_by = {};        // the only kernel family; there is then no backward pass
-  tessera_program* program = nullptr;
+  std::vector<int64_t> lengths = {};   // of packed sequences; empty: the case's Sq
+  std::string forward_by = {};         // the only kernel family; there is then no backward pass
+  tessera_program* program = nullptr;  // instead of the case's, and its tensors and scalars
   std::vector<Tensor> captured = {};
   std::vector<double> scalars = {};
 
@@ -74,8 +74,12 @@ tessera_ranks_problem problem_of(const Case& c, const Setting& setting, const in
 
 RanksOptions options_of(const Call& call, const Setting& setting) {
   RanksOptions options{};
-  options.program = setting.program;
-  for (size_t n = 0; n < setting.captured.size(); ++n) options.captured[n] = setting.captured[n].layout();
+  options.program = setting.program ? setting.program : call.program.get();
+  const std::vector<Tensor>& captured = setting.program ? setting.captured : call.captured;
+  for (size_t n = 0; n < captured.size(); ++n) options.captured[n] = captured[n].layout();
+  for (size_t n = 0; n < call.d_captured.size(); ++n) {
+    if (call.d_captured[n].present()) options.grad_captured |= uint64_t{1} << n;
+  }
   options.scale = call.problem.scale, options.has_scale = call.problem.has_scale;
   options.softcap = call.problem.softcap;
   options.dropout_p = call.problem.dropout_p;
@@ -165,7 +169,10 @@ size_t bytes_of(const Tensor& tensor) {
 void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std::vector<Site>& sites) {
   const int64_t rows = c.sq;
   const tessera_ranks_problem problem = problem_of(c, setting, rows);
-  std::vector<std::vector<double>> d_sinks(static_cast<size_t>(setting.ranks));
+  // Each rank's parts of the gradients of what all ranks have: of the sink, and then of captured tensors.
+  std::vector<Tensor*> shared{&whole.d_sink};
+  for (Tensor& tensor : whole.d_captured) shared.push_back(&tensor);
+  std::vector<std::vector<std::vector<double>>> parts(static_cast<size_t>(setting.ranks));
   on_threads(setting.ranks, [&](int32_t rank) {
     try {
       const Site& site = sites[static_cast<size_t>(rank)];
@@ -177,9 +184,17 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       for (const int64_t length : setting.lengths) shard.starts.push_back(shard.starts.back() + length);
       const Tensor q = shard.of(whole.q, 1), k = shard.of(whole.k, 1), v = shard.of(whole.v, 1);
       const Tensor d_o = shard.of(whole.d_o, 1);
-      Tensor outputs[] = {shard.of(whole.o, 1),   shard.of(whole.lse, 2),
-                          shard.of(whole.d_q, 1), shard.of(whole.d_k, 1),
-                          shard.of(whole.d_v, 1), c.sink ? Tensor(TESSERA_FLOAT32, {c.hq}) : Tensor()};
+      std::vector<Tensor> outputs;
+      for (const auto& [tensor, dim] :
+           {std::pair{&whole.o, 1}, {&whole.lse, 2}, {&whole.d_q, 1}, {&whole.d_k, 1}, {&whole.d_v, 1}}) {
+        outputs.push_back(shard.of(*tensor, dim));
+      }
+      const size_t first_shared = outputs.size();
+      for (const Tensor* tensor : shared) {
+        const tessera_layout& layout = tensor->layout();
+        const std::vector<int64_t> shape(layout.shape, layout.shape + layout.rank);
+        outputs.push_back(tensor->present() ? Tensor(TESSERA_FLOAT32, shape) : Tensor());
+      }
       const auto memory = [&site](const Tensor& tensor) {
         return SiteMemory(site, tensor.present() ? tensor.data() : nullptr, tensor.present() ? bytes_of(tensor) : 0);
       };
@@ -192,8 +207,8 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       const SiteMemory saved_there(site, saved.data(), saved.size());
       const SiteMemory forward_there(site, forward.data(), forward.size());
       const SiteMemory backward_there(site, backward.data(), backward.size());
-      SiteMemory results[] = {memory(outputs[0]), memory(outputs[1]), memory(outputs[2]),
-                              memory(outputs[3]), memory(outputs[4]), memory(outputs[5])};
+      std::deque<SiteMemory> results;
+      for (const Tensor& output : outputs) results.push_back(memory(output));
       const size_t misaligned = reinterpret_cast<uintptr_t>(saved_there.data()) % 64;
       RanksBuffers buffers{};
       buffers.q = inputs[0].data(), buffers.k = inputs[1].data(), buffers.v = inputs[2].data();
@@ -203,12 +218,15 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       buffers.d_q = results[2].data(), buffers.d_k = results[3].data(), buffers.d_v = results[4].data();
       buffers.sink = static_cast<const float*>(inputs[5].data());
       std::deque<SiteMemory> captured;
-      for (size_t n = 0; n < setting.captured.size(); ++n) {
-        captured.push_back(memory(setting.captured[n]));
-        buffers.captured[n] = captured[n].data();
+      for (const Tensor& tensor : setting.program ? setting.captured : whole.captured) {
+        captured.push_back(memory(tensor));
+        buffers.captured[captured.size() - 1] = captured.back().data();
       }
-      std::copy(setting.scalars.begin(), setting.scalars.end(), buffers.scalars);
-      buffers.d_sink = static_cast<float*>(results[5].data());
+      std::ranges::copy(setting.program ? setting.scalars : whole.scalars, buffers.scalars);
+      buffers.d_sink = static_cast<float*>(results[first_shared].data());
+      for (size_t n = 0; n < whole.d_captured.size(); ++n) {
+        buffers.d_captured[n] = static_cast<float*>(results[first_shared + 1 + n].data());
+      }
       tessera_executor executor{};
       executor.stream = site.gpu ? site.gpu->stream() : nullptr;
       const auto span_of = [](const SiteMemory& there, const std::vector<std::byte>& bytes) {
@@ -216,7 +234,7 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       };
       std::vector<std::byte> first;
       for (int times = 0; times < 2; ++times) {
-        for (size_t n = 0; n < std::size(outputs); ++n) {
+        for (size_t n = 0; n < outputs.size(); ++n) {
           if (outputs[n].present()) outputs[n].poison();
           results[n].upload();
         }
@@ -226,7 +244,7 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
         }
         if (site.gpu) site.gpu->synchronize(executor.stream);
         std::vector<std::byte> all;
-        for (size_t n = 0; n < std::size(outputs); ++n) {
+        for (size_t n = 0; n < outputs.size(); ++n) {
           results[n].download();
           if (!outputs[n].present()) continue;
           EXPECT_TRUE(outputs[n].unharmed_outside());
@@ -240,19 +258,23 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       shard.each_chunk(whole.o, outputs[0], 1, false), shard.each_chunk(whole.lse, outputs[1], 2, false);
       shard.each_chunk(whole.d_q, outputs[2], 1, false);
       shard.each_chunk(whole.d_k, outputs[3], 1, false), shard.each_chunk(whole.d_v, outputs[4], 1, false);
-      if (c.sink) d_sinks[static_cast<size_t>(rank)] = outputs[5].load();
+      for (size_t n = first_shared; n < outputs.size(); ++n) {
+        parts[static_cast<size_t>(rank)].push_back(outputs[n].present() ? outputs[n].load() : std::vector<double>());
+      }
     } catch (const std::exception& error) {
       // The other ranks would wait for this one for ever.
       std::fprintf(stderr, "rank %d of %s: %s\n", rank, setting.text().c_str(), error.what());
       std::abort();
     }
   });
-  if (!c.sink) return;
-  std::vector<double> sum(static_cast<size_t>(c.hq));
-  for (const std::vector<double>& part : d_sinks) {
-    std::transform(sum.begin(), sum.end(), part.begin(), sum.begin(), std::plus<>());
+  for (size_t n = 0; n < shared.size(); ++n) {
+    if (!shared[n]->present()) continue;
+    std::vector<double> sum(static_cast<size_t>(shared[n]->size()));
+    for (const auto& of_rank : parts) {
+      std::transform(sum.begin(), sum.end(), of_rank[n].begin(), sum.begin(), std::plus<>());
+    }
+    shared[n]->store(sum);
   }
-  whole.d_sink.store(sum);
 }
 
 // On threads of the CPU.
@@ -280,6 +302,9 @@ std::map<std::string, std::vector<double>> results(const Call& call) {
                                                     {"d_k", call.d_k.load()},
                                                     {"d_v", call.d_v.load()}};
   if (call.d_sink.present()) all["d_sink"] = call.d_sink.load();
+  for (size_t n = 0; n < call.d_captured.size(); ++n) {
+    if (call.d_captured[n].present()) all[call.captured_names[n]] = call.d_captured[n].load();
+  }
   return all;
 }
 
@@ -295,22 +320,30 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
   c = legalised(c);
   const Inputs in = make_inputs(c);
   Call oracle = make_oracle_call(in), one = make_call(in);
-  oracle.problem.program = one.problem.program = program;
+  if (program) oracle.problem.program = one.problem.program = program;
   ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
   ASSERT_TRUE(run(oracle, TESSERA_BACKWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
   ASSERT_TRUE(run(one, TESSERA_FORWARD, {.place = place}).ok());
   ASSERT_TRUE(run(one, TESSERA_BACKWARD, {.place = place}).ok());
   const auto exact = results(oracle), of_one = results(one);
-  const PlainResult plain = c.sink ? plain_attention(in, Precision::kSame) : PlainResult{};
+  const bool shares = c.sink || c.d_captured;
+  const PlainResult plain = shares ? plain_attention(in, Precision::kSame) : PlainResult{};
   for (const Setting& setting : settings) {
     SCOPED_TRACE(setting.text() + ": " + to_text(c));
     Call many = make_call(in);
     run_many(many, c, setting);
     for (const auto& [name, value] : results(many)) {
       if (!setting.forward_by.empty() && name[0] == 'd') continue;
-      for (const double x : value) ASSERT_FALSE(std::isnan(x)) << name;
-      if (name == "d_sink") {  // a few elements, of which one rank's may be exact by chance
-        EXPECT_EQ(excess_error(value, exact.at(name), plain.d_sink, TESSERA_FLOAT32), "");
+      for (size_t n = 0; n < value.size(); ++n) {
+        ASSERT_FALSE(std::isnan(value[n])) << name;
+        if (!std::isfinite(exact.at(name)[n])) {
+          ASSERT_EQ(value[n], exact.at(name)[n]) << name;
+        }
+      }
+      const auto captured = plain.d_captured.find(name);
+      if (name == "d_sink" || captured != plain.d_captured.end()) {  // one rank's may be exact by chance
+        const PlainTensor& tensor = name == "d_sink" ? plain.d_sink : captured->second;
+        EXPECT_EQ(excess_error(value, exact.at(name), tensor, TESSERA_FLOAT32), "") << name;
         continue;
       }
       const double allowed = factor * rms_error(of_one.at(name), exact.at(name));
@@ -416,6 +449,23 @@ TEST(Ranks, ProgramsReadTensorsAndScalars) {
   expect_the_whole("b=2 sq=192 sk=192 hq=4 hkv=2 d=32 dv=32 causal=1 seed=5", TESSERA_FLOAT32, settings_with(with),
                    run_on_ranks, best_place(), 1.05, formula.get());
 }
+
+// Sinks, which rows that see no key do not get; and gradients of tensors, which are sums over the ranks.
+constexpr const char* kProgramCases[] = {
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 sink=1 mask_mod='i % 7 != 3 && (i + j) % 5 != h' seed=12",
+    "b=1 sq=256 sk=256 hq=4 hkv=2 d=32 dv=24 causal=1 sink=2 d_captured=1 seed=13 "
+    "score_mod='s * temperature[h] + relative[h, i - j + len_k]'",
+    "b=2 sq=256 sk=256 hq=4 hkv=1 d=32 dv=32 wl=90 wr=0 d_captured=1 dropout=0.2 seed=14 "
+    "score_mod='s + place[i] * place[j] + query_bias[b, i]' mask_mod='doc[b, i] == doc[b, j]'",
+};
+class RanksProgramCases : public ::testing::TestWithParam<const char*> {};
+TEST_P(RanksProgramCases, AreTheWhole) {
+  std::vector<Setting> settings = settings_with({});
+  const auto divides = [](const Setting& s) { return 256 % (32 * s.ranks * (s.layout == "zig_zag" ? 2 : 1)) == 0; };
+  std::erase_if(settings, [&](const Setting& setting) { return !divides(setting); });
+  for (const int32_t dtype : {TESSERA_FLOAT32, TESSERA_BFLOAT16}) expect_the_whole(GetParam(), dtype, settings);
+}
+INSTANTIATE_TEST_SUITE_P(Cpu, RanksProgramCases, ::testing::ValuesIn(kProgramCases));
 
 TEST(Ranks, Float16) {
   expect_the_whole(kCases[0], TESSERA_FLOAT16, {{"ring", "zig_zag", 4}, {"all_to_all", "zig_zag", 4}});
@@ -531,8 +581,9 @@ TEST(RanksErrors, NameWhatIsWrong) {
   const Program program = program_of("s + table[i]", "", {{"table", TESSERA_VALUE_FLOAT, 1}});
   options.program = program.get();
   EXPECT_EQ(refusal(small.problem, options).find("captured[0] (table): "), 0u) << refusal(small.problem, options);
-  options.sink = 1;
-  EXPECT_EQ(refusal(small.problem, options).find("sink: given with program, accepted one of them on ranks"), 0u);
+  options.captured[0] = {TESSERA_FLOAT32, 1, {256}, {1}}, options.grad_captured = 5;
+  EXPECT_EQ(refusal(small.problem, options),
+            "grad_captured: bit 2 is set, accepted bits of captured tensors that are given");
   options = {};
   options.captured[0] = {TESSERA_FLOAT32, 1, {256}, {1}};
   EXPECT_EQ(refusal(small.problem, options), "captured[0]: given without program, whose tensor it is");
@@ -992,7 +1043,10 @@ TEST_P(NcclGpuRanks, AreTheWhole) {
 INSTANTIATE_TEST_SUITE_P(Cuda, NcclGpuRanks,
                          ::testing::Values("b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 seed=1",
                                            "b=1 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 alibi=h seed=2",
-                                           "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 sink=1 seed=3"));
+                                           "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 sink=1 seed=3",
+                                           "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 sink=1 d_captured=1 seed=4 "
+                                           "score_mod='s * temperature[h] + relative[h, i - j + len_k]' "
+                                           "mask_mod='i % 7 != 3 && (i + j) % 5 != h'"));
 
 // By a kernel that does not accumulate: calls' results are merged at the end or, if they are many, on the way.
 TEST(NcclGpuRanksMerged, AreTheWhole) {
@@ -1004,6 +1058,10 @@ TEST(NcclGpuRanksMerged, AreTheWhole) {
                    {{"ring", "zig_zag", 2, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
   expect_the_whole("b=2 sq=256 sk=256 hq=2 hkv=1 d=32 dv=32 causal=1 seed=1", TESSERA_BFLOAT16,
                    {{"all_gather", "zig_zag", 2, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
+  if (gpu_device().arch == 90) {  // a sink that comes after a program's masks
+    expect_the_whole("b=1 sq=128 sk=128 hq=2 hkv=1 d=64 dv=64 sink=1 mask_mod='i % 7 != 3 && (i + j) % 5 != h' seed=3",
+                     TESSERA_BFLOAT16, {{"ring", "zig_zag", 2, 0, {}, "decode_sm90"}}, run_on_gpus, kGpu, 1.4);
+  }
   if (!NcclRanks::of(8, missing)) return;
   expect_the_whole("b=1 sq=512 sk=512 hq=2 hkv=1 d=32 dv=32 wl=300 wr=300 sink=1 seed=2", TESSERA_BFLOAT16,
                    {{"ring", "zig_zag", 8, 0, {}, family}}, run_on_gpus, kGpu, 1.4);
