@@ -53,11 +53,13 @@ def test_megatron():
     assert done.stdout.split() == ["2"], done.stderr[-6000:]
 
 
-def visible(rectangle, offset_q, offset_k):
-    """(query row, key row) of a call, as a kernel computes it."""
+def visible(rectangle, offset_q, offset_k, place=None):
+    """(query row, key row) of a call, as a kernel computes it; with `place` in a whole."""
+    first_q, total_q, first_k, total_k = place or (0, rectangle.q_length, 0, rectangle.k_length)
+    assert total_q >= first_q + rectangle.q_length and total_k >= first_k + rectangle.k_length
     for i in range(rectangle.q_length):
         for j in range(rectangle.k_length):
-            diagonal = i + rectangle.k_length - rectangle.q_length
+            diagonal = i + (total_k - first_k) - (total_q - first_q)
             left, right = rectangle.window_left, rectangle.window_right
             if (left < 0 or j >= diagonal - left) and (right < 0 or j <= diagonal + right):
                 yield offset_q + rectangle.q_row + i, offset_k + rectangle.k_row + j
@@ -72,12 +74,13 @@ def seen_by(call):
         return
     cu_q, cu_k = options["cu_seqlens_q"], options["cu_seqlens_k"]
     assert (cu_q[-1], cu_k[-1]) == (call.q_length, call.k_length)
-    flags = options.get("causal_seqs", [options.get("causal", False)] * (len(cu_q) - 1))
-    for n, causal in enumerate(flags):
-        window = (-1, 0) if causal else options.get("window", (-1, -1))
+    places = options.get("places", [None] * (len(cu_q) - 1))
+    assert len(places) == len(cu_q) - 1
+    for n, place in enumerate(places):
+        window = (-1, 0) if options.get("causal") else options.get("window", (-1, -1))
         r = Rectangle(0, cu_q[n], cu_q[n + 1] - cu_q[n], cu_k[n], cu_k[n + 1] - cu_k[n], *window)
         assert r.q_length <= options["max_seqlen_q"] and r.k_length <= options["max_seqlen_k"]
-        yield from visible(r, call.q_row, call.k_row)
+        yield from visible(r, call.q_row, call.k_row, place)
 
 
 @pytest.mark.parametrize("packed", (False, True))

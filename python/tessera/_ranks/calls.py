@@ -56,11 +56,18 @@ class Call(NamedTuple):
         if not self.packed:
             return _mask(self.rectangles[0])
         cu_q, cu_k, causal = [0], [0], []
+        # (first query, queries, first key, keys) of the whole as which each sequence sees what it does in a causal
+        # call: itself, or the last queries after all of its keys.
+        places: List[Tuple[int, int, int, int]] = []
 
         def add(q_end: int, k_end: int, is_causal: bool) -> None:
+            q_length, k_length = q_end - self.q_row - cu_q[-1], k_end - self.k_row - cu_k[-1]
+            before = 0 if is_causal else k_length
+            total_k = k_length if is_causal else k_length + q_length
             cu_q.append(q_end - self.q_row)
             cu_k.append(k_end - self.k_row)
             causal.append(is_causal)
+            places.append((before, before + q_length, 0, total_k))
 
         for r in self.rectangles:  # for the rows before it: queries without keys, keys without queries
             if r.q_row > cu_q[-1] + self.q_row:
@@ -71,7 +78,7 @@ class Call(NamedTuple):
         first = self.rectangles[0]
         mask = {} if first.full or first.causal else _mask(first)
         if not mask and any(causal):
-            mask = {"causal": True} if all(causal) else {"causal_seqs": causal}
+            mask = {"causal": True} if all(causal) else {"causal": True, "places": places}
         longest = {
             name: max(b - a for a, b in zip(cu, cu[1:]))
             for name, cu in (("max_seqlen_q", cu_q), ("max_seqlen_k", cu_k))

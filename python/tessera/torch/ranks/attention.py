@@ -67,9 +67,9 @@ class Setting(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _constant(values: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Cached: a copy to a GPU would wait for the work in its stream."""
-    return torch.tensor(values, dtype=dtype, device=device)
+def _constant(values: Tuple[Any, ...], device: torch.device) -> Tensor:
+    """int32. Cached: a copy to a GPU would wait for the work in its stream."""
+    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 class _Walk:
@@ -139,8 +139,7 @@ class _Walk:
             return {**options, **self.setting.placed.options(call, self.schedule.heads_q)}
         for name, value in call.options().items():
             if isinstance(value, list):
-                dtype = torch.bool if name == "causal_seqs" else torch.int32
-                value = _constant(tuple(value), dtype, self.q.tensors[0].device)
+                value = _constant(tuple(value), self.q.tensors[0].device)
             options[name] = value
         return options
 
