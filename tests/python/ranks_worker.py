@@ -175,17 +175,22 @@ def positional(ranks):
 
 
 def programs(ranks):
-    """A score program means in every chunk what it means in the whole: the result is that of one process, and the
-    gradients of its tensors are the sum over the ranks; beside other options, and of a packed batch."""
+    """A score program, a bias and a mask mean in every chunk what they mean in the whole: the result is that of one
+    process, and the gradients of bias and of a program's tensors are the sum over the ranks; beside other options, and
+    of a packed batch."""
     length = 64 * ranks
     random = lambda *shape, seed: reference.random(*shape, seed=seed, requires_grad=False)  # noqa: E731
     table, gain, weights = random(HEADS, 2 * length, seed=1), torch.tensor(0.7), random(length, 3, seed=3)
     document = torch.arange(length) // 13
-    cu_seqlens = torch.tensor([0, 2 * length // 3, length], dtype=torch.int32)
+    longest = 2 * length // 3
+    cu_seqlens = torch.tensor([0, longest, length], dtype=torch.int32)
     whole, packed = (tensors(torch.float32, *shape, seed=6) for shape in ((2, length), (length,)))
 
     def mask(b, h, i, j):
         return (j <= i) & (document[i] == document[j])
+
+    some = random(2, 1, length, length, seed=5) > -0.3
+    some[:, :, 5::11] = False  # rows that see no key
 
     cases = (
         (whole, {}, {"score_mod": "s * gain[] + table[h, i - j + len_k]", "captured": {"gain": gain, "table": table}}),
@@ -197,17 +202,27 @@ def programs(ranks):
         (whole, {"dropout_p": 0.3, "dropout_seed": 12}, {"mask_mod": mask}),
         (packed, {}, {"score_mod": "s + w[i, b] * w[j, 2] + gain[] * (q_pos - j)", "mask_mod": "j <= q_pos + b",
                       "captured": {"w": weights, "gain": 0.01 * gain}}),
+        (whole, {"causal": True, "sink": random(HEADS, seed=4), "mask": some},
+         {"bias": random(2, HEADS, length, length, seed=6)}),
+        (whole, {"window": (50, 20), "mask": some[0, 0, :1]},
+         {"bias": random(HEADS, 1, length, seed=7), "score_mod": "s * gain[]", "captured": {"gain": gain}}),
+        (packed, {"causal": True, "mask": some[0, :, :longest, :longest]},
+         {"bias": random(2, 1, longest, longest, seed=8)}),
     )  # fmt: skip
     for inputs, others, program in cases:
         others = dict(others)
+        shared = {**program.get("captured", {}), **({"bias": program["bias"]} if "bias" in program else {})}
         sink, cu = others.pop("sink", None), cu_seqlens if inputs is packed else None
-        of_one = {} if cu is None else dict(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=length, max_seqlen_k=length)
+        of_one = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": longest, "max_seqlen_k": longest}
+        of_one = {} if cu is None else of_one
 
         def gradients(attend, *arguments, **more):
             """The results, then the gradients of the program's tensors."""
-            leaves = {n: x.clone().requires_grad_() for n, x in program.get("captured", {}).items()}
-            found = attend({**others, **program, **({"captured": leaves} if leaves else {})}, *arguments, **more)
-            return [*found, *(x.grad for x in leaves.values())]
+            leaves = {n: x.clone().requires_grad_() for n, x in shared.items()}
+            given = {**others, **program, **({"bias": leaves["bias"]} if "bias" in leaves else {})}
+            if "captured" in given:
+                given["captured"] = {n: leaves[n] for n in given["captured"]}
+            return [*attend(given, *arguments, **more), *(x.grad for x in leaves.values())]
 
         def by_one(options):
             def attend(q, k, v, sink=None):
@@ -224,10 +239,10 @@ def programs(ranks):
                 layout="zig_zag" if cu is None else "planned", strategy=strategy, head_ranks=head_ranks, chunk_rows=8
             )
             ours = gradients(by_all, parallel)
-            for gradient in ours[len(ours) - len(program.get("captured", {})) :]:
+            for gradient in ours[len(ours) - len(shared) :]:
                 dist.all_reduce(gradient)
             for n, (a, b) in enumerate(zip(ours, alone)):
-                text = f"{strategy}, {others}, {program}, result {n}"
+                text = f"{strategy}, {list(others)}, {program.keys()}, result {n}"
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-4, msg=lambda m, text=text: f"{text}: {m}")
 
 
@@ -397,7 +412,8 @@ def refused(ranks):
         else:
             raise AssertionError(f"{words}: not refused")
 
-    complains("bias: not accepted by context_parallel yet", bias=torch.ones(8 * ranks, 8 * ranks))
+    complains("block_mask: not accepted by context_parallel yet", block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool))
+    complains(f"bias: shape [8, {8 * ranks}], accepted [1|1, {HEADS}|1, {8 * ranks}|1,", bias=torch.ones(8, 8 * ranks))
     complains("captured: given without score_mod and mask_mod", captured={"c": 1.0})
     complains("score, column 5: 'c' is no name here", score_mod="s + c")
     complains("dropout_seed: absent with dropout_p", dropout_p=0.1)

@@ -16,25 +16,12 @@ from tessera._score import Mod
 
 from . import dropout, kernels, ops, score_programs
 from . import options as of_call
-from .checks import check_tensor
+from .checks import check_tensor, scores_view
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tessera._options import Options
-
-
-def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Optional[Tensor]:
-    """A bias or mask as a view [B|1, Hq|1, Sq|1, Sk]: leading dimensions are added, a last one of 1 is expanded."""
-    if tensor is None:
-        return None
-    if not 1 <= tensor.dim() <= 4:
-        raise Error(f"{name}: rank {tensor.dim()}, accepted [B|1, Hq|1, Sq|1, Sk] and its last dimensions")
-    while tensor.dim() < 4:
-        tensor = tensor.unsqueeze(0)
-    if seqlen_k is not None and tensor.shape[-1] == 1 and seqlen_k != 1:
-        tensor = tensor.expand(*tensor.shape[:-1], seqlen_k)
-    return tensor
 
 
 def _sink(sink: Tensor) -> Tensor:
@@ -247,9 +234,9 @@ def attention(
     # Sk is known only for dense keys.
     seqlen_k = k.shape[1] if k.dim() == 4 and "page_table" not in given and "page_indices" not in given else None
     if bias is not None:
-        bias = _scores("bias", bias, seqlen_k)
+        bias = scores_view("bias", bias, seqlen_k)
     if "mask" in given:
-        given["mask"] = _scores("mask", given["mask"], seqlen_k)
+        given["mask"] = scores_view("mask", given["mask"], seqlen_k)
     if sink is not None:
         sink = _sink(sink)
     if given or seed is not None or offset is not None:

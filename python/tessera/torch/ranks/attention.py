@@ -28,6 +28,19 @@ class Placed(NamedTuple):
     heads: Tuple[int, int]  # query and KV heads of the whole
     mask: Dict[str, Any]
     slopes: Optional[Tensor]  # [Hq] or [B, Hq]
+    entries: Optional[Tensor] = None  # the mask of entries; as bias
+    bias: Optional[Tensor] = None  # [B|1, Hq|1, S|1, S], of all rows; B: the sequences of a packed batch
+
+    def part(self, whole: Tensor, call: Call, heads: slice) -> Tensor:
+        """The entries of a call on some heads."""
+        pair = call.rectangles[0]
+        if len(self.lengths) > 1 and whole.shape[0] > 1:
+            whole = whole.narrow(0, pair.sequence, 1)
+        if whole.shape[1] > 1:
+            whole = whole[:, heads]
+        if whole.shape[2] > 1:
+            whole = whole.narrow(2, pair.q_begin, pair.q_length)
+        return whole.narrow(3, pair.k_begin, pair.k_length)
 
     def options(self, call: Call, heads: slice) -> Dict[str, Any]:
         """The options of a call on some heads, in place of its own mask."""
@@ -43,6 +56,9 @@ class Placed(NamedTuple):
         }
         if self.slopes is not None:
             options["alibi_slopes"] = self.slopes[..., heads]
+        for name, whole in (("bias", self.bias), ("mask", self.entries)):
+            if whole is not None:
+                options[name] = self.part(whole, call, heads)
         return options
 
 
@@ -58,12 +74,13 @@ class Setting(NamedTuple):
     placed: Optional[Placed] = None
     score: Optional[program_ops.Given] = None  # the score program, without its tensors
 
-    def with_tensors(self, captured: Sequence[Tensor]) -> Setting:
-        """With the score program and its tensors among the options of every call."""
+    def with_tensors(self, bias: Optional[Tensor], captured: Sequence[Tensor]) -> Setting:
+        """With the bias, and the score program with its tensors, among the options of the calls."""
+        setting = self if bias is None else self._replace(placed=self.placed._replace(bias=bias))
         if self.score is None:
-            return self
+            return setting
         score = self.score._replace(captured=captured)
-        return self._replace(options=program_ops.with_program(self.options, score))
+        return setting._replace(options=program_ops.with_program(self.options, score))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -133,6 +150,10 @@ class _Walk:
             layouts.append(kernels.layout_of(tensor).contiguous(shape[1:] if call.packed else shape))
         return kernels.accumulates(direction, *layouts, self.options_of(call))
 
+    def part(self, call: Call, whole: Tensor) -> Tensor:
+        """A call's part of a tensor of all rows and keys."""
+        return self.setting.placed.part(whole, call, self.schedule.heads_q)
+
     def options_of(self, call: Call) -> Dict[str, Any]:
         options = dict(self.setting.options)
         if self.setting.placed is not None:
@@ -153,25 +174,34 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
     return tensor.narrow(1, first, count)
 
 
-class CapturedGradients:
-    """The sums of the gradients of a score program's tensors over this rank's calls, in the calls' order: float32, or
-    float64 of such a tensor."""
+class SharedGradients:
+    """The sums of the gradients of what all ranks have, the bias and a score program's tensors, over this rank's calls,
+    in the calls' order: float32, or float64 of such a tensor."""
 
-    def __init__(self, tensors: Sequence[Tensor], wanted: Sequence[bool]):
+    def __init__(self, tensors: Sequence[Optional[Tensor]], wanted: Sequence[bool]):
+        """tensors: the bias, or None, and then the program's."""
+
         def zeros(x: Tensor) -> Tensor:
             return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
-        self._dtypes = [x.dtype for x in tensors]
+        self._dtypes = [None if x is None else x.dtype for x in tensors]
         self._sums = [zeros(x) if is_wanted else None for x, is_wanted in zip(tensors, wanted)]
-        self._part = [None if x is None else torch.empty_like(x) for x in self._sums]
+        self._captured = [None if x is None else torch.empty_like(x) for x in self._sums[1:]]
+
+    @property
+    def of_bias(self) -> bool:
+        return self._sums[0] is not None
 
     def options(self, options: Dict[str, Any]) -> Dict[str, Any]:
         """The options of a call whose gradients `add` adds."""
-        wanted = any(part is not None for part in self._part)
-        return program_ops.with_gradients(options, self._part) if wanted else options
+        wanted = any(part is not None for part in self._captured)
+        return program_ops.with_gradients(options, self._captured) if wanted else options
 
-    def add(self) -> None:
-        for total, part in zip(self._sums, self._part):
+    def add(self, part_of: Callable[[Tensor], Tensor], d_bias: Optional[Tensor]) -> None:
+        """part_of: a call's part of the bias."""
+        if d_bias is not None:
+            part_of(self._sums[0]).add_(d_bias)
+        for total, part in zip(self._sums[1:], self._captured):
             if total is not None:
                 total.add_(part)
 
@@ -279,10 +309,10 @@ def backward(
     d_lse: Optional[Tensor],
     sink: Optional[Tensor],
     shapes: Tuple[torch.Size, torch.Size, torch.Size],
-    captured: CapturedGradients,
+    shared: SharedGradients,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """The gradients of this rank's q, k, v, and its part of the gradient of the sink; `captured` receives its part of
-    those of a score program's tensors. d_o and d_lse are of this rank's rows."""
+    """The gradients of this rank's q, k, v, and its part of the gradient of the sink; `shared` receives its part of
+    those of the bias and of a score program's tensors. d_o and d_lse are of this rank's rows."""
     q, k, v, o, lse, low = saved
     walk = _Walk(setting.backward(), setting, q, k, v, gathered=True)
     schedule = walk.schedule
@@ -323,17 +353,19 @@ def backward(
             arguments = [rows(d_o), of_lse[0], rows(q), *keys, rows(o), of_lse[1], of_lse[2]]
             if call.packed:
                 arguments = [None if t is None else t[0] for t in arguments]
-            options = captured.options({**walk.options_of(call), "lse_low": arguments.pop()})
+            options = shared.options({**walk.options_of(call), "lse_low": arguments.pop()})
+            part_of = functools.partial(walk.part, call)
             if adds:
                 targets = [sum_q.rows(call.q_row, call.q_length)]
                 targets += [gradient.rows(call.k_row, call.k_length) for gradient in gradients_of(block)]
                 d_q_rows, d_k_rows, d_v_rows = (t[0] for t in targets) if call.packed else targets
                 options["accumulate"] = 1
-                kernels.backward(*arguments, False, False, options, sums=(d_q_rows, d_k_rows, d_v_rows))
-                captured.add()
+                sums_of_call = (d_q_rows, d_k_rows, d_v_rows)
+                found = kernels.backward(*arguments, shared.of_bias, False, options, sums=sums_of_call)
+                shared.add(part_of, found[3])
                 continue
-            parts = kernels.backward(*arguments, False, False, options)[:3]
-            captured.add()
+            *parts, d_bias, _ = kernels.backward(*arguments, shared.of_bias, False, options)
+            shared.add(part_of, d_bias)
             if call.packed:
                 parts = [t[None] for t in parts]
             sum_q.add(call.q_row, parts[0])

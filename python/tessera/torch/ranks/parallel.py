@@ -18,43 +18,42 @@ from tessera._score import Bound, Mod
 
 from .. import options as of_call
 from .. import program_ops, score_programs
-from ..checks import check_tensor
-from .attention import CapturedGradients, Placed, Setting, backward, forward
+from ..checks import check_tensor, scores_view
+from .attention import Placed, Setting, SharedGradients, backward, forward
 from .exchange import Agreement
 from .program import Program, program
 
 _ACCEPTED = (
-    "scale", "causal", "window", "softcap", "sink", "alibi_slopes", "dropout_p", "dropout_seed", "dropout_offset",
-    "deterministic", "threads",
+    "scale", "causal", "window", "softcap", "sink", "bias", "mask", "alibi_slopes", "dropout_p", "dropout_seed",
+    "dropout_offset", "deterministic", "threads",
 )  # fmt: skip
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, sink, setting: Setting, *captured):
-        o, lse, saved = forward(setting.with_tensors(captured), q, k, v, sink)
+    def forward(ctx, q, k, v, sink, setting: Setting, bias, *captured):
+        o, lse, saved = forward(setting.with_tensors(bias, captured), q, k, v, sink)
         ctx.setting, ctx.shapes = setting, (q.shape, k.shape, v.shape)
-        ctx.save_for_backward(*saved, *captured, *(() if sink is None else (sink,)))
-        ctx.num_saved, ctx.num_captured = len(saved), len(captured)
+        ctx.save_for_backward(sink, bias, *captured, *saved)
+        ctx.num_captured = len(captured)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_o, d_lse):
-        saved = ctx.saved_tensors
-        tensors, rest = saved[: ctx.num_saved], saved[ctx.num_saved :]
-        captured, sink = rest[: ctx.num_captured], next(iter(rest[ctx.num_captured :]), None)
-        gradients_of = CapturedGradients(captured, ctx.needs_input_grad[5:])
+        sink, bias, *rest = ctx.saved_tensors
+        captured, tensors = rest[: ctx.num_captured], tuple(rest[ctx.num_captured :])
+        shared = SharedGradients((bias, *captured), ctx.needs_input_grad[5:])
         if not tensors:  # no rows
             like = d_o if d_o is not None else d_lse
             empty = tuple(like.new_empty(shape) for shape in ctx.shapes)
-            return *empty, None if sink is None else torch.zeros_like(sink), None, *gradients_of.finished()
+            return *empty, None if sink is None else torch.zeros_like(sink), None, *shared.finished()
         if d_o is None:  # every rank executes the whole list, even if it needs no gradient
             d_o = tensors[3].new_zeros((*ctx.shapes[0][:3], ctx.shapes[2][3]))
-        setting = ctx.setting.with_tensors(captured)
-        *gradients, d_sink = backward(setting, tensors, d_o, d_lse, sink, ctx.shapes, gradients_of)
-        return *gradients, None if d_sink is None else d_sink.to(sink.dtype), None, *gradients_of.finished()
+        setting = ctx.setting.with_tensors(bias, captured)
+        *gradients, d_sink = backward(setting, tensors, d_o, d_lse, sink, ctx.shapes, shared)
+        return *gradients, None if d_sink is None else d_sink.to(sink.dtype), None, *shared.finished()
 
 
 class ContextParallel:
@@ -144,8 +143,8 @@ class ContextParallel:
         captured: Optional[Dict[str, Any]] = None,
         **options: Any,
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        """Exact attention of all rows: each rank passes its own rows and gets their O, with gradients for q, k, v, sink
-        and a program's tensors.
+        """Exact attention of all rows: each rank passes its own rows and gets their O, with gradients for q, k, v,
+        sink, bias and a program's tensors.
 
         Every rank of the group must call it, with the same options and shapes. Ranks that disagree get an error at the
         first call of each problem. In the backward pass, every rank takes part as well.
@@ -162,21 +161,24 @@ class ContextParallel:
                 multiples of 32 rows.
             sink: [Hq], the same on all ranks. Its gradient is this rank's part: sum over the ranks, as for any
                 parameter.
+            bias, mask: [B|1, Hq|1, S|1, S] and its last dimensions, of all rows and keys, the same on all ranks: S^2
+                entries, for which a program is better where one says the same. Of a packed batch B is the number of
+                sequences and S the longest. The gradient of bias is this rank's part, as the sink's.
             score_mod, mask_mod, captured: a program of one (query, key) pair, as in `tessera.torch.attention`, with the
                 b, h, i, j, q_pos and lengths of the whole; of a packed batch b is the sequence. The tensors that it
                 names are whole and the same on all ranks; a gradient is this rank's part, as the sink's. The schedule
-                knows `causal` and `window` alone: what only a mask hides is exchanged and skipped by the kernels.
+                knows `causal` and `window` alone: what only a program's mask hides is exchanged all the same.
 
         Raises:
             tessera.Error: (a ValueError) an argument is wrong or not accepted here; one line names it.
             RuntimeError: a peer was lost; the message names the step and the awaited message.
         """
         bound = score_programs.bind(score_mod, mask_mod, captured)
-        setting, packed = self._setting(q, k, v, cu_seqlens, options, bound)
+        setting, packed, bias = self._setting(q, k, v, cu_seqlens, options, bound)
         sink = options.get("sink")
         if packed:
             q, k, v = q[None], k[None], v[None]
-        o, lse = _Attention.apply(q, k, v, sink, setting, *(() if bound is None else bound.arrays))
+        o, lse = _Attention.apply(q, k, v, sink, setting, bias, *(() if bound is None else bound.arrays))
         if packed:
             o, lse = o[0], lse[0]
         return (o, lse) if return_lse else o
@@ -249,9 +251,10 @@ class ContextParallel:
         }
         return lengths, members, packed
 
-    def _setting(self, q, k, v, cu_seqlens, options, bound: Optional[Bound]) -> Tuple[Setting, bool]:
+    def _setting(self, q, k, v, cu_seqlens, options, bound: Optional[Bound]) -> Tuple[Setting, bool, Optional[Tensor]]:
         lengths, members, packed = self._problem(q, k, v, cu_seqlens, options)
-        tensors = (q, k, v, *(() if bound is None else bound.arrays))
+        bias, mask = (_entries(name, options.get(name), lengths, members) for name in ("bias", "mask"))
+        tensors = [t for t in (q, k, v, bias, *(() if bound is None else bound.arrays)) if t is not None]
         differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         directions = ("forward", "backward") if differentiable else ("forward",)
         members["head_ranks"] = head_ranks(lengths, directions, **members)
@@ -263,9 +266,9 @@ class ContextParallel:
         given = of_call.given("context_parallel.attention", options)
         dropout = {**dropout, "dropout_p": given["dropout_p"]} if given.get("dropout_p") else {}
         placed = None
-        if dropout or bound is not None or given.get("alibi_slopes") is not None:
-            mask = {name: given[name] for name in ("causal", "window") if name in given}
-            placed = Placed(lengths, (q.shape[-2], k.shape[-2]), mask, given.get("alibi_slopes"))
+        if dropout or any(x is not None for x in (bound, bias, mask, given.get("alibi_slopes"))):
+            ranges = {name: given[name] for name in ("causal", "window") if name in given}
+            placed = Placed(lengths, (q.shape[-2], k.shape[-2]), ranges, given.get("alibi_slopes"), mask)
         if dropout:
             self._check_dropout(dropout, lengths)
 
@@ -284,7 +287,7 @@ class ContextParallel:
             placed,
             None if bound is None else program_ops.of_bound(bound)._replace(captured=()),
         )
-        return setting, packed
+        return setting, packed, bias
 
     def _check_dropout(self, dropout: Dict[str, Any], lengths: Tuple[int, ...]) -> None:
         if "dropout_seed" not in dropout:
@@ -305,6 +308,24 @@ class ContextParallel:
             heads_kv=1,
             head_dim=1,
         ).chunks
+
+
+def _entries(
+    name: str, tensor: Optional[Tensor], lengths: Tuple[int, ...], members: Dict[str, Any]
+) -> Optional[Tensor]:
+    """A bias or mask as a view [B|1, Hq|1, S|1, S]."""
+    if tensor is None:
+        return None
+    check_tensor(name, tensor)
+    rows, heads = max(lengths, default=0), members["heads_q"]
+    batch = len(lengths) if len(lengths) > 1 else members["batch"]
+    view = scores_view(name, tensor, rows)
+    if any(size not in (1, full) for size, full in zip(view.shape, (batch, heads, rows))) or view.shape[3] != rows:
+        raise Error(
+            f"{name}: shape {list(tensor.shape)}, accepted [{batch}|1, {heads}|1, {rows}|1, {rows}|1] and its last "
+            "dimensions: of all rows and keys, whole on every rank"
+        )
+    return view
 
 
 def _lengths(length: Optional[int], cu_seqlens: Union[None, Tensor, Sequence[int]]) -> Tuple[int, ...]:
