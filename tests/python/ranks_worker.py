@@ -206,6 +206,9 @@ def programs(ranks):
          {"bias": random(2, HEADS, length, length, seed=6)}),
         (whole, {"window": (50, 20), "mask": some[0, 0, :1]},
          {"bias": random(HEADS, 1, length, seed=7), "score_mod": "s * gain[]", "captured": {"gain": gain}}),
+        (packed, {"causal": True, "alibi_slopes": torch.linspace(0.05, 0.6, HEADS), "window": (90, 0)},
+         {"score_mod": "s + w[i, 0] * w[j, 2] + gain[] * (len_q - j)",
+          "captured": {"w": weights, "gain": 0.01 * gain}}),
         (packed, {"causal": True, "mask": some[0, :, :longest, :longest]},
          {"bias": random(2, 1, longest, longest, seed=8)}),
     )  # fmt: skip

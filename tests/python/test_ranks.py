@@ -16,6 +16,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 from tessera._ranks.calls import Rectangle, calls  # noqa: E402
 from tessera._ranks.schedule import schedule  # noqa: E402
 from tessera.torch import kernels  # noqa: E402
+from tessera.torch.ranks.attention import Placed  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -65,12 +66,12 @@ def visible(rectangle, offset_q, offset_k, place=None):
                 yield offset_q + rectangle.q_row + i, offset_k + rectangle.k_row + j
 
 
-def seen_by(call):
+def seen_by(call, options):
     """The same of a call, by the options that it is given."""
-    options = call.options()
     if not call.packed:
         window = (-1, 0) if options.get("causal") else options.get("window", (-1, -1))
-        yield from visible(Rectangle(0, call.q_row, call.q_length, call.k_row, call.k_length, *window), 0, 0)
+        place = (*options["place_q"], *options["place_k"]) if "place_q" in options else None
+        yield from visible(Rectangle(0, call.q_row, call.q_length, call.k_row, call.k_length, *window), 0, 0, place)
         return
     cu_q, cu_k = options["cu_seqlens_q"], options["cu_seqlens_k"]
     assert (cu_q[-1], cu_k[-1]) == (call.q_length, call.k_length)
@@ -83,12 +84,16 @@ def seen_by(call):
         yield from visible(r, call.q_row, call.k_row, place)
 
 
+@pytest.mark.parametrize("placed", (False, True))
 @pytest.mark.parametrize("packed", (False, True))
 @pytest.mark.parametrize("layout", ("zig_zag", "contiguous", "planned"))
-def test_calls_are_the_pairs(layout, packed):
-    """Whatever is joined, a step's calls compute what its pairs are, once."""
+def test_calls_are_the_pairs(layout, packed, placed):
+    """Whatever is joined, a step's calls compute what its pairs are, once: with a mask of their own, or with that of
+    the whole and places in it."""
     lengths = (13, 1, 30, 0, 20) if packed else (64,)
+    fewer = False
     for window in ((-1, 0), (-1, -1), (5, 0), (3, 2)):
+        of_whole = Placed(lengths, (1, 1), {"causal": True} if window == (-1, 0) else {"window": window}, None)
         for direction in ("forward", "backward"):
             for rank in range(4):
                 plan = schedule(
@@ -102,14 +107,17 @@ def test_calls_are_the_pairs(layout, packed):
                     rectangles = [
                         Rectangle(
                             p.sequence, own.row(p.q_chunk, p.q_begin), p.q_length, block.row(p.k_chunk, p.k_begin),
-                            p.k_length, p.window_left, p.window_right,
+                            p.k_length, p.window_left, p.window_right, p.q_begin, p.k_begin,
                         )
                         for p in step.pairs
                     ]  # fmt: skip
                     expected = sorted(cell for r in rectangles for cell in visible(r, 0, 0))
-                    found = calls(rectangles, packed)
-                    assert sorted(cell for call in found for cell in seen_by(call)) == expected
+                    found = calls(rectangles, packed, placed)
+                    given = [of_whole.options(call, slice(0, 1)) if placed else call.options() for call in found]
+                    assert sorted(cell for both in zip(found, given) for cell in seen_by(*both)) == expected
                     assert len(found) <= len(rectangles)
+                    fewer |= len(found) < len(rectangles)
+    assert fewer or not packed
 
 
 def test_a_causal_zig_zag_step_is_one_call():

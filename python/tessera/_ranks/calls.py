@@ -7,7 +7,9 @@ packed batches calls on different rows become sequences of one packed call.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+Place = Tuple[int, int, int, int]  # first query, queries, first key and keys of a whole
 
 
 class Rectangle(NamedTuple):
@@ -53,37 +55,55 @@ class Call(NamedTuple):
 
     def options(self) -> Dict[str, Any]:
         """The options of the call; tensors as lists."""
-        if not self.packed:
-            return _mask(self.rectangles[0])
-        cu_q, cu_k, causal = [0], [0], []
-        # (first query, queries, first key, keys) of the whole as which each sequence sees what it does in a causal
-        # call: itself, or the last queries after all of its keys.
-        places: List[Tuple[int, int, int, int]] = []
-
-        def add(q_end: int, k_end: int, is_causal: bool) -> None:
-            q_length, k_length = q_end - self.q_row - cu_q[-1], k_end - self.k_row - cu_k[-1]
-            before = 0 if is_causal else k_length
-            total_k = k_length if is_causal else k_length + q_length
-            cu_q.append(q_end - self.q_row)
-            cu_k.append(k_end - self.k_row)
-            causal.append(is_causal)
-            places.append((before, before + q_length, 0, total_k))
-
-        for r in self.rectangles:  # for the rows before it: queries without keys, keys without queries
-            if r.q_row > cu_q[-1] + self.q_row:
-                add(r.q_row, cu_k[-1] + self.k_row, r.causal)
-            if r.k_row > cu_k[-1] + self.k_row:
-                add(r.q_row, r.k_row, r.causal)
-            add(r.q_end, r.k_end, r.causal)
         first = self.rectangles[0]
-        mask = {} if first.full or first.causal else _mask(first)
-        if not mask and any(causal):
-            mask = {"causal": True} if all(causal) else {"causal": True, "places": places}
+        if not self.packed:
+            return _mask(first)
+        options = self.packing()
+        if not all(r.full or r.causal for r in self.rectangles):
+            return {**options, **_mask(first)}
+        if any(r.causal for r in self.rectangles):
+            options["causal"] = True
+            if any(r.full for r in self.rectangles):
+                options["places"] = self.places(_place_in_causal)
+        return options
+
+    def packing(self) -> Dict[str, Any]:
+        """The lengths of a packed call's sequences; tensors as lists."""
+        cu_q, cu_k = [0], [0]
+        for q_length, k_length, _ in self._sequences():
+            cu_q.append(cu_q[-1] + q_length)
+            cu_k.append(cu_k[-1] + k_length)
         longest = {
             name: max(b - a for a, b in zip(cu, cu[1:]))
             for name, cu in (("max_seqlen_q", cu_q), ("max_seqlen_k", cu_k))
         }
-        return {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, **longest, **mask}
+        return {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, **longest}
+
+    def places(self, place_of: Callable[[Rectangle], Place]) -> List[Place]:
+        """The places of a packed call's sequences, by those of its rectangles."""
+        return [
+            (0, q_length, 0, k_length) if r is None else place_of(r) for q_length, k_length, r in self._sequences()
+        ]
+
+    def _sequences(self) -> Iterator[Tuple[int, int, Optional[Rectangle]]]:
+        """Queries, keys and rectangle of each sequence; rows between rectangles are queries without keys, or keys
+        without queries, of no rectangle."""
+        q_row, k_row = self.q_row, self.k_row
+        for r in self.rectangles:
+            if r.q_row > q_row:
+                yield r.q_row - q_row, 0, None
+            if r.k_row > k_row:
+                yield 0, r.k_row - k_row, None
+            yield r.q_length, r.k_length, r
+            q_row, k_row = r.q_end, r.k_end
+
+
+def _place_in_causal(r: Rectangle) -> Place:
+    """The place in which a causal call lets a rectangle see what it sees: the whole, or the last queries after all of
+    its keys."""
+    if r.causal:
+        return 0, r.q_length, 0, r.k_length
+    return r.k_length, r.k_length + r.q_length, 0, r.k_length + r.q_length
 
 
 def _mask(r: Rectangle) -> Dict[str, Any]:
@@ -127,20 +147,7 @@ def _join_full(rectangles: List[Rectangle]) -> List[Rectangle]:
     return sorted(result + full, key=lambda r: (r.q_row, r.k_row))
 
 
-def _goes_with(last: Rectangle, r: Rectangle) -> bool:
-    """True if one packed call can compute both; the rows of `r` follow those of `last`."""
-    same_mask = (last.full or last.causal) and (r.full or r.causal) or last[5:7] == r[5:7]
-    return same_mask and r.q_row >= last.q_end and r.k_row >= last.k_end
-
-
-def calls(rectangles: Sequence[Rectangle], packed: bool, placed: bool = False) -> List[Call]:
-    """packed: the batch is packed, so several sequences can be one call. placed: each call has one place in its
-    sequence, so no rectangles are joined."""
-    if placed:
-        return [
-            Call(r.q_row, r.q_length, r.k_row, r.k_length, (r,), False)
-            for r in sorted(rectangles, key=lambda r: (r.q_row, r.k_row))
-        ]
+def _joined(rectangles: Sequence[Rectangle]) -> List[Rectangle]:
     by_sequence: Dict[int, List[Rectangle]] = {}
     for r in rectangles:
         by_sequence.setdefault(r.sequence, []).append(r)
@@ -148,9 +155,23 @@ def calls(rectangles: Sequence[Rectangle], packed: bool, placed: bool = False) -
     for of_sequence in by_sequence.values():
         triangle = _triangle(of_sequence)
         joined += [triangle] if triangle else _join_full(of_sequence)
+    return joined
+
+
+def _goes_with(last: Rectangle, r: Rectangle, placed: bool) -> bool:
+    """True if one packed call can compute both; the rows of `r` follow those of `last`. placed: its mask is that of the
+    whole, and each sequence has its place."""
+    same_mask = placed or (last.full or last.causal) and (r.full or r.causal) or last[5:7] == r[5:7]
+    return same_mask and r.q_row >= last.q_end and r.k_row >= last.k_end
+
+
+def calls(rectangles: Sequence[Rectangle], packed: bool, placed: bool = False) -> List[Call]:
+    """packed: the batch is packed, so several sequences can be one call. placed: each rectangle has its place in its
+    sequence, so none are joined."""
+    joined = list(rectangles) if placed else _joined(rectangles)
     groups: List[List[Rectangle]] = []
     for r in sorted(joined, key=lambda r: (r.q_row, r.k_row)):
-        group = next((g for g in groups if packed and _goes_with(g[-1], r)), None)
+        group = next((g for g in groups if packed and _goes_with(g[-1], r, placed)), None)
         if group is None:
             groups.append([r])
         else:

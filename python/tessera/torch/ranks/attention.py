@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera._ranks.calls import Call
+from tessera._ranks.calls import Call, Place, Rectangle
 from tessera._ranks.schedule import Message
 
 from .. import kernels, program_ops
@@ -42,18 +42,19 @@ class Placed(NamedTuple):
             whole = whole.narrow(2, pair.q_begin, pair.q_length)
         return whole.narrow(3, pair.k_begin, pair.k_length)
 
+    def place_of(self, pair: Rectangle) -> Place:
+        length = self.lengths[pair.sequence]
+        return pair.q_begin, length, pair.k_begin, length
+
     def options(self, call: Call, heads: slice) -> Dict[str, Any]:
         """The options of a call on some heads, in place of its own mask."""
-        pair = call.rectangles[0]
-        length = self.lengths[pair.sequence]
-        options = {
-            **self.mask,
-            "place_q": (pair.q_begin, length),
-            "place_k": (pair.k_begin, length),
-            "place_heads": (heads.start, self.heads[0]),
-            "total_heads_kv": self.heads[1],
-            "first_sequence": pair.sequence,
-        }
+        options = {**self.mask, "place_heads": (heads.start, self.heads[0]), "total_heads_kv": self.heads[1]}
+        if call.packed:  # nothing asks which sequences these are
+            options.update(call.packing(), places=call.places(self.place_of))
+        else:
+            first_q, total_q, first_k, total_k = self.place_of(call.rectangles[0])
+            options.update(place_q=(first_q, total_q), place_k=(first_k, total_k))
+            options["first_sequence"] = call.rectangles[0].sequence
         if self.slopes is not None:
             options["alibi_slopes"] = self.slopes[..., heads]
         for name, whole in (("bias", self.bias), ("mask", self.entries)):
@@ -156,9 +157,9 @@ class _Walk:
 
     def options_of(self, call: Call) -> Dict[str, Any]:
         options = dict(self.setting.options)
-        if self.setting.placed is not None:
-            return {**options, **self.setting.placed.options(call, self.schedule.heads_q)}
-        for name, value in call.options().items():
+        placed = self.setting.placed
+        of_call = call.options() if placed is None else placed.options(call, self.schedule.heads_q)
+        for name, value in of_call.items():
             if isinstance(value, list):
                 value = _constant(tuple(value), self.q.tensors[0].device)
             options[name] = value

@@ -4,6 +4,7 @@ rows."""
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
@@ -272,8 +273,10 @@ class ContextParallel:
         if dropout:
             self._check_dropout(dropout, lengths)
 
+        several = one_batch if placed is None else packed and _packs(placed, bias, dropout, bound)
+
         def agreed(direction: str) -> Program:
-            made = program(lengths, self.rank, one_batch, placed is not None, direction=direction, **members)
+            made = program(lengths, self.rank, several, placed is not None, direction=direction, **members)
             self._agreement.check(made.schedule, what, q.device, 0 if bound is None else bound.program.hash)
             return made
 
@@ -308,6 +311,14 @@ class ContextParallel:
             heads_kv=1,
             head_dim=1,
         ).chunks
+
+
+def _packs(placed: Placed, bias: Optional[Tensor], dropout: Dict[str, Any], bound: Optional[Bound]) -> bool:
+    """True if pairs of several sequences can be one packed call: their scores depend on places, not on which sequences
+    they are of, nor on tensors with an entry for each score."""
+    of_sequence = bound is not None and re.search(r"\bb\b", f"{bound.program.score} {bound.program.mask}")
+    of_batch = placed.slopes is not None and placed.slopes.dim() > 1
+    return not (of_sequence or of_batch or dropout or placed.entries is not None or bias is not None)
 
 
 def _entries(
