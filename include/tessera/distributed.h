@@ -263,6 +263,11 @@ typedef struct tessera_ranks_options {
   tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
   /* Bit n: backward computes the gradient of captured[n], a floating-point tensor. */
   uint64_t grad_captured TESSERA_CXX_DEFAULT(0);
+  /* [B|1, Hq|1, S|1, S], of all rows and keys, which every rank has whole, with any strides; rank 0: absent. bias is
+   * float32 or of the problem's dtype, mask bool. Of a packed batch B is the number of sequences and S the longest. */
+  tessera_layout bias TESSERA_CXX_DEFAULT({});
+  tessera_layout mask TESSERA_CXX_DEFAULT({});
+  uint64_t grad_bias TESSERA_CXX_DEFAULT(0); /* 1: backward computes the gradient of bias */
 } tessera_ranks_options;
 
 /* One rank's part of an attention, prepared: which calls, messages and copies follow each other, and their places in a
@@ -304,6 +309,7 @@ TESSERA_API size_t tessera_ranks_saved_bytes(const tessera_ranks_attention* atte
  *   d_sink         float32 [Hq]: this rank's part of the gradient. The gradient is the sum over all ranks, which the
  *                  caller takes, as for any parameter that all ranks share.
  *   d_captured[n]  float32, contiguous, shaped as captured[n], which every rank has whole: likewise this rank's part
+ *   d_bias         float32, contiguous, shaped as bias: likewise
  *   saved          tessera_ranks_saved_bytes, aligned to 64 bytes */
 typedef struct tessera_ranks_buffers {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_ranks_buffers));
@@ -324,6 +330,9 @@ typedef struct tessera_ranks_buffers {
   const void* captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({});
   double scalars[TESSERA_MAX_CAPTURED_SCALARS] TESSERA_CXX_DEFAULT({});
   float* d_captured[TESSERA_MAX_CAPTURED_TENSORS] TESSERA_CXX_DEFAULT({}); /* grad_captured, backward: written */
+  const void* bias TESSERA_CXX_DEFAULT(NULL);
+  const uint8_t* mask TESSERA_CXX_DEFAULT(NULL);
+  float* d_bias TESSERA_CXX_DEFAULT(NULL); /* grad_bias, backward: written */
 } tessera_ranks_buffers;
 
 /* This rank's part of o and lse, or of the gradients. Every rank makes the same calls in the same order. The

@@ -45,9 +45,9 @@ struct tessera_ranks_attention {
 namespace {
 
 static_assert(sizeof(tessera_ranks_options) ==
-              offsetof(tessera_ranks_options, grad_captured) + sizeof(tessera_ranks_options::grad_captured));
+              offsetof(tessera_ranks_options, grad_bias) + sizeof(tessera_ranks_options::grad_bias));
 static_assert(sizeof(tessera_ranks_buffers) ==
-              offsetof(tessera_ranks_buffers, d_captured) + sizeof(tessera_ranks_buffers::d_captured));
+              offsetof(tessera_ranks_buffers, d_bias) + sizeof(tessera_ranks_buffers::d_bias));
 
 constexpr int64_t kAlignment = distributed::Arena::kAlignment;
 constexpr uintptr_t kSavedAlignment = 64;
@@ -63,6 +63,10 @@ tessera_status read_options(const tessera_ranks_options* given, tessera_ranks_op
   for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS && !options.program; ++n) {
     if (!core::present(options.captured[n])) continue;
     return invalid("captured[%d]: given without program, whose tensor it is", n);
+  }
+  if (options.grad_bias > 1) return invalid("grad_bias: %" PRIu64 ", accepted 0 or 1", options.grad_bias);
+  if (options.grad_bias && !core::present(options.bias)) {
+    return invalid("grad_bias: 1 without bias, accepted only with it");
   }
   for (int n = 0; n < 64; ++n) {
     if ((options.grad_captured >> n & 1) == 0) continue;
@@ -115,10 +119,24 @@ tessera_status check_dropout(const tessera_ranks_plan& plan) {
   return ok();
 }
 
+tessera_status check_entries(const char* name, const tessera_layout& layout, const tessera_ranks_problem& p) {
+  if (!core::present(layout)) return ok();
+  const int64_t longest = p.num_sequences > 0 ? *std::max_element(p.lengths, p.lengths + p.num_sequences) : 0;
+  const int64_t whole[] = {p.num_sequences > 1 ? p.num_sequences : p.batch, p.heads_q, longest, longest};
+  bool fits = layout.rank == 4 && layout.shape[3] == longest;
+  for (int axis = 0; axis < 3 && fits; ++axis) fits = layout.shape[axis] == 1 || layout.shape[axis] == whole[axis];
+  if (fits) return ok();
+  return invalid("%s: rank %d, shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "], accepted rank 4, [%" PRId64
+                 "|1, %" PRId64 "|1, %" PRId64 "|1, %" PRId64 "]",
+                 name, layout.rank, layout.shape[0], layout.shape[1], layout.shape[2], layout.shape[3], whole[0],
+                 whole[1], whole[2], whole[3]);
+}
+
 uint64_t hash_of(uint64_t plans, tessera_ranks_options options) {
   uint64_t hash = plans ^ tessera_program_hash(options.program);
   options.program = nullptr;  // an address, of each rank, as strides are each rank's own
   for (tessera_layout& captured : options.captured) std::fill_n(captured.strides, TESSERA_MAX_RANK, 0);
+  for (tessera_layout* entries : {&options.bias, &options.mask}) std::fill_n(entries->strides, TESSERA_MAX_RANK, 0);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&options);
   for (size_t n = sizeof options.struct_size; n < sizeof options; ++n) hash = (hash ^ bytes[n]) * 1099511628211u;
   return hash;
@@ -137,6 +155,8 @@ tessera_status create(const tessera_ranks_problem* problem, const tessera_ranks_
   known.lengths = attention.lengths.data();
   distributed::Setting& setting = attention.setting;
   TESSERA_RETURN_IF_ERROR(read_options(options, setting.options));
+  TESSERA_RETURN_IF_ERROR(check_entries("bias", setting.options.bias, known));
+  TESSERA_RETURN_IF_ERROR(check_entries("mask", setting.options.mask, known));
   TESSERA_RETURN_IF_ERROR(api::device_here(device, setting.device));
   setting.rank = rank;
   setting.saves = known.direction == TESSERA_BACKWARD;
@@ -258,6 +278,10 @@ tessera_status check_buffers(const tessera_ranks_attention& attention, const tes
   constexpr const char* kDCaptured[] = {"d_captured[0]", "d_captured[1]", "d_captured[2]", "d_captured[3]",
                                         "d_captured[4]", "d_captured[5]", "d_captured[6]", "d_captured[7]"};
   const tessera_ranks_options& options = attention.setting.options;
+  const tessera_layout d_bias = distributed::d_bias_layout(options);
+  TESSERA_RETURN_IF_ERROR(check("bias", options.bias, buffers.bias, false));
+  TESSERA_RETURN_IF_ERROR(check("mask", options.mask, buffers.mask, false));
+  if (backward) TESSERA_RETURN_IF_ERROR(check("d_bias", d_bias, buffers.d_bias, true));
   tessera_layout gradients[TESSERA_MAX_CAPTURED_TENSORS] = {};
   for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) {
     if (rows > 0) TESSERA_RETURN_IF_ERROR(check(kCaptured[n], options.captured[n], buffers.captured[n], false));
@@ -283,6 +307,7 @@ distributed::Memory memory_of(const tessera_ranks_buffers& buffers, void* worksp
   set(Base::kDO, buffers.d_o);
   set(Base::kDQ, buffers.d_q), set(Base::kDK, buffers.d_k), set(Base::kDV, buffers.d_v);
   set(Base::kSink, buffers.sink), set(Base::kDSink, buffers.d_sink);
+  set(Base::kBias, buffers.bias), set(Base::kMask, buffers.mask), set(Base::kDBias, buffers.d_bias);
   set(Base::kSaved, buffers.saved);
   for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) set(distributed::d_captured(n), buffers.d_captured[n]);
   std::copy(std::begin(buffers.captured), std::end(buffers.captured), memory.captured);

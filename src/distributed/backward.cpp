@@ -32,6 +32,9 @@ class Backward final : public Pass {
     keys_.sum_k = zeros(own_.rows(), hkv.count, problem_.head_dim);
     keys_.sum_v = zeros(own_.rows(), hkv.count, problem_.head_dim_v);
     begin_captured();
+    if (const tessera_layout d_bias = d_bias_layout(setting_.options); core::elements(d_bias) > 0) {
+      program_.operations.emplace_back(Fill{{Base::kDBias, 0}, 0, core::elements(d_bias)});
+    }
     TESSERA_RETURN_IF_ERROR(walk_steps());
     if (has_sink()) TESSERA_RETURN_IF_ERROR(add_sink_gradient());
     divided_ ? finish_divided() : finish();
@@ -89,7 +92,9 @@ class Backward final : public Pass {
         add_gradients(p, rows, q, k, v);
         p.accumulate = 0;
       }
+      const Slab d_bias = begin_bias(p);
       TESSERA_RETURN_IF_ERROR(plan_call(p, call));
+      call.d_bias = d_bias.at;
       call.q = saved_.q.ref(rows.q_row), call.k = keys.k.ref(rows.k_row), call.v = keys.v.ref(rows.k_row);
       call.o = saved_.o.ref(rows.q_row), call.d_o = d_o_.ref(rows.q_row);
       call.lse = saved_.lse.ref(rows.q_row), call.lse_low = saved_.lse_low.ref(rows.q_row);
@@ -98,6 +103,7 @@ class Backward final : public Pass {
       for (const Captured& captured : captured_) call.d_captured[captured.number] = captured.part.at;
       add_call(call);
       add_captured();
+      add_bias(rows, d_bias);
       if (adds) continue;
       move(q, 0, 0, sum_q_, rows.q_row, 0, rows.q_length, q.heads, true);
       move(k, 0, 0, sum_k, rows.k_row, 0, rows.k_length, k.heads, true);
@@ -145,6 +151,30 @@ class Backward final : public Pass {
       const core::RowsShape shape{1, part.rows, 1, part.columns};
       program_.operations.emplace_back(Move{shape, rows(part.at), rows({d_captured(number), 0}), true});
     }
+  }
+
+  // Likewise that of the bias: a call's own part is a slab, whose memory add_bias releases.
+  Slab begin_bias(tessera_problem& p) {
+    if (setting_.options.grad_bias == 0) return {};
+    const int64_t* shape = p.bias.shape;
+    Slab part{{Base::kWorkspace, 0}, TESSERA_FLOAT32, shape[0], shape[2], shape[1], shape[3]};
+    part.at.offset = arena_.assign(part.bytes());
+    p.d_bias = {TESSERA_FLOAT32,
+                4,
+                {shape[0], shape[1], shape[2], shape[3]},
+                {part.batch_stride(), part.head_stride(), part.row_stride(), 1}};
+    return part;
+  }
+  void add_bias(const Rectangle& rows, const Slab& part) {
+    if (part.elements() == 0) return;
+    Ref at;
+    const tessera_layout to = part_of(d_bias_layout(setting_.options), rows, Base::kDBias, at);
+    program_.operations.emplace_back(
+        Move{{part.batch, part.rows, part.heads, part.columns},
+             {part.at, part.dtype, part.batch_stride(), part.row_stride(), part.head_stride()},
+             {at, to.dtype, to.strides[0], to.strides[2], to.strides[1]},
+             true});
+    release(part);
   }
 
   // dSink of a head is the sum over rows of -exp(sink - lse) (dO . O), which needs no key: by a call without keys.

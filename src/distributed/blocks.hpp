@@ -26,6 +26,9 @@ enum class Base : int32_t {
   kDK,
   kDV,
   kDSink,
+  kBias,
+  kMask,
+  kDBias,
   kSaved,
   kWorkspace,
   kDCaptured,  // of the first captured tensor; then of the others

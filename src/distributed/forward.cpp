@@ -12,8 +12,8 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // (o, lse) of rows over the keys so far. If calls accumulate, they all add to one float32 sum. Otherwise their results
 // are parts in layers, which are merged all at once, in the order of the layers; the layers have the dtype of the
 // results, but beyond kMost of them parts are merged on the way, in float32.
-// A sink is given to a row's only call. Otherwise it is one more part, (0, sink), before all others; or, if a program's
-// mask may hide all keys of a row, which then has no sink, a call without keys adds it after all others.
+// A sink is given to a row's only call. Otherwise it is one more part, (0, sink), before all others; or, if all
+// keys of a row may be hidden, which then has no sink, a call without keys adds it after all others.
 enum class Partial { kOneCall, kAccumulated, kLayers, kMergedOnTheWay };
 constexpr size_t kMost = 8;
 
@@ -121,7 +121,7 @@ class Forward final : public Pass {
     slab.at.offset += static_cast<int64_t>(n) * slab.bytes();
     return slab;
   }
-  bool sink_first() const { return has_sink() && !setting_.options.program; }
+  bool sink_first() const { return has_sink() && !may_hide_rows(); }
   size_t parts() const { return depth_ + (sink_first() ? 1 : 0); }
   size_t num_layers() const { return std::min(parts(), kMost); }
 

@@ -150,6 +150,21 @@ void Pass::add_call(Call call) {
   if (bytes > 0) arena_.release(call.workspace.offset);
 }
 
+tessera_layout Pass::part_of(const tessera_layout& whole, const Rectangle& rows, Base base, Ref& at) const {
+  const int64_t first[] = {problem_.num_sequences > 1 ? rows.sequence : 0, schedule_.heads_q.first, rows.q_begin,
+                           rows.k_begin};
+  const int64_t count[] = {batch_, schedule_.heads_q.count, rows.q_length, rows.k_length};
+  tessera_layout part = whole;
+  int64_t element = 0;
+  for (int axis = 0; axis < 4; ++axis) {
+    if (axis < 3 && whole.shape[axis] == 1) continue;  // broadcast
+    part.shape[axis] = count[axis];
+    element += first[axis] * whole.strides[axis];
+  }
+  at = {base, element * static_cast<int64_t>(tessera_dtype_bytes(whole.dtype))};
+  return part;
+}
+
 tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call& call) const {
   const tessera_ranks_options& options = setting_.options;
   tessera_problem p;
@@ -176,6 +191,8 @@ tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call&
   for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS && direction == TESSERA_BACKWARD; ++n) {
     p.d_captured[n] = d_captured_layout(options, n);
   }
+  if (options.bias.rank != 0) p.bias = part_of(options.bias, rows, Base::kBias, call.bias);
+  if (options.mask.rank != 0) p.mask = part_of(options.mask, rows, Base::kMask, call.mask);
   if (options.alibi != 0) {
     const int64_t heads = schedule_.heads_q.count;
     if (options.alibi == 1) {

@@ -77,9 +77,14 @@ class Pass {
   bool has_sink() const { return setting_.options.sink != 0; }
   tessera_layout sink_layout() const { return {TESSERA_FLOAT32, 1, {schedule_.heads_q.count}, {1}}; }
   Ref of_heads(Base base) const { return {base, schedule_.heads_q.first * static_cast<int64_t>(sizeof(float))}; }
-  bool placed() const {
-    return setting_.options.dropout_p > 0 || setting_.options.alibi != 0 || setting_.options.program;
+  bool placed() const { return setting_.options.dropout_p > 0 || setting_.options.alibi != 0 || may_hide_rows(); }
+  // True if a row may see none of the keys that it sees by position.
+  bool may_hide_rows() const {
+    const tessera_ranks_options& options = setting_.options;
+    return options.program || options.bias.rank != 0 || options.mask.rank != 0;
   }
+  // A call's part of a tensor [B|1, Hq|1, S|1, S] with the layout `whole`, which begins at `at` of its base.
+  tessera_layout part_of(const tessera_layout& whole, const Rectangle& rows, Base base, Ref& at) const;
 
   // ---- messages ----
   std::vector<Message> messages_of(const tessera_rank_step& step) const;

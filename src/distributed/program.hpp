@@ -33,7 +33,7 @@ struct Move {
 // A call of the library by plans[plan].
 struct Call {
   size_t plan;
-  Ref q, k, v, o, o_accum, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, workspace;
+  Ref q, k, v, o, o_accum, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, bias, mask, d_bias, workspace;
   Ref d_captured[TESSERA_MAX_CAPTURED_TENSORS];
 };
 
@@ -75,15 +75,19 @@ struct Setting {
   bool saves;  // there is a backward pass
 };
 
-// Of the gradient of a captured tensor: float32, contiguous, of the same shape; absent if it is not requested.
-inline tessera_layout d_captured_layout(const tessera_ranks_options& options, int tensor) {
-  tessera_layout layout{};
-  if ((options.grad_captured >> tensor & 1) == 0) return layout;
-  layout = options.captured[tensor];
+// Of a gradient: float32, contiguous, of the tensor's shape; absent if it is not requested.
+inline tessera_layout gradient_layout(tessera_layout layout, bool requested) {
+  if (!requested) return {};
   layout.dtype = TESSERA_FLOAT32;
   int64_t stride = 1;
   for (int32_t axis = layout.rank; axis-- > 0; stride *= layout.shape[axis]) layout.strides[axis] = stride;
   return layout;
+}
+inline tessera_layout d_captured_layout(const tessera_ranks_options& options, int tensor) {
+  return gradient_layout(options.captured[tensor], (options.grad_captured >> tensor & 1) != 0);
+}
+inline tessera_layout d_bias_layout(const tessera_ranks_options& options) {
+  return gradient_layout(options.bias, options.grad_bias != 0);
 }
 
 // Fails as tessera_make_plan does. saved_bytes: what forward leaves for backward.

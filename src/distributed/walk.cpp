@@ -31,6 +31,8 @@ tessera_status call_at(const Program& program, const Memory& memory, const Call&
   std::copy(std::begin(memory.scalars), std::end(memory.scalars), buffers.scalars);
   buffers.d_o = memory.at(call.d_o);
   buffers.o_accum = floats(call.o_accum);
+  buffers.bias = memory.at(call.bias), buffers.mask = reinterpret_cast<const uint8_t*>(memory.at(call.mask));
+  buffers.d_bias = floats(call.d_bias);
   for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) buffers.d_captured[n] = memory.at(call.d_captured[n]);
   buffers.d_q = memory.at(call.d_q), buffers.d_k = memory.at(call.d_k), buffers.d_v = memory.at(call.d_v);
   const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;

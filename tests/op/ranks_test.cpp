@@ -86,6 +86,7 @@ RanksOptions options_of(const Call& call, const Setting& setting) {
   options.dropout_seed = call.problem.dropout_seed, options.dropout_offset = call.problem.dropout_offset;
   options.alibi = call.slopes.layout().rank;
   options.sink = call.sink.present();
+  options.bias = call.bias.layout(), options.mask = call.mask.layout(), options.grad_bias = call.d_bias.present();
   return options;
 }
 
@@ -169,8 +170,8 @@ size_t bytes_of(const Tensor& tensor) {
 void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std::vector<Site>& sites) {
   const int64_t rows = c.sq;
   const tessera_ranks_problem problem = problem_of(c, setting, rows);
-  // Each rank's parts of the gradients of what all ranks have: of the sink, and then of captured tensors.
-  std::vector<Tensor*> shared{&whole.d_sink};
+  // Each rank's parts of the gradients of what all ranks have: of the sink, the bias, and captured tensors.
+  std::vector<Tensor*> shared{&whole.d_sink, &whole.d_bias};
   for (Tensor& tensor : whole.d_captured) shared.push_back(&tensor);
   std::vector<std::vector<std::vector<double>>> parts(static_cast<size_t>(setting.ranks));
   on_threads(setting.ranks, [&](int32_t rank) {
@@ -202,8 +203,9 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       std::vector<std::byte> saved = poisoned(attention.saved_bytes() + 64);
       std::vector<std::byte> forward = poisoned(attention.workspace_bytes(TESSERA_FORWARD));
       std::vector<std::byte> backward = poisoned(attention.workspace_bytes(TESSERA_BACKWARD));
-      const SiteMemory inputs[] = {memory(q),         memory(k), memory(v), memory(d_o), memory(whole.slopes),
-                                   memory(whole.sink)};
+      const SiteMemory inputs[] = {
+          memory(q),          memory(k),          memory(v),         memory(d_o), memory(whole.slopes),
+          memory(whole.sink), memory(whole.bias), memory(whole.mask)};
       const SiteMemory saved_there(site, saved.data(), saved.size());
       const SiteMemory forward_there(site, forward.data(), forward.size());
       const SiteMemory backward_there(site, backward.data(), backward.size());
@@ -224,8 +226,10 @@ void run_on_ranks(Call& whole, const Case& c, const Setting& setting, const std:
       }
       std::ranges::copy(setting.program ? setting.scalars : whole.scalars, buffers.scalars);
       buffers.d_sink = static_cast<float*>(results[first_shared].data());
+      buffers.bias = inputs[6].data(), buffers.mask = static_cast<const uint8_t*>(inputs[7].data());
+      buffers.d_bias = static_cast<float*>(results[first_shared + 1].data());
       for (size_t n = 0; n < whole.d_captured.size(); ++n) {
-        buffers.d_captured[n] = static_cast<float*>(results[first_shared + 1 + n].data());
+        buffers.d_captured[n] = static_cast<float*>(results[first_shared + 2 + n].data());
       }
       tessera_executor executor{};
       executor.stream = site.gpu ? site.gpu->stream() : nullptr;
@@ -302,6 +306,7 @@ std::map<std::string, std::vector<double>> results(const Call& call) {
                                                     {"d_k", call.d_k.load()},
                                                     {"d_v", call.d_v.load()}};
   if (call.d_sink.present()) all["d_sink"] = call.d_sink.load();
+  if (call.d_bias.present()) all["d_bias"] = call.d_bias.load();
   for (size_t n = 0; n < call.d_captured.size(); ++n) {
     if (call.d_captured[n].present()) all[call.captured_names[n]] = call.d_captured[n].load();
   }
@@ -450,13 +455,16 @@ TEST(Ranks, ProgramsReadTensorsAndScalars) {
                    run_on_ranks, best_place(), 1.05, formula.get());
 }
 
-// Sinks, which rows that see no key do not get; and gradients of tensors, which are sums over the ranks.
+// Programs, biases and masks. Sinks, which rows that see no key do not get; and gradients of tensors, which are sums
+// over the ranks.
 constexpr const char* kProgramCases[] = {
     "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 sink=1 mask_mod='i % 7 != 3 && (i + j) % 5 != h' seed=12",
     "b=1 sq=256 sk=256 hq=4 hkv=2 d=32 dv=24 causal=1 sink=2 d_captured=1 seed=13 "
     "score_mod='s * temperature[h] + relative[h, i - j + len_k]'",
     "b=2 sq=256 sk=256 hq=4 hkv=1 d=32 dv=32 wl=90 wr=0 d_captured=1 dropout=0.2 seed=14 "
     "score_mod='s + place[i] * place[j] + query_bias[b, i]' mask_mod='doc[b, i] == doc[b, j]'",
+    "b=2 sq=256 sk=256 hq=4 hkv=2 d=32 dv=32 causal=1 bias=bhqk d_bias=1 sink=1 mask=hqk seed=15",
+    "b=1 sq=256 sk=256 hq=4 hkv=2 d=32 dv=24 bias=hk d_bias=1 bias_f32=1 mask=bqk alibi=h seed=16",
 };
 class RanksProgramCases : public ::testing::TestWithParam<const char*> {};
 TEST_P(RanksProgramCases, AreTheWhole) {
@@ -587,6 +595,13 @@ TEST(RanksErrors, NameWhatIsWrong) {
   options = {};
   options.captured[0] = {TESSERA_FLOAT32, 1, {256}, {1}};
   EXPECT_EQ(refusal(small.problem, options), "captured[0]: given without program, whose tensor it is");
+  options = {};
+  options.bias = {TESSERA_FLOAT32, 4, {1, 2, 128, 64}, {16384, 8192, 64, 1}};
+  EXPECT_EQ(refusal(small.problem, options),
+            "bias: rank 4, shape [1, 2, 128, 64], accepted rank 4, [1|1, 2|1, 128|1, 128]");
+  options = {};
+  options.grad_bias = 1;
+  EXPECT_EQ(refusal(small.problem, options), "grad_bias: 1 without bias, accepted only with it");
   options = {};
   options.sink = 2;
   EXPECT_EQ(refusal(small.problem, options), "sink: 2, accepted 0 or 1");
@@ -1046,7 +1061,9 @@ INSTANTIATE_TEST_SUITE_P(Cuda, NcclGpuRanks,
                                            "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 sink=1 seed=3",
                                            "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 sink=1 d_captured=1 seed=4 "
                                            "score_mod='s * temperature[h] + relative[h, i - j + len_k]' "
-                                           "mask_mod='i % 7 != 3 && (i + j) % 5 != h'"));
+                                           "mask_mod='i % 7 != 3 && (i + j) % 5 != h'",
+                                           "b=2 sq=256 sk=256 hq=4 hkv=2 d=64 dv=64 causal=1 sink=1 bias=hqk d_bias=1 "
+                                           "mask=bqk seed=5"));
 
 // By a kernel that does not accumulate: calls' results are merged at the end or, if they are many, on the way.
 TEST(NcclGpuRanksMerged, AreTheWhole) {
