@@ -81,6 +81,8 @@ class Backward final : public Pass {
       const auto [sum_k, sum_v] = sums_of(keys);
       Call call{};
       tessera_problem p = problem_on(rows, keys, call);
+      const Slab d_bias = begin_bias(p);
+      call.d_bias = d_bias.at;
       add_gradients(p, rows, sum_q_, sum_k, sum_v);
       p.accumulate = 1;
       const bool adds = accumulates(p);
@@ -92,9 +94,7 @@ class Backward final : public Pass {
         add_gradients(p, rows, q, k, v);
         p.accumulate = 0;
       }
-      const Slab d_bias = begin_bias(p);
       TESSERA_RETURN_IF_ERROR(plan_call(p, call));
-      call.d_bias = d_bias.at;
       call.q = saved_.q.ref(rows.q_row), call.k = keys.k.ref(rows.k_row), call.v = keys.v.ref(rows.k_row);
       call.o = saved_.o.ref(rows.q_row), call.d_o = d_o_.ref(rows.q_row);
       call.lse = saved_.lse.ref(rows.q_row), call.lse_low = saved_.lse_low.ref(rows.q_row);
