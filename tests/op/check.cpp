@@ -309,7 +309,7 @@ class Checker {
       }
     }
     if (place == kGpu && c_.dtype == TESSERA_FLOAT8_E4M3 && !fp8_plain_) {
-      fp8_plain_ = plain_attention(in_, Precision::kFp8Weights);
+      fp8_plain_ = plain_attention(in_, Precision::kFp8TensorCores);
     }
     const PlainResult& all = standard_plain_ ? *standard_plain_ : place == kGpu && fp8_plain_ ? *fp8_plain_ : plain_;
     const PlainTensor& plain = plain_tensor(all, name);

@@ -112,7 +112,7 @@ class Plain {
         c_(in.c),
         out_(out),
         stores_scores_(precision == Precision::kScoresToo),
-        fp8_weights_(precision == Precision::kFp8Weights),
+        fp8_tensor_cores_(precision == Precision::kFp8TensorCores),
         problem_(make_oracle_call(in).problem),
         scale_(static_cast<Real>(in.scale())) {
     // Relative errors: some roundings of float32 arithmetic; one rounding to the stored type, at most half a unit.
@@ -147,6 +147,9 @@ class Plain {
 
   // Half a unit in the last place, at most: of a weight, and of one below the format's normal numbers.
   static constexpr double kFp8Half = 0x1p-4, kFp8LeastHalf = 0x1p-10 / 256;
+  // Hopper's tensor cores add 8-bit products with 13 bits after the leading one of the largest and cut off the rest
+  // (DeepSeek-V3, 2024, section 3.5.2).
+  static constexpr double kFp8Sum = 0x1p-13;
   static Real fp8_weight(Real weight) {
     constexpr Real kShift = 256;
     return static_cast<Real>(round_to(TESSERA_FLOAT8_E4M3, weight * kShift)) / kShift;
@@ -241,7 +244,8 @@ class Plain {
 
   // Rounding changes a score s = scale q.k by epsilon_ times this.
   double score_magnitude(Real s, double norm_q, double norm_k) const {
-    return 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm_q * norm_k;
+    const double of_product = fp8_tensor_cores_ ? kFp8Sum / epsilon_ : 1;
+    return 1 + std::fabs(s) + of_product * 0.5 * std::fabs(scale_) * norm_q * norm_k;
   }
 
   // Step 1: one row of S; -inf where it sees nothing. noise_[j] is rounding's relative effect on exp(s_j).
@@ -301,6 +305,9 @@ class Plain {
     double worst = epsilon_;
     for (int64_t j = 0; j < head_.sk; ++j)
       if (p_[j] > 0) worst = std::max(worst, noise_[j] * static_cast<double>(p_[j] / sum) + epsilon_);
+    // What is cut off makes every product smaller: these errors of a row add up.
+    for (int64_t j = 0; fp8_tensor_cores_ && j < head_.sk; ++j)
+      if (p_[j] > 0) worst += kFp8Sum * std::fabs(static_cast<double>(s_[j] * (p_[j] / sum)));
     // A shift of the LSE shifts the whole row; and it passes through a logarithm and a change of base.
     constexpr double kLseRoundings = 2;
     const double lse_noise = kLseRoundings * epsilon_ * std::fabs(lse);
@@ -320,9 +327,9 @@ class Plain {
       p_[j] /= sum;
       kept_[j] = p_drop_ == 0 || (s_[j] != -kInf && kept_in_whole(b, h, i, j)) ? keep_scale : Real{0};
       if (p_drop_ == 0) kept_[j] = 1;
-      const Real p = fp8_weights_ ? fp8_weight(p_[j] * sum) / sum : stored(p_[j] * kept_[j]);
+      const Real p = fp8_tensor_cores_ ? fp8_weight(p_[j] * sum) / sum : stored(p_[j] * kept_[j]);
       if (s_[j] == -kInf) continue;
-      const double rounding = fp8_weights_ ? kFp8Half * p + kFp8LeastHalf / sum : epsilon_stored_ * p;
+      const double rounding = fp8_tensor_cores_ ? kFp8Half * p + kFp8LeastHalf / sum : epsilon_stored_ * p;
       add_row(out_.o, row * c_.dv, p, rounding + p * noise_[j], head_.v.row(j), c_.dv);
     }
   }
@@ -422,7 +429,7 @@ class Plain {
   const Inputs& in_;
   const Case& c_;
   PlainResult& out_;
-  const bool stores_scores_, fp8_weights_;
+  const bool stores_scores_, fp8_tensor_cores_;
   const tessera_problem problem_;
   Head<Real> head_{};
   std::vector<Real> qk_, s_, p_, kept_, d_p_;

@@ -27,9 +27,9 @@ struct PlainResult {
 };
 
 // kSame: float32, and rounding to the case's dtype. kScoresToo: S and dP are stored in it as well, as standard
-// attention's are. kFp8Weights: exp(s - max), times 2^8, is rounded to e4m3 for its product with V, but not for
-// the sum.
-enum class Precision { kSame, kScoresToo, kFp8Weights, kFloat64 };
+// attention's are. kFp8TensorCores: exp(s - max), times 2^8, is rounded to e4m3 for its product with V, but not for
+// the sum; the noise of Q K^T is that of Hopper's sums of 8-bit products.
+enum class Precision { kSame, kScoresToo, kFp8TensorCores, kFloat64 };
 
 PlainResult plain_attention(const Inputs& in, Precision precision);
 

@@ -701,6 +701,8 @@ void add_programs(Table& table) {
   for (const char* line : kProgramPartLists) {
     table.add((std::string(line) + " backward=1 b=2 sq=150 sk=330").c_str());
   }
+  // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
+  table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");
   // A program sees the -inf of a bias, and its result counts.
   for (const char* score : {"abs(s)", "5 * tanh(s / 5)", "exp(min(s, 3.0)) - 1"}) {
     table.add((std::string("b=2 sq=50 sk=70 hq=4 hkv=2 d=64 dv=64 bias=hqk data=inf_bias score_mod='") + score + "'")

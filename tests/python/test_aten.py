@@ -206,7 +206,9 @@ def test_rows(device, operators, calls, packed, dtype):
     own, own_lse = tessera.torch.attention(
         q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, window=(5, 0), return_lse=True
     )
-    assert torch.equal(o, own) and torch.equal(lse, own_lse)
+    # Tessera's own call saves the LSE in two floats, and its first is rounded once.
+    assert torch.equal(o, own)
+    torch.testing.assert_close(lse, own_lse, rtol=2**-22, atol=2**-24)
     for ours, first in zip(gradients, torch.autograd.grad(own.sin().sum(), leaves)):
         torch.testing.assert_close(ours, first)
 

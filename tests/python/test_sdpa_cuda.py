@@ -153,7 +153,8 @@ def test_dropout_in_a_cuda_graph(device, calls, backend):
 
 def test_a_dropout_state_in_a_cuda_graph(device):
     """Read when the kernels run: what it holds at a replay decides."""
-    q, k, v = (t.transpose(1, 2) for t in probabilities())
+    # Leaves: autograd would wait for the stream on which a view was made, which a capture does not allow.
+    q, k, v = (t.transpose(1, 2).detach().requires_grad_() for t in probabilities())
     state = torch.tensor([5, 7], dtype=torch.int64)
     d_o = random(*q.shape, dtype=q.dtype, seed=4, requires_grad=False)
 

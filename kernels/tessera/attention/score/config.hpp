@@ -128,10 +128,10 @@ union ProgramScalar {
   int integer;
 };
 
-// The whole of which a problem is a part, beyond what ProblemParams has of it.
+// The whole of which a problem is a part, beyond what ProblemParams has of it. Without ScoreConfig::places: the problem.
 struct ProgramWhole {
   int first_sequence, first_head;
-  Divisor group;     // query heads that share a KV head
+  Divisor group;     // query heads that share a KV head; ProblemParams::group may be a part of it (bwd_sm90)
   int len_q, len_k;  // of every sequence, if one place serves all
 };
 
@@ -141,7 +141,7 @@ struct ScoreProgramParams {
   void* sums[kProgramTensors];
   int* read_outside;  // check() writes 1 if a load that is executed is outside its tensor. NULL: not reported
   ProgramScalar scalars[kProgramScalars];
-  ProgramWhole whole;  // only with ScoreConfig::places
+  ProgramWhole whole;
 };
 
 // A kernel's params with those of its program.

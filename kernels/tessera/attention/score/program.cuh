@@ -22,7 +22,7 @@ struct ProgramPlace {
 
 // The coordinates of a row of scores and of key 0, in the whole of which the problem may be a part.
 template <ScoreConfig kCfg>
-TESSERA_DEVICE ProgramPlace program_place(const ProblemParams& p, [[maybe_unused]] const ScoreProgramParams& program,
+TESSERA_DEVICE ProgramPlace program_place([[maybe_unused]] const ProblemParams& p, const ScoreProgramParams& program,
                                           const ScorePlace& of) {
   if constexpr (kCfg.places) {
     const ProgramWhole& whole = program.whole;
@@ -40,7 +40,8 @@ TESSERA_DEVICE ProgramPlace program_place(const ProblemParams& p, [[maybe_unused
     at.q_pos = at.i + at.len_k - at.len_q;
     return at;
   } else {
-    return {of.batch, of.head, of.head / p.group, of.query, 0, of.query + of.len_k - of.len_q, of.len_q, of.len_k};
+    return {of.batch, of.head, of.head / program.whole.group, of.query, 0, of.query + of.len_k - of.len_q,
+            of.len_q, of.len_k};
   }
 }
 
