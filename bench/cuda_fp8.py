@@ -107,7 +107,8 @@ def measure(head_dim: int, length: int, causal: bool, options: argparse.Namespac
     for name, cell in cells.items():
         if name in timed:
             cell["tflops"] = problem.flops("forward") * 1e-12 / timed[name].seconds
-    return {"head_dim": head_dim, "mask": problem.mask, "length": length, "cells": cells}
+    return {"case": "fp8", "direction": "forward", "head_dim": head_dim, "mask": problem.mask, "length": length,
+            "cells": cells}  # fmt: skip
 
 
 def line(cell: dict) -> str:

@@ -346,7 +346,7 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
         }
       }
       const auto captured = plain.d_captured.find(name);
-      // One rank's may be exact by chance: sums of a few elements, and a bias's gradient, whose error is that of the few
+      // One rank's may be exact by chance: sums of a few elements, and a bias's gradient, whose error is that of the
       // rows that see few keys.
       if (name == "d_sink" || name == "d_bias" || captured != plain.d_captured.end()) {
         const PlainTensor& tensor = name == "d_sink"   ? plain.d_sink

@@ -128,7 +128,7 @@ union ProgramScalar {
   int integer;
 };
 
-// The whole of which a problem is a part, beyond what ProblemParams has of it. Without ScoreConfig::places: the problem.
+// The whole of which a problem is a part, beyond what ProblemParams has of it; without ScoreConfig::places the problem.
 struct ProgramWhole {
   int first_sequence, first_head;
   Divisor group;     // query heads that share a KV head; ProblemParams::group may be a part of it (bwd_sm90)
