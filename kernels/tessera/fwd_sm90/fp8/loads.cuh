@@ -14,21 +14,34 @@
 
 namespace tessera {
 
-// By a warp: `to` = `from` transposed.
+// By a warp: `to` = `from` transposed. kAhead pieces of 32 keys and 16 columns are loaded before the first is stored: one
+// after another, each would wait for its load.
 template <class Raw, class Transposed>
 TESSERA_DEVICE void transpose_values(uint32 from, uint32 to) {
-  constexpr int kKeys = Raw::kRows, kColumns = Transposed::kRows;
-  static_assert(kKeys % 32 == 0 && kColumns % 16 == 0);
+  constexpr int kKeys = Raw::kRows, kColumns = Transposed::kRows, kAhead = 2;
+  static_assert(kKeys % 32 == 0 && kColumns % (16 * kAhead) == 0);
   const int lane = lane_id();
 #pragma unroll 1
   for (int key = 0; key < kKeys; key += 32) {
+    // A row's words are in an order of their own, by the row's number modulo 8: of a row's first word, each is at a
+    // distance by exclusive or; rows 16 apart have the same order.
+    const uint32 first = Raw::at(from, key + lane, 0);
+    const uint32 row = Transposed::at(to, lane % 16, (key + lane / 16 * 16) / 2);
 #pragma unroll 2
-    for (int col = 0; col < kColumns; col += 16) {
-      uint32 keys[4];  // of eight keys each: the pair of columns of keys 2c and 2c + 1
-      ptx::ldmatrix_x4_trans(keys, Raw::at(from, key + lane, col / 2));
-      const uint32 columns[4] = {ptx::prmt<0x6420>(keys[0], keys[1]), ptx::prmt<0x7531>(keys[0], keys[1]),
-                                 ptx::prmt<0x6420>(keys[2], keys[3]), ptx::prmt<0x7531>(keys[2], keys[3])};
-      ptx::stmatrix_x4(Transposed::at(to, col + lane % 16, (key + lane / 16 * 16) / 2), columns);
+    for (int col = 0; col < kColumns; col += 16 * kAhead) {
+      uint32 keys[kAhead][4];  // of eight keys each: the pair of columns of keys 2c and 2c + 1
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int pair = col / 2 + n * 8, chunk = pair / kChunkCols * Raw::kChunkBytes;
+        ptx::ldmatrix_x4_trans(keys[n], (first ^ pair % kChunkCols / 8 * 16) + chunk);
+      }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const uint32(&of)[4] = keys[n];
+        const uint32 columns[4] = {ptx::prmt<0x6420>(of[0], of[1]), ptx::prmt<0x7531>(of[0], of[1]),
+                                   ptx::prmt<0x6420>(of[2], of[3]), ptx::prmt<0x7531>(of[2], of[3])};
+        ptx::stmatrix_x4(row + (col + n * 16) * kChunkRowBytes, columns);
+      }
     }
   }
 }

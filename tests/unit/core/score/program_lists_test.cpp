@@ -198,8 +198,9 @@ TEST_P(ProgramLists, ListWhatTheMaskShows) {
     const int rows = wide ? draw(1, 40) : draw(65, 200), cols = wide ? draw(1100, 1500) : draw(65, 260);
     World world(GetParam() + 1, transposed ? cols : rows, transposed ? rows : cols);
     Storage storage(program, world);
-    const ScoreProgramParams params = cuda::program_params(storage.bound, nullptr);
+    ScoreProgramParams params = cuda::program_params(storage.bound, nullptr);
     Lists lists(text, program, world, transposed, random);
+    params.whole.group = lists.p.group;
     lists.make(params);
     ASSERT_EQ(lists.expect_right(params), lists.count);
     if (HasFailure()) return;
