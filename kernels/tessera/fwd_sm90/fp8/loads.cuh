@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// By a warp: `to` = `from` transposed. kAhead pieces of 32 keys and 16 columns are loaded before the first is stored: one
-// after another, each would wait for its load.
+// By a warp: `to` = `from` transposed. kAhead pieces of 32 keys and 16 columns are loaded before the first is stored,
+// since each piece waits for its load.
 template <class Raw, class Transposed>
 TESSERA_DEVICE void transpose_values(uint32 from, uint32 to) {
   constexpr int kKeys = Raw::kRows, kColumns = Transposed::kRows, kAhead = 2;
@@ -23,8 +23,8 @@ TESSERA_DEVICE void transpose_values(uint32 from, uint32 to) {
   const int lane = lane_id();
 #pragma unroll 1
   for (int key = 0; key < kKeys; key += 32) {
-    // A row's words are in an order of their own, by the row's number modulo 8: of a row's first word, each is at a
-    // distance by exclusive or; rows 16 apart have the same order.
+    // The swizzle is an exclusive or by the row's number modulo 8, so a row's other words follow from its first one, and
+    // rows 16 apart have the same order.
     const uint32 first = Raw::at(from, key + lane, 0);
     const uint32 row = Transposed::at(to, lane % 16, (key + lane / 16 * 16) / 2);
 #pragma unroll 2
