@@ -23,7 +23,7 @@ TESSERA_DEVICE void transpose_values(uint32 from, uint32 to) {
   const int lane = lane_id();
 #pragma unroll 1
   for (int key = 0; key < kKeys; key += 32) {
-    // The swizzle is an exclusive or by the row number modulo 8: the other words of a row follow from its first one, and
+    // The swizzle is an exclusive or by the row number modulo 8: a row's other words follow from its first one, and
     // rows 16 apart have the same order.
     const uint32 first = Raw::at(from, key + lane, 0);
     const uint32 row = Transposed::at(to, lane % 16, (key + lane / 16 * 16) / 2);
