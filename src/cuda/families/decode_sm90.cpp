@@ -33,14 +33,14 @@ struct DecodeTile {
 // so one stage of K and V suffices (except in two_stages). 12 warps read no faster than 8, and a short call takes 0.3
 // to 0.5 us longer with them (docs/lab/decode_sm90.md). At D = 64, 32 keys take 94 us for a batch of 268 MB instead of
 // 100 (cuDNN 92); pages that are no multiple of 32 keys use 16. Rows for codes have as many bytes in a tile and in
-// flight as the others, by twice the keys. Pages that are no multiple of 32 keys have those tiles by cp.async: 64 x 2048
-// with a scale of each token took 106 us in pages of 1 by cp.async, and 153 in pages of 16 by tiles of 16 keys, whose
-// scales and barriers cost as much as those of 32 (an H200).
+// flight as the others, by twice the keys. Pages that are no multiple of 32 keys have those tiles by cp.async: with a
+// scale of each token, 64 x 2048 took 106 us in pages of 1 by cp.async, and 153 in pages of 16 by tiles of 16 keys,
+// whose scales and barriers cost as much as those of 32 (an H200).
 constexpr DecodeTile kTiles[] = {
     {64, false, true, 32, 8, 1},   {64, false, true, 16, 8, 2},  {128, false, true, 16, 8, 1},
     {256, false, true, 16, 8, 1},  {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
-    {64, true, true, 32, 8, 2},    {128, true, true, 32, 8, 1},  {256, true, true, 16, 8, 1},
-    {64, true, false, 32, 8, 2},   {128, true, false, 32, 8, 1}, {256, true, false, 16, 8, 1},
+    {64, true, true, 32, 8, 2},    {128, true, true, 32, 8, 1},  {64, true, false, 32, 8, 2},
+    {128, true, false, 32, 8, 1},  {256, true, true, 16, 8, 1},  {256, true, false, 16, 8, 1},
     {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;

@@ -39,7 +39,7 @@ constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool pag
   c.dtype = dtype, c.head_dim = head_dim, c.block_n = wide ? 32 : 16, c.warps = warps;
   c.stages = head_dim <= 64 && !wide ? 2 : 1;
   c.cache = options & kCodes ? Dtype::kFloat8E4M3 : dtype, c.key_scales = options & kByKey;
-  if (c.codes() && head_dim <= 128) c.stages = (head_dim <= 64 ? 2 : 1) * (wide ? 1 : 2);
+  if (c.codes() && head_dim <= 64) c.stages = 2;
   c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk;
   c.score.tree_mask = options & kTree, c.score.causal_seqs = options & kCausalSeqs;
   c.score.softcap = c.score.alibi = (options & kCapped) != 0;
@@ -71,7 +71,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs | kWide)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p) ||
          try_config<config(kBf16, 128, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
-         try_config<config(kBf16, 128, 8, true, true, false, true, kCodes | kByKey)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kF16, 256, 8, true, true, true, false, kCodes)>(launch, p) ||
          try_config<config(kBf16, 64, 8, false, true, false, false, kWide | kCodes | kByKey)>(launch, p);
 }
@@ -227,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
         // K and V of 8 bits: tiles of 32 and of 16 keys by TMA, rows by cp.async; scales of each shape.
         "dtype=bf16 kv=e4m3 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
-        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=64 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
         "dtype=f16 kv=e4m3 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=240 k=paged page=9 causal=1 invariant=1 scales=h "
         "cores=4",
