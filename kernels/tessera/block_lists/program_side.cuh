@@ -12,9 +12,7 @@ namespace tessera {
 template <ProgramListsConfig kCfg>
 TESSERA_DEVICE ProgramPlace pair_place(const ScoreProgramParams& program, const ProblemParams& p, const Sequence& s,
                                        int batch, int head, int query, int key) {
-  ProgramPlace at = program_place<kCfg.score>(p, program, {batch, head, query, s.sq, s.sk});
-  at.j = kCfg.score.places ? at.j + key : key;
-  return at;
+  return with_key<kCfg.score>(program_place<kCfg.score>(p, program, {batch, head, query, s.sq, s.sk}), key);
 }
 
 // ---- tiles of queries, or of keys ----

@@ -90,9 +90,7 @@ struct ProgramTile {
       for (int n = 0; n < kLaneKeys; ++n) {
         const int key = k0 + 32 * n;
         if (!keys.holds(key, 1)) continue;
-        ProgramPlace at = first;
-        at.j = kCfg.score.places ? first.j + key : key;
-        const bool shown = Program::mask(program, row, columns[n], at, 0.0f);
+        const bool shown = Program::mask(program, row, columns[n], with_key<kCfg.score>(first, key), 0.0f);
         shows = shows || shown, hides = hides || !shown;
       }
       if (query % kQueriesAVote == kQueriesAVote - 1 && __any_sync(0xffffffff, shows) &&

@@ -25,7 +25,7 @@ namespace tessera::cuda {
 namespace {
 
 // A row serves head sizes up to these, scales of 128 keys only if block_n divides them. The plan uses the first that
-// fits. No row has been measured yet: each is the largest without spills.
+// fits. Each is the largest without spills.
 struct Fp8Tile {
   int head_dim, head_dim_v;
   int block_n, consumers, q_stages, k_stages, v_stages, raw_stages, o_cols;
@@ -173,8 +173,8 @@ std::string refuse(const tessera_plan& plan) {
   return once(plan, find_refusal);
 }
 
-// Of FlashAttention-3's e4m3 kernel at 4096 tokens, until this one is measured: no other family serves these problems,
-// so that nothing depends on it.
+// Of FlashAttention-3's e4m3 kernel at 4096 tokens, which this one has not reached. No other family serves these
+// problems, so that nothing depends on it.
 constexpr Rate kRates[] = {{64, 598}, {128, 838}, {256, 1064}};
 double estimate_us(const tessera_plan& plan) { return us_at_rate(plan, kRates); }
 

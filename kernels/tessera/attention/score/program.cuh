@@ -45,6 +45,14 @@ TESSERA_DEVICE ProgramPlace program_place([[maybe_unused]] const ProblemParams& 
   }
 }
 
+// `of_key_0` with the sequence's key `key`.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE ProgramPlace with_key(const ProgramPlace& of_key_0, int key) {
+  ProgramPlace at = of_key_0;
+  at.j = kCfg.places ? of_key_0.j + key : key;
+  return at;
+}
+
 // Specialised by a kernel that is compiled with a program: `Program`, the struct of the program's text, and `Params`,
 // ProgrammedParams of the kernel's params.
 template <bool kGiven>
@@ -312,11 +320,7 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& of)
         : program(params(p)), place(program_place<kCfg>(p, program, of)) {}
-    TESSERA_DEVICE ProgramPlace at(int key) const {
-      ProgramPlace at = place;
-      at.j = kCfg.places ? place.j + key : key;
-      return at;
-    }
+    TESSERA_DEVICE ProgramPlace at(int key) const { return with_key<kCfg>(place, key); }
   };
 
   template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>

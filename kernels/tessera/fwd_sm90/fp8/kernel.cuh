@@ -58,10 +58,8 @@ TESSERA_DEVICE void fwd_sm90_fp8(const FwdSm90Fp8Params& p) {
   ptx::griddepcontrol_launch_dependents();
 
   // 2. Roles. 65536 registers are 168 a thread of three warpgroups, 128 of four, 96 of five.
-  // With 48 the transpose has two pieces under way; O of 256 columns needs 232.
-  constexpr bool kWide = kCfg.head_dim_v > 128;
-  constexpr int kProducerRegisters = kCfg.consumers == 4 ? 32 : kCfg.consumers == 3 ? 56 : kWide ? 40 : 48;
-  constexpr int kConsumerRegisters = kCfg.consumers == 4 ? 112 : kCfg.consumers == 3 ? 152 : kWide ? 232 : 224;
+  constexpr int kProducerRegisters = kCfg.consumers == 4 ? 32 : kCfg.consumers == 3 ? 56 : 40;
+  constexpr int kConsumerRegisters = kCfg.consumers == 4 ? 112 : kCfg.consumers == 3 ? 152 : 232;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) load_q<kTiles>(p, shared);

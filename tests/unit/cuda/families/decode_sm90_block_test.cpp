@@ -72,6 +72,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p) ||
          try_config<config(kBf16, 128, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, false, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kF16, 256, 8, true, true, true, false, kCodes)>(launch, p) ||
          try_config<config(kBf16, 64, 8, false, true, false, false, kWide | kCodes | kByKey)>(launch, p);
 }
@@ -225,9 +226,11 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=4 sq=3 sk=400 hq=4 hkv=4 d=64 dv=64 k=paged page=7 csr=1 causal=1 cores=7",
         "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
-        // K and V of 8 bits: tiles of 32 and of 16 keys by TMA, rows by cp.async; scales of each shape.
+        // K and V of 8 bits: tiles of 32 keys by TMA, rows by cp.async; scales of each shape.
         "dtype=bf16 kv=e4m3 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=64 csr=1 causal=1 q=packed lead=2 "
+        "scales=fine cores=5",
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
         "dtype=f16 kv=e4m3 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=240 k=paged page=9 causal=1 invariant=1 scales=h "
         "cores=4",
