@@ -1,7 +1,7 @@
 // New keys and values for a cache of 8 bits an element: they are rotated in float32, divided by their scale and rounded
-// once. kCodeLanes lanes convert a row (a head of a token), 4 columns each at a time if aligned. A computed scale is
-// that for which the row's largest finite magnitude becomes the format's largest number: the row is read twice then, the
-// second time from the L1 cache. Divisions are exact, so the same scales give the CPU's codes.
+// once. kCodeLanes lanes convert a row (a head of a token), 4 columns each at a time if aligned. With a computed scale
+// the row's largest finite magnitude becomes the format's largest number: the row is read twice then, the second time
+// from the L1 cache. Divisions are exact, so the same scales give the CPU's codes.
 #pragma once
 
 #include "tessera/append/place.cuh"

@@ -1,4 +1,5 @@
-// Where tessera_append's tokens go, and their rotation: what the copies of k, v and q and the conversion to 8 bits share.
+// Where tessera_append's tokens go, and their rotation: what the copies of k, v and q and the conversion to 8 bits
+// share.
 #pragma once
 
 #include "tessera/append/config.hpp"

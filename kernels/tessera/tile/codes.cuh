@@ -1,6 +1,6 @@
-// Numbers in 8 bits, e4m3 and e5m2 ("8-bit Floating Point (OFP8)"): rounded to nearest, ties to even; what is too large,
-// infinities included, becomes the largest finite number; NaN stays NaN. Every way gives the same codes, but
-// for the sign of a NaN.
+// Numbers in 8 bits, e4m3 and e5m2 ("8-bit Floating Point (OFP8)"): rounded to nearest, ties to even; what is too
+// large, infinities included, becomes the largest finite number; NaN stays NaN. Every way gives the same codes, but for
+// the sign of a NaN.
 #pragma once
 
 #include "tessera/ptx/math.cuh"
