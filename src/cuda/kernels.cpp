@@ -28,6 +28,7 @@ KernelText text_of(const FwdSm80Config& config) {
     case RowMap::kContiguous:
       break;
   }
+  if (has_codes(config)) return {"fwd_sm80_codes", "tessera/fwd_sm80/codes.cuh", "FwdCodesSharedMemory"};
   return config.bulk ? KernelText{"fwd_sm80_bulk", "tessera/fwd_sm80/bulk.cuh", "FwdBulkSharedMemory"}
                      : KernelText{"fwd_sm80", "tessera/fwd_sm80/kernel.cuh", "FwdSharedMemory"};
 }
@@ -85,7 +86,9 @@ KernelSpec spec_of(const FwdSm80Config& config) {
   return {.name = text.name,
           .header = text.header,
           // A program's params follow those that the host passes.
-          .params = config.bulk || config.score.program ? "FwdSm80BulkParams" : "FwdSm80Params",
+          .params = has_codes(config)                     ? "FwdSm80CodesParams"
+                    : config.bulk || config.score.program ? "FwdSm80BulkParams"
+                                                          : "FwdSm80Params",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .min_blocks_per_sm = config.min_blocks_per_sm,
@@ -340,6 +343,9 @@ KernelSpec spec_of(const StandardRowsConfig& config) {
 }
 
 void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80BulkParams& params, Grid grid, LaunchList& launches) {
+  launch_kernel(text_of(config).name, config, params, grid, launches);
+}
+void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80CodesParams& params, Grid grid, LaunchList& launches) {
   launch_kernel(text_of(config).name, config, params, grid, launches);
 }
 

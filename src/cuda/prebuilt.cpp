@@ -121,10 +121,11 @@ bool builds(const Family& family, int32_t dtype, int32_t arch) {
   const bool serves = arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
   return (family.supports.dtypes >> dtype & 1) != 0 && (serves || tessera_dtype_bytes(dtype) > 1);
 }
-// Whether the same rows are prebuilt for 8-bit caches, which no other family serves, under the queries of engines.
+// Whether the same rows are prebuilt for 8-bit caches, under the queries of engines: those of a family for this
+// architecture alone. The others, ten kernels for each architecture, are compiled on first use.
 bool builds_codes(const Family& family, int32_t dtype, int32_t arch) {
   return dtype == TESSERA_BFLOAT16 && (family.supports.cache_dtypes >> TESSERA_FLOAT8_E4M3 & 1) != 0 &&
-         arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
+         arch == family.supports.newest_arch;
 }
 
 struct Planned {

@@ -53,6 +53,18 @@ TESSERA_DEVICE uint32 cvt_rn_relu_bf16x2(float low, float high) {
   return pair;
 }
 
+// a b of each half, and a b + c.
+TESSERA_DEVICE uint32 mul_f16x2(uint32 a, uint32 b) {
+  uint32 pair;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+TESSERA_DEVICE uint32 fma_rn_bf16x2(uint32 a, uint32 b, uint32 c) {
+  uint32 pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+
 // The maximum of each half.
 TESSERA_DEVICE uint32 max_f16x2(uint32 a, uint32 b) {
   uint32 pair;

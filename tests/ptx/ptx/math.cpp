@@ -79,6 +79,13 @@ const DeviceTests kTests({
     out[2] = ptx::max_f16x2(ptx::cvt_rn_f16x2(-negative, negative), 0);
     out[3] = ptx::max_bf16x2(ptx::cvt_rn_bf16x2(-negative, negative), 0xff80ff80u);
   })"},
+    // Normal and subnormal factors and results.
+    {.name = "multiplied_pairs",
+     .header = "tessera/ptx/math.cuh",
+     .in = {half_pair(3.5f, -0x1p-24f, false), half_pair(-0.125f, 0x1p8f, false), half_pair(0x1p-133f, -3.5f, true),
+            half_pair(0x1p120f, 0.125f, true), half_pair(0.0f, 1.0f, true)},
+     .expected = {half_pair(-0.4375f, -0x1p-16f, false), half_pair(0x1p-13f, 0.5625f, true)},
+     .body = "if (t == 0) out[0] = ptx::mul_f16x2(in[0], in[1]), out[1] = ptx::fma_rn_bf16x2(in[2], in[3], in[4]);"},
     // Ties to even, subnormals, what is too large, infinity.
     {.name = "cvt_e4m3_pairs",
      .header = "tessera/ptx/math.cuh",

@@ -365,6 +365,36 @@ TEST_P(CudaCompileDecodeSm90, SpillsNothingInItsLoop) {
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileDecodeSm90, testing::Values(64, 128, 256));
 
+// fwd_sm80 over 8-bit caches, which no prebuilt kernel has.
+class CudaCompileFwdSm80Codes : public testing::TestWithParam<int> {};
+
+TEST_P(CudaCompileFwdSm80Codes, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  for (const int32_t arch : {80, 90}) {
+    tessera_device device{};
+    ASSERT_EQ(tessera_device_cuda_arch(arch, &device).code, TESSERA_OK);
+    device.kernel = TESSERA_KERNEL_FWD_SM80;
+    constexpr int64_t kPages = 64, kPage = 16, kHeads = 4, kQueries = 256;
+    const bool float16_queries = arch == 90;  // the other two forms of a product with scales of each value
+    tessera_problem p;
+    tessera_problem_init(&p);
+    p.q = p.o = layout(float16_queries ? float16 : bfloat16, {2, kQueries, 2 * kHeads, GetParam()});
+    p.k = p.v = layout(float8_e4m3, {2 * kPages, kPage, kHeads, GetParam()});
+    p.page_table = layout(int32, {2, kPages}), p.seqused_k = layout(int32, {2});
+    p.k_descale = p.v_descale = layout(float32, {2 * kPages, kPage, kHeads});
+    Binary binary;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 0, binary, log, config));
+    SCOPED_TRACE(config);
+    EXPECT_EQ(binary.spill_bytes, 0) << log;
+    EXPECT_EQ(binary.stack_bytes, 0) << log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnFirstUse, CudaCompileFwdSm80Codes, testing::Values(64, 128, 256));
+
 // What append is compiled into for a cache of 8 bits beside the prebuilt kernels, with the conversion of each GPU.
 TEST(CudaCompileAppend, SpillsNothing) {
   CompilerInfo compiler;

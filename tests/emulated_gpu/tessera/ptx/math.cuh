@@ -58,6 +58,16 @@ uint32 prmt(uint32 a, uint32 b) {
   return bytes;
 }
 
+// A product of two such numbers is exact in float32; so is the sum, where it needs no more than 24 bits.
+inline uint32 mul_f16x2(uint32 a, uint32 b) {
+  const auto at = [](uint32 pair, int n) { return cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * n))); };
+  return cvt_rn_f16x2(at(a, 0) * at(b, 0), at(a, 1) * at(b, 1));
+}
+inline uint32 fma_rn_bf16x2(uint32 a, uint32 b, uint32 c) {
+  const auto at = [](uint32 pair, int n) { return __uint_as_float(pair >> (16 * n) << 16); };
+  return cvt_rn_bf16x2(at(a, 0) * at(b, 0) + at(c, 0), at(a, 1) * at(b, 1) + at(c, 1));
+}
+
 inline uint32 max_f16x2(uint32 a, uint32 b) {
   const auto at = [](uint32 pair, int n) { return cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * n))); };
   return cvt_rn_f16x2(max(at(a, 0), at(b, 0)), max(at(a, 1), at(b, 1)));
