@@ -200,9 +200,13 @@ TESSERA_DEVICE void fwd_sm80_codes(const FwdSm80CodesParams& p) {
 
     //    O += P V
     if constexpr (kCfg.key_scales) scale_columns<true>(rS, shared.v_scales);
-    product_pb(rO, rS, shared.sV, 0);
     if constexpr (kCfg.key_scales && kCfg.dtype == Dtype::kFloat16) {
-      keep_rounding_errors(rS);
+#pragma unroll 1  // two products side by side would need registers that wide heads lack
+      for (int part = 0; part < 2; ++part) {
+        product_pb(rO, rS, shared.sV, 0);
+        keep_rounding_errors(rS);
+      }
+    } else {
       product_pb(rO, rS, shared.sV, 0);
     }
   }
