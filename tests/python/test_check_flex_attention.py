@@ -73,7 +73,7 @@ KINDS = {
     "lists": ("passed, Tessera not called", 0, 0),
     "device": ("skipped", 0, 0),
     "expected": ("failed, as PyTorch expects", 0, 0),
-    "code": ("of PyTorch's kernels alone", 1, 0),
+    "code": ("failed, of PyTorch's kernels alone", 1, 0),
     "words": ("refused, in other words", 0, 0),
     "type": ("refused, in other words", 0, 0),
     "refused": ("refused by Tessera alone", 0, 0),
