@@ -3,18 +3,24 @@ and reports those that no test finds.
 
     make mutate                                              100 faults over all areas, build/mutants/report.json
     mutate.py --area core --count 40 --seed 7 --jobs 4       some of them
+    mutate.py --seconds 1200                                 those for which there is time; the same again goes on
     mutate.py --replay src/cpu/combine.cpp:31:2              one fault again: file, line, number of the line's mutant
+    mutate.py --draw faults.json; mutate.py --faults faults.json      drawn here, tried on a machine without the rules
 
 The faults are universalmutator's (its rules for C++): an operator or a constant replaced, a condition negated, a
 statement removed. A fault that does not compile is replaced by another one. An area defines which files are mutated,
 what is built, and which tests have to find the fault; they stop at the first failure. A survivor is either equivalent
 to the original, which a person decides, or a case that the tests lack.
+
+The unchanged tree is built once, with little optimisation, and runs every test once. Each fault then gets a copy of
+that folder, which a mount namespace shows at the folder's own path, so that only what the fault reaches is compiled.
 """
 
 import argparse
 import concurrent.futures
 import contextlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -22,57 +28,75 @@ import queue
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RULES = ["universal.rules", "c_like.rules", "cpp.rules"]
-TIMEOUT_S = 300  # of one test program: a fault that never ends counts as found
+BUILD_TIMEOUT_S = 1800
 
 # Lines whose faults no test of results can find: descriptions, build options.
 NOT_MUTATED = re.compile(r"^\s*(#|//|\*|static_assert|TESSERA_CONFIG_FIELDS|using |namespace |template|}|$)")
+NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "out", "__pycache__")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is built, and the commands to run then; {tests} and {root} are filled in, as is a shard's number."""
+
+    targets: tuple
+    commands: tuple
 
 
 @dataclass(frozen=True)
 class Area:
     sources: tuple  # globs
-    targets: tuple
-    tests: tuple  # commands; {build} and {root} are filled in; `cases:` runs a file of cases on the emulated GPU
+    stages: tuple
 
 
-CPU_TESTS = (
-    "{build}/tests/unit_tests --gtest_fail_fast --gtest_brief=1",
-    "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=-*Amx*:*Gpu*:*Cuda*",
-    "{build}/tests/tessera_fuzz --seed 1 --count 300 --seconds 60",
+GTEST = "--gtest_fail_fast --gtest_brief=1"
+
+
+def shards(program, count, environment=""):
+    return tuple(
+        f"env {environment} GTEST_TOTAL_SHARDS={count} GTEST_SHARD_INDEX={shard} {{tests}}/{program} {GTEST}"
+        for shard in range(count)
+    )
+
+
+UNIT = Stage(("unit_tests",), shards("unit_tests", 4))
+SCORE = Stage(("score_tests",), (f"{{tests}}/score_tests {GTEST}",))
+OP = Stage(
+    ("op_tests", "tessera_fuzz"),
+    (
+        *shards("op_tests --gtest_filter=-*Amx*:*Gpu*:*Cuda*", 8),
+        "{tests}/tessera_fuzz --seed 1 --count 150",
+    ),
 )
 AREAS = {
-    "core": Area(
-        ("src/core/*.[ch]pp", "src/core/score/*.[ch]pp", "src/api/*.[ch]pp"),
-        ("tessera", "unit_tests", "score_tests", "op_tests", "tessera_fuzz"),
-        ("{build}/tests/score_tests --gtest_fail_fast --gtest_brief=1", *CPU_TESTS),
-    ),
-    "cpu": Area(
-        ("src/cpu/[!a]*.[ch]pp", "src/cpu/a[!m]*.[ch]pp", "src/cpu/score/*.[ch]pp"),
-        ("tessera", "unit_tests", "score_tests", "op_tests", "tessera_fuzz"),
-        ("{build}/tests/score_tests --gtest_fail_fast --gtest_brief=1", *CPU_TESTS),
-    ),
+    "core": Area(("src/core/*.[ch]pp", "src/core/score/*.[ch]pp", "src/api/*.[ch]pp"), (UNIT, SCORE, OP)),
+    "cpu": Area(("src/cpu/[!a]*.[ch]pp", "src/cpu/a[!m]*.[ch]pp", "src/cpu/score/*.[ch]pp"), (OP, UNIT, SCORE)),
     # With the library whose tiles are plain C++, on every machine.
     "amx": Area(
         ("src/cpu/amx_*.hpp",),
-        ("tessera_amx_emulated", "op_tests"),
         (
-            "env LD_LIBRARY_PATH={build}/tests/amx_emulated "
-            "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",
+            Stage(
+                ("tessera_amx_emulated", "op_tests"),
+                shards("op_tests --gtest_filter=*Amx*", 8, "LD_LIBRARY_PATH={tests}/amx_emulated"),
+            ),
         ),
     ),
     "kernels": Area(
         ("kernels/tessera/[!p]*/*.cuh", "kernels/tessera/*/*/*.cuh", "kernels/tessera/*/*/*/*.cuh"),
-        ("tessera", "op_tests", "emulated_driver", "emulated_nvrtc", "cuda_device_code_tests"),
         (
-            "{build}/tests/cuda_device_code_tests --gtest_fail_fast --gtest_brief=1",
-            "cases:{root}/tests/op/sanitizer_cases.txt",
+            Stage(
+                ("cuda_device_code_tests", "op_tests", "emulated_driver", "emulated_nvrtc"),
+                (f"{{tests}}/cuda_device_code_tests {GTEST}", "cases:tests/op/sanitizer_cases.txt"),
+            ),
         ),
     ),
 }
@@ -86,7 +110,7 @@ class Fault:
     number: int  # among the mutants of its line
     before: str
     after: str
-    outcome: str = ""  # found, survived, does not compile
+    outcome: str = ""  # found, survived, does not compile, unfinished
     by: str = ""
     seconds: float = 0.0
     log: list = field(default_factory=list)
@@ -152,94 +176,150 @@ def named_fault(name):
     return Fault(area, path, int(line), int(number), lines[int(line) - 1].strip(), text.strip())
 
 
-class Worker:
-    """A copy of the tree with its own build, so that several faults are tried at once."""
+def commands(stage):
+    for command in stage.commands:
+        if command.startswith("cases:"):
+            for case in (ROOT / command[6:]).read_text().splitlines():
+                if case and not case.startswith("#"):
+                    yield ("{root}/scripts/emulated_gpu.sh", "{tests}/op_tests", "--backend", "cuda", "--case", case)
+        else:
+            yield tuple(command.split())
 
-    def __init__(self, folder, jobs):
-        self.root, self.build, self.jobs = folder, folder / "build" / "release", jobs
+
+class Base:
+    """The unchanged tree with its build, and the seconds that each command takes there."""
+
+    def __init__(self, folder, deadline):
+        self.root, self.build, self.deadline = folder, folder / "build" / "release", deadline
+        self.seconds = {}
+        self.stopped = threading.Event()
+        self.running = set()  # processes, each the first of its group
         self.environment = os.environ | {
-            "CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1",
             "TESSERA_CACHE_DIR": str(folder / "build" / "cache"),
             "EMULATED_GPU": str(self.build / "tests" / "emulated_gpu"),
         }  # fmt: skip
+        self.unshare = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
 
-    def set_up(self, targets):
-        files = (
-            subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
-            .stdout.decode()
-            .split("\0")
-        )
-        for name in filter(None, files):
-            to = self.root / name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            if not to.exists() or to.read_bytes() != (ROOT / name).read_bytes():
-                shutil.copy2(ROOT / name, to)
-        launcher = (
-            ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
-            if shutil.which("ccache")
-            else []
-        )
-        self.call(["cmake", "--preset", "release", "-DTESSERA_BUILD_EXAMPLES=OFF", "-DTESSERA_BUILD_BENCH=OFF",
-                   f"-DTESSERA_TEST_PYTHON={sys.executable}", *launcher], check=True)
-        code, text = self.compile(targets)
-        if code:
-            raise SystemExit(f"mutate.py: the unchanged tree does not build:\n{text[-3000:]}")
+    def call(self, command, timeout, at=None):
+        """Its status, -1 if it takes longer than `timeout` seconds, and what it wrote. At the deadline the event
+        `stopped` is set. `at`: a copy of the folder that it sees at the folder's path."""
+        command = [part.replace("{tests}", f"{self.build}/tests").replace("{root}", str(self.root)) for part in command]
+        if at:
+            show = 'mount --bind "$1" "$2" && cd "$2" && shift 2 && exec "$@"'
+            command = [*self.unshare, "sh", "-c", show, "sh", str(at), str(self.root), *command]
+        left = self.deadline - time.monotonic()
+        with subprocess.Popen(command, cwd=self.root, env=self.environment, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                              start_new_session=True) as process:  # fmt: skip
+            self.running.add(process.pid)
+            try:
+                text = process.communicate(timeout=max(0, min(timeout, left)))[0]
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                if left <= timeout:
+                    self.stopped.set()
+                return -1, "time is up"
+            finally:
+                self.running.discard(process.pid)
+        return process.returncode, text
 
-    def call(self, command, timeout=1800, check=False):
-        try:
-            done = subprocess.run(
-                command, cwd=self.root, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, timeout=timeout, text=True, errors="replace",
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return -1, "time is up"
-        if check and done.returncode:
-            raise SystemExit(f"mutate.py: {' '.join(command)}\n{done.stdout[-3000:]}")
-        return done.returncode, done.stdout
+    def stop(self):
+        self.deadline = 0
+        self.stopped.set()
+        for pid in list(self.running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
-    def compile(self, targets):
-        return self.call(["cmake", "--build", str(self.build), "--parallel", str(self.jobs), "--target", *targets])
+    def compile(self, targets, jobs, at=None):
+        return self.call(["cmake", "--build", str(self.build), "--parallel", str(jobs), "--target", *targets],
+                         BUILD_TIMEOUT_S, at)  # fmt: skip
 
-    def commands(self, area, seed):
-        for test in AREAS[area].tests:
-            test = test.format(build=self.build, root=self.root)
-            if not test.startswith("cases:"):
-                yield test.split()
+    def set_up(self, areas, jobs):
+        """Builds, and runs every test once: what fails on this machine is left out, and a test's time limits its time
+        with a fault."""
+        for path in sorted(ROOT.iterdir()):
+            if path.name in NOT_COPIED(None, [path.name]):
                 continue
-            cases = [
-                line for line in pathlib.Path(test[6:]).read_text().splitlines() if line and not line.startswith("#")
-            ]
-            random.Random(seed).shuffle(cases)
-            for case in cases:
-                yield [
-                    str(self.root / "scripts/emulated_gpu.sh"), str(self.build / "tests/op_tests"), "--backend", "cuda",
-                    "--case", case,
-                ]  # fmt: skip
+            if path.is_dir():
+                shutil.copytree(path, self.root / path.name, ignore=NOT_COPIED, copy_function=copy_if_changed,
+                                dirs_exist_ok=True)  # fmt: skip
+            else:
+                self.root.mkdir(parents=True, exist_ok=True)
+                copy_if_changed(path, self.root / path.name)
+        stages = [stage for area in areas for stage in AREAS[area].stages]
+        for command in (
+            ["cmake", "-S", ".", "-B", str(self.build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+             "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG", "-DTESSERA_QUICK_KERNELS=ON", "-DTESSERA_BUILD_CLI=OFF",
+             "-DTESSERA_BUILD_EXAMPLES=OFF", "-DTESSERA_BUILD_BENCH=OFF", f"-DTESSERA_TEST_PYTHON={sys.executable}"],
+            ["cmake", "--build", str(self.build), "--parallel", str(jobs), "--target",
+             *sorted({target for stage in stages for target in stage.targets})],
+        ):  # fmt: skip
+            code, text = self.call(command, BUILD_TIMEOUT_S)
+            if code:
+                raise SystemExit(f"mutate.py: the unchanged tree does not build:\n{text[-3000:]}")
 
-    def try_fault(self, fault):
+        def run_once(command):
+            started = time.monotonic()
+            code, text = self.call(command, BUILD_TIMEOUT_S)
+            if code:
+                print(f"left out: the unchanged tree fails {' '.join(command)}:\n{text[-3000:]}", flush=True)
+            else:
+                self.seconds[command] = time.monotonic() - started
+
+        todo = dict.fromkeys(command for stage in stages for command in commands(stage))
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(run_once, todo))
+
+    def try_fault(self, fault, copy):
         started = time.monotonic()
-        path = self.root / fault.path
-        original = path.read_text()
-        lines = original.splitlines(keepends=True)
+        shutil.rmtree(copy, ignore_errors=True)
+        subprocess.run(["cp", "-a", "--reflink=auto", str(self.root), str(copy)], check=True)
+        path = copy / fault.path
+        lines = path.read_text().splitlines(keepends=True)
         lines[fault.line - 1] = fault.after + "\n"
-        try:
-            path.write_text("".join(lines))
-            code, text = self.compile(AREAS[fault.area].targets)
-            fault.outcome = "does not compile" if code else "survived"
-            if not code:
-                for command in self.commands(fault.area, fault.id):
-                    code, text = self.call(command, TIMEOUT_S)
-                    if code:
-                        # Kernels are compiled when a case runs.
-                        compiles = fault.area != "kernels" or "error:" not in text
-                        fault.outcome = "found" if compiles else "does not compile"
-                        fault.by = command[-1] if "--case" in command else pathlib.Path(command[-3]).name
-                        fault.log = text.splitlines()[-4:]
-                        break
-        finally:
-            path.write_text(original)
+        path.write_text("".join(lines))
+        self.run_stages(fault, copy)
+        if self.stopped.is_set():
+            fault.outcome = "unfinished"
         fault.seconds = round(time.monotonic() - started, 1)
+        shutil.rmtree(copy, ignore_errors=True)
         return fault
+
+    def run_stages(self, fault, copy):
+        order = list(AREAS[fault.area].stages)
+        if "/score/" in fault.path and SCORE in order:
+            order.sort(key=lambda stage: stage is not SCORE)
+        for stage in order:
+            code, text = self.compile(stage.targets, 1, copy)
+            if code:
+                fault.outcome, fault.log = "does not compile", text.splitlines()[-4:]
+                return
+            for command in filter(self.seconds.__contains__, commands(stage)):
+                code, text = self.call(command, 30 + 10 * self.seconds[command], copy)
+                if code:
+                    # Kernels are compiled when a case runs.
+                    compiles = fault.area != "kernels" or "error:" not in text
+                    fault.outcome = "found" if compiles else "does not compile"
+                    program = next(part for part in command if part.startswith("{tests}/") and "=" not in part)
+                    fault.by = command[-1] if "--case" in command else pathlib.Path(program).name
+                    fault.log = text.splitlines()[-4:]
+                    return
+        fault.outcome = "survived"
+
+
+def copy_if_changed(source, target):
+    source, target = pathlib.Path(source), pathlib.Path(target)
+    if not target.exists() or target.read_bytes() != source.read_bytes():
+        shutil.copyfile(source, target)
+        shutil.copymode(source, target)
+
+
+def write_report(path, faults):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps([asdict(f) for f in faults], indent=1) + "\n")
+    partial.replace(path)
 
 
 def main():
@@ -247,44 +327,64 @@ def main():
     parser.add_argument("--area", action="append", choices=AREAS, help="core, cpu, amx or kernels; all unless given")
     parser.add_argument("--count", type=int, default=100, help="faults that compile (100)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="faults tried at once")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no fault after so long")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="faults tried at once, a core each")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long; what runs then is not counted")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "mutants")
-    parser.add_argument("--report", type=pathlib.Path)
+    parser.add_argument("--report", type=pathlib.Path, help="report.json in the folder; what it has is not tried again")
     parser.add_argument("--replay", action="append", metavar="FILE:LINE:NUMBER")
+    parser.add_argument("--draw", type=pathlib.Path, metavar="FILE", help="write COUNT faults and end")
+    parser.add_argument("--faults", type=pathlib.Path, metavar="FILE", help="take the faults that --draw wrote")
     options = parser.parse_args()
+    folder = options.folder.resolve()
     areas = options.area or list(AREAS)
-    report = options.report or options.folder / "report.json"
-    deadline = time.monotonic() + 60 * options.minutes
+    deadline = time.monotonic() + options.seconds
 
-    faults = [named_fault(name) for name in options.replay] if options.replay else faults_in_order(areas, options.seed)
+    if options.replay:
+        faults = [named_fault(name) for name in options.replay]
+    elif options.faults:
+        faults = [Fault(**f) for f in json.loads(options.faults.read_text()) if f["area"] in areas]
+    else:
+        faults = faults_in_order(areas, options.seed)
+    if options.draw:
+        write_report(options.draw, list(itertools.islice(faults, options.count)))
+        return
     if options.replay:
         areas, options.count = sorted({f.area for f in faults}), len(faults)
-        faults = iter(faults)
-    jobs = min(options.jobs, options.count)
-    workers = [Worker(options.folder / f"worker_{n}", max(1, (os.cpu_count() or 1) // jobs)) for n in range(jobs)]
-    targets = sorted({target for area in areas for target in AREAS[area].targets})
-    workers[0].jobs = os.cpu_count() or 1
-    workers[0].set_up(targets)  # the others' objects then come from ccache
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda worker: worker.set_up(targets), workers[1:]))
+    report = options.report or folder / ("replay.json" if options.replay else f"report_{options.seed}.json")
+    done = []
+    if report.exists() and not options.replay:
+        done = [f for f in map(lambda f: Fault(**f), json.loads(report.read_text())) if f.outcome != "unfinished"]
+    known = {f.id for f in done}
+    faults = (f for f in faults if f.id not in known)
+    counted = sum(f.outcome != "does not compile" for f in done)
+
+    base = Base(folder / "base", deadline)
+
+    def interrupted(number, _):
+        base.stop()
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
+    started = time.monotonic()
+    base.set_up(areas, options.jobs)
+    print(f"the unchanged tree was built and passes: {time.monotonic() - started:.0f} s", flush=True)
     idle = queue.Queue()
-    for worker in workers:
-        idle.put(worker)
+    for n in range(options.jobs):
+        idle.put(folder / f"copy_{n}")
 
     def try_next(fault):
-        worker = idle.get()
+        copy = idle.get()
         try:
-            return worker.try_fault(fault)
+            return base.try_fault(fault, copy)
         finally:
-            idle.put(worker)
+            idle.put(copy)
 
-    done, counted = [], 0
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running = set()
         while True:
-            while len(running) < jobs and counted + len(running) < options.count and time.monotonic() < deadline:
-                fault = next(faults, None)
+            while len(running) < options.jobs and counted + len(running) < options.count:
+                fault = None if time.monotonic() > deadline else next(faults, None)
                 if fault is None:
                     break
                 running.add(pool.submit(try_next, fault))
@@ -293,17 +393,16 @@ def main():
             finished, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for fault in (f.result() for f in finished):
                 done.append(fault)
-                counted += fault.outcome != "does not compile"
+                counted += fault.outcome in ("found", "survived")
                 print(f"{fault.outcome:17} {fault.id:50} {fault.seconds:6.1f} s  {fault.by}", flush=True)
-                report.parent.mkdir(parents=True, exist_ok=True)
-                report.write_text(json.dumps([asdict(f) for f in done], indent=1) + "\n")
+            write_report(report, done)
 
     survivors = [f for f in done if f.outcome == "survived"]
     for fault in survivors:
         print(f"\nsurvived: {fault.id}\n  - {fault.before}\n  + {fault.after}")
     print()
     for area in areas:
-        tried = [f for f in done if f.area == area and f.outcome != "does not compile"]
+        tried = [f for f in done if f.area == area and f.outcome in ("found", "survived")]
         print(f"{area:8} {sum(f.outcome == 'found' for f in tried)} of {len(tried)} faults were found")
     print(f"{counted - len(survivors)} of {counted} faults were found; {report}")
 

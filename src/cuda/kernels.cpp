@@ -160,7 +160,7 @@ KernelSpec spec_of(const FwdSm90Fp8Config& config) {
           .header = "tessera/fwd_sm90/fp8/kernel.cuh",
           .params = "FwdSm90Fp8Params",
           .config = config_text(config),
-          .threads = (config.consumers + 1) * kWarpgroupThreads,
+          .threads = (config.consumers + kFp8ProducerWarpgroups) * kWarpgroupThreads,
           .smem_bytes = smem_bytes(config),
           .begins_early = true,
           .claim = shared_memory_claim("Fp8SharedMemory", config)};

@@ -113,8 +113,8 @@ constexpr Supports kSupports{
     .tensors = kAllTensors & ~kScoreTensors &
                ~tensors({"page_table", "page_indptr", "page_indices", "dropout_state", "places"})};
 
-// At launch; afterwards, with two consumers each has 232, with three 152.
-constexpr Limits kLimits{.registers = 168};
+// At launch; afterwards, with two consumers each has 216, with three 144.
+constexpr Limits kLimits{.registers = 128};
 constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPrefill, 64, kLimits}, {Use::kPrefill, 128, kLimits}, {Use::kPrefill, 256, kLimits}};
 
@@ -200,7 +200,7 @@ void configure(tessera_plan& plan) {
   tessera_plan_step& step = core::add_step(plan, kFwdSm90Fp8);
   constexpr int kWarpgroupWarps = 4;
   step.block_m = config.consumers * kConsumerRows, step.block_n = config.block_n;
-  step.num_warps = (config.consumers + 1) * kWarpgroupWarps, step.num_stages = config.k_stages;
+  step.num_warps = (config.consumers + kFp8ProducerWarpgroups) * kWarpgroupWarps, step.num_stages = config.k_stages;
   step.smem_bytes = smem_bytes(config);
   step.num_items = tiles.all;
   step.workspace_bytes = own.schedules_dynamically ? sizeof(int) : 0;
