@@ -132,7 +132,7 @@ FwdSm80Config make_config(const tessera_plan& plan, const FwdTile& tile, bool pa
   config.aligned = true;
   config.paged = core::paged(plan.problem);
   config.pack_gqa = pack_gqa;
-  config.score = score_config(plan.problem);
+  config.score = score_config(plan);
   config.row_map = tile.row_map;
   config.bulk = (tile.problems == For::kBulkCopies || tile.row_map == RowMap::kPairs) && takes_bulk_copies(plan);
   return config;

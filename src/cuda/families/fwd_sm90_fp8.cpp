@@ -89,7 +89,7 @@ FwdSm90Fp8Config config_of(const tessera_plan& plan, const Fp8Tile& tile) {
   config.varying_tile_cost = is_causal(p);
   config.varlen = varies_in_length(p);
   config.block_scales = has_block_scales(p);
-  config.score = score_config(p);
+  config.score = score_config(plan);
   return config;
 }
 
