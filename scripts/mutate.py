@@ -126,6 +126,37 @@ def digit_of_a_name(code, mutant):
     return re.search(r"[A-Za-z_]\d*$", code[:at]) is not None and re.match(r"\d", code[at:]) is not None
 
 
+def part_of_a_type(code, mutant):
+    """const T& x -> const T| x, f<2>() -> f>=2>(): binary operators have blanks on both sides here; brackets of
+    templates, references and pointers have not."""
+    at = len(os.path.commonprefix([code, mutant]))
+    operators = set("<>&*")
+    start = at if code[at : at + 1] in operators else at - 1
+    if code[start : start + 1] not in operators:
+        return False
+    end = start
+    while code[start - 1 : start] in operators:
+        start -= 1
+    while code[end : end + 1] in operators | {"="}:
+        end += 1
+    return code[start - 1 : start] != " " or code[end : end + 1] not in ("", " ")
+
+
+TYPED_NAME = r"(const |constexpr |static |alignas\(\d+\) )*(?!return\b)[\w:]+(<.*>)?[&*]? \w+"
+DECLARATION_LEFT_OUT = re.compile(rf"^\s*/\*{TYPED_NAME}(\[.*\])*( = .*|\{{.*\}}|\(.*\))?;\*/$")
+PARAMETERS_SWAPPED = re.compile(rf" \( *{TYPED_NAME},")
+
+
+def never_compiles(code, mutant):
+    if digit_of_a_name(code, mutant) or part_of_a_type(code, mutant):
+        return True
+    if any(code.count(bracket) != mutant.count(bracket) for bracket in "{}") or (
+        code.count("(") - code.count(")") != mutant.count("(") - mutant.count(")")
+    ):
+        return True
+    return bool(DECLARATION_LEFT_OUT.match(mutant) or PARAMETERS_SWAPPED.search(mutant))
+
+
 def mutants_of(path):
     """(line, number, text) of every fault that the rules make of a file, without comments and declarations of names."""
     from universalmutator import mutator
@@ -136,7 +167,9 @@ def mutants_of(path):
     for line, text, *_ in drawn:
         code = lines[line - 1].split("//")[0].rstrip()
         mutant = text.split("//")[0].rstrip()
-        if NOT_MUTATED.match(code) or mutant == code or "\n" in mutant or digit_of_a_name(code, mutant):
+        if NOT_MUTATED.match(code) or mutant == code or "\n" in mutant:
+            continue
+        if never_compiles(code, mutant):
             continue
         counts[line] = counts.get(line, 0) + 1
         mutants.append((line, counts[line], text))
