@@ -38,6 +38,7 @@ from dataclasses import asdict, dataclass, field
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RULES = ["universal.rules", "c_like.rules", "cpp.rules"]
 BUILD_TIMEOUT_S = 1800
+COMPILE_S, MOST_S = 60, 150  # of a header of the CPU's kernels, on a core; of nearly every fault
 
 # Lines whose faults no test of results can find: descriptions, build options.
 NOT_MUTATED = re.compile(r"^\s*(#|//|\*|static_assert|TESSERA_CONFIG_FIELDS|using |namespace |template|}|$)")
@@ -126,6 +127,37 @@ def digit_of_a_name(code, mutant):
     return re.search(r"[A-Za-z_]\d*$", code[:at]) is not None and re.match(r"\d", code[at:]) is not None
 
 
+def part_of_a_type(code, mutant):
+    """const T& x -> const T| x, f<2>() -> f>=2>(): binary operators have blanks on both sides here; brackets of
+    templates, references and pointers have not."""
+    at = len(os.path.commonprefix([code, mutant]))
+    operators = set("<>&*")
+    start = at if code[at : at + 1] in operators else at - 1
+    if code[start : start + 1] not in operators:
+        return False
+    end = start
+    while code[start - 1 : start] in operators:
+        start -= 1
+    while code[end : end + 1] in operators | {"="}:
+        end += 1
+    return code[start - 1 : start] != " " or code[end : end + 1] not in ("", " ")
+
+
+TYPED_NAME = r"(const |constexpr |static |alignas\(\d+\) )*(?!return\b)[\w:]+(<.*>)?[&*]? \w+"
+DECLARATION_LEFT_OUT = re.compile(rf"^\s*/\*{TYPED_NAME}(\[.*\])*( = .*|\{{.*\}}|\(.*\))?;\*/$")
+NO_TOKEN = re.compile(r"[<>=]==|><|\d\.[(-]|[1-9]x[0-9a-f]|\d \(0==1\)|alignas\(-")
+PARAMETERS_SWAPPED = re.compile(rf" \( *{TYPED_NAME},")
+
+
+def never_compiles(code, mutant):
+    if digit_of_a_name(code, mutant) or part_of_a_type(code, mutant):
+        return True
+    left = re.sub(r"/\*.*\*/", "", mutant)
+    if any(code.count(a) - code.count(b) != left.count(a) - left.count(b) for a, b in ("{}", "()", "[]")):
+        return True
+    return any(pattern.search(mutant) for pattern in (DECLARATION_LEFT_OUT, PARAMETERS_SWAPPED, NO_TOKEN))
+
+
 def mutants_of(path):
     """(line, number, text) of every fault that the rules make of a file, without comments and declarations of names."""
     from universalmutator import mutator
@@ -136,7 +168,9 @@ def mutants_of(path):
     for line, text, *_ in drawn:
         code = lines[line - 1].split("//")[0].rstrip()
         mutant = text.split("//")[0].rstrip()
-        if NOT_MUTATED.match(code) or mutant == code or "\n" in mutant or digit_of_a_name(code, mutant):
+        if NOT_MUTATED.match(code) or mutant == code or "\n" in mutant:
+            continue
+        if never_compiles(code, mutant):
             continue
         counts[line] = counts.get(line, 0) + 1
         mutants.append((line, counts[line], text))
@@ -176,8 +210,11 @@ def named_fault(name):
     return Fault(area, path, int(line), int(number), lines[int(line) - 1].strip(), text.strip())
 
 
-def commands(stage):
-    for command in stage.commands:
+def commands(stage, part):
+    """Of op_tests' shards one in `part`."""
+    for number, command in enumerate(stage.commands):
+        if "op_tests" in command and number % part:
+            continue
         if command.startswith("cases:"):
             for case in (ROOT / command[6:]).read_text().splitlines():
                 if case and not case.startswith("#"):
@@ -189,8 +226,8 @@ def commands(stage):
 class Base:
     """The unchanged tree with its build, and the seconds that each command takes there."""
 
-    def __init__(self, folder, deadline):
-        self.root, self.build, self.deadline = folder, folder / "build" / "release", deadline
+    def __init__(self, folder, deadline, part):
+        self.root, self.build, self.deadline, self.part = folder, folder / "build" / "release", deadline, part
         self.seconds = {}
         self.stopped = threading.Event()
         self.running = set()  # processes, each the first of its group
@@ -267,9 +304,14 @@ class Base:
             else:
                 self.seconds[command] = time.monotonic() - started
 
-        todo = dict.fromkeys(command for stage in stages for command in commands(stage))
+        todo = dict.fromkeys(command for stage in stages for command in commands(stage, self.part))
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             list(pool.map(run_once, todo))
+
+    def has_time_for(self, area):
+        """Whether a fault that nothing finds would end in time: else the last ones counted were those soon found."""
+        tests = sum(self.seconds.get(c, 0) for stage in AREAS[area].stages for c in commands(stage, self.part))
+        return self.deadline - time.monotonic() > min(COMPILE_S + tests, MOST_S)
 
     def try_fault(self, fault, copy):
         started = time.monotonic()
@@ -295,7 +337,7 @@ class Base:
             if code:
                 fault.outcome, fault.log = "does not compile", text.splitlines()[-4:]
                 return
-            for command in filter(self.seconds.__contains__, commands(stage)):
+            for command in filter(self.seconds.__contains__, commands(stage, self.part)):
                 code, text = self.call(command, 30 + 10 * self.seconds[command], copy)
                 if code:
                     # Kernels are compiled when a case runs.
@@ -328,7 +370,8 @@ def main():
     parser.add_argument("--count", type=int, default=100, help="faults that compile (100)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="faults tried at once, a core each")
-    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long; what runs then is not counted")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
+    parser.add_argument("--part", type=int, default=1, help="of the case table's shards one in PART: a quick look")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--report", type=pathlib.Path, help="report.json in the folder; what it has is not tried again")
     parser.add_argument("--replay", action="append", metavar="FILE:LINE:NUMBER")
@@ -358,7 +401,7 @@ def main():
     faults = (f for f in faults if f.id not in known)
     counted = sum(f.outcome != "does not compile" for f in done)
 
-    base = Base(folder / "base", deadline)
+    base = Base(folder / "base", deadline, options.part)
 
     def interrupted(number, _):
         base.stop()
@@ -384,7 +427,8 @@ def main():
         running = set()
         while True:
             while len(running) < options.jobs and counted + len(running) < options.count:
-                fault = None if time.monotonic() > deadline else next(faults, None)
+                in_time = {area for area in areas if base.has_time_for(area)}
+                fault = next((f for f in faults if f.area in in_time), None) if in_time else None
                 if fault is None:
                     break
                 running.add(pool.submit(try_next, fault))
