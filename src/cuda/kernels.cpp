@@ -239,7 +239,7 @@ KernelSpec spec_of(const BwdSm90Config& config) {
           .header = "tessera/bwd_sm90/kernel.cuh",
           .params = "BwdSm90Params",
           .config = config_text(config),
-          .threads = kBwdSm90Threads,
+          .threads = bwd_sm90_threads(config),
           .smem_bytes = smem_bytes(config),
           .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
 }
