@@ -74,15 +74,15 @@ std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
 }
 
 // The form in which a block has a head (whole_head.cuh): short dense heads that fill the GPU about twice, without what
-// it has no code or no registers for. A forced tile is one of the other form.
+// it has no code or no registers for (float16). A forced tile is one of the other form.
 bool by_whole_heads(const tessera_plan& plan) {
   constexpr int64_t kHeadDim = 64, kRounds = 2;
   const tessera_problem& p = plan.problem;
   const ScoreConfig score = score_config(p);
-  return largest_head_dim(plan) <= kHeadDim && std::max(plan.max_seqlen_q, plan.max_seqlen_k) <= kBwdWholeHeadRows &&
-         !varies_in_length(p) && plan.heads_q == plan.heads_kv &&
-         plan.batch * plan.heads_q >= kRounds * plan.device.cores && !score.any() && !score.program &&
-         !core::present(p.places) && !core::present(p.block_mask) && !core::present(p.d_bias) &&
+  return p.q.dtype == TESSERA_BFLOAT16 && largest_head_dim(plan) <= kHeadDim &&
+         std::max(plan.max_seqlen_q, plan.max_seqlen_k) <= kBwdWholeHeadRows && !varies_in_length(p) &&
+         plan.heads_q == plan.heads_kv && plan.batch * plan.heads_q >= kRounds * plan.device.cores && !score.any() &&
+         !score.program && !core::present(p.places) && !core::present(p.block_mask) && !core::present(p.d_bias) &&
          !core::present(p.d_sink) && !writes_sums(p) && environment_variable(kForcedBackwardTile).empty();
 }
 
