@@ -242,8 +242,10 @@ KernelSpec spec_of(const BwdSm90Config& config) {
           .header = "tessera/bwd_sm90/kernel.cuh",
           .params = "BwdSm90Params",
           .config = config_text(config),
-          .threads = kBwdSm90Threads,
+          .threads = bwd_sm90_threads(config),
           .smem_bytes = smem_bytes(config),
+          // At launch; with whole_head the producer then has 24 and the score warps 240.
+          .limits = config.whole_head ? Limits{.registers = 168} : Limits{},
           .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
 }
 

@@ -99,8 +99,19 @@ tessera_problem with_codes(tessera_problem p) {
   return p;
 }
 
+// As many short sequences as training has, with a KV head for each query head.
+tessera_problem short_training(const PrebuiltRow& row, int32_t dtype) {
+  constexpr int64_t kBatch = 64, kRows = 512, kHeads = 32;
+  tessera_problem p = problem_of(row, dtype);
+  p.q = p.k = p.v = p.o = contiguous(dtype, {kBatch, kRows, kHeads, row.head_dim});
+  p.d_o = p.d_q = p.d_k = p.d_v = p.q;
+  p.lse = contiguous(TESSERA_FLOAT32, {kBatch, kHeads, kRows});
+  return p;
+}
+
 std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) {
   if (row.use == Use::kPagedDecode) return {problem_of(row, dtype), problem_of(row, dtype, kFewKeys)};
+  if (row.use == Use::kTraining) return {problem_of(row, dtype), short_training(row, dtype)};
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
   std::vector<tessera_problem> problems;
   for (const bool causal : {true, false}) {

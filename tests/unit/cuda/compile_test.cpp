@@ -217,6 +217,34 @@ INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90,
                          testing::Values(std::tuple{64, 64}, std::tuple{96, 96}, std::tuple{128, 128},
                                          std::tuple{192, 128}, std::tuple{192, 192}, std::tuple{256, 256}));
 
+// A block that has a head.
+TEST(CudaCompileBwdSm90WholeHead, OverlapsItsProducts) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  for (const bool window : {false, true}) {
+    tessera_problem p;
+    tessera_problem_init(&p);
+    constexpr int64_t kBatch = 64, kRows = 512, kHeads = 8;
+    p.direction = TESSERA_BACKWARD, p.causal = 1;
+    p.q = p.k = p.v = p.o = p.d_o = p.d_q = p.d_k = p.d_v = layout(bfloat16, {kBatch, kRows, kHeads, 64});
+    p.lse = layout(float32, {kBatch, kHeads, kRows});
+    if (window) p.window_left = 100;
+    Binary binary;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 1, binary, log, config));
+    SCOPED_TRACE(config);
+    EXPECT_NE(config.find(".whole_head = true"), std::string::npos);
+    EXPECT_LE(binary.registers, 168);
+    EXPECT_EQ(binary.spill_bytes, 0) << log;
+    EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+    EXPECT_EQ(hidden_loss(log), "") << log;
+  }
+}
+
 // By clusters of four.
 TEST(CudaCompileBwdSm90D512, OverlapsItsProducts) {
   CompilerInfo compiler;
