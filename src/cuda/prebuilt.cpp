@@ -191,8 +191,9 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
   const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32, false});
   add(merge, merge.limits);
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
-    for (const bool aligned : {false, true}) {
-      const KernelSpec append = spec_of(AppendConfig{dtype, aligned});
+    for (const AppendConfig& config : {AppendConfig{dtype, dtype, false}, AppendConfig{dtype, dtype, true},
+                                       AppendConfig{dtype, Dtype::kFloat8E4M3, true}}) {
+      const KernelSpec append = spec_of(config);
       add(append, append.limits);
     }
   }

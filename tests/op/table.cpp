@@ -668,6 +668,19 @@ constexpr const char* kProgramLayouts[] = {
     "invariant=1 k=paged page=16 causal=1 sink=1 captured=f16",
     "bias=hqk data=inf_bias sink=1",
 };
+// Masks beside scores as they are, which kernels treat as built-in masks, and the same masks beside scores that change:
+// scales whose products and scores differ in sign and size, scores that options have made, hidden keys with NaN.
+constexpr const char* kHidingPrograms[] = {
+    "mask_mod='j < prefix || j <= q_pos' scale=-0.2",
+    "mask_mod='j < prefix || j <= q_pos' scale=1e12",
+    "mask_mod='j < prefix || j <= q_pos' data=huge_bias bias=bhqk low=1",
+    "mask_mod='j < prefix || j <= q_pos' data=nan_key causal=1",
+    "mask_mod='s > -0.5 && j <= q_pos + 3' softcap=5 sink=1 d_sink=1",
+    "mask_mod='s < 0.5 && doc[b, i] == doc[b, j]' alibi=h d_lse=1 scale=-0.2",
+    "mask_mod='(q_pos - j) % 3 != 0' bias=hqk data=inf_bias scale=-0.2",
+    "score_mod='s' mask_mod='(q_pos - j) % 3 != 0'",
+    "score_mod='-s' mask_mod='j < prefix || j <= q_pos' scale=-0.2",
+};
 // Over 8-bit caches; on a GPU decode_sm90 serves the first.
 constexpr const char* kProgramCaches[] = {
     "dtype=bf16 kv=e4m3 b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
@@ -713,6 +726,9 @@ void add_programs(Table& table) {
         (std::string(line) +
          " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
             .c_str());
+  }
+  for (const char* line : kHidingPrograms) {
+    table.add((std::string(kProgramMaskFrame) + " " + line).c_str());
   }
   for (const char* line : kProgramPartLists) {
     table.add((std::string(line) + " backward=1 b=2 sq=150 sk=330").c_str());

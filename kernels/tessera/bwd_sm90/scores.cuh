@@ -264,7 +264,7 @@ struct ScoreWarpgroup {
       } else {
         score_step.apply(Coordinates(*this), rS[0]);
       }
-    } else if constexpr (kCfg.score.scaled()) {
+    } else if constexpr (kCfg.score.has_step()) {
       score_step.apply(Coordinates(*this), rS[0]);
     }
     if (far) [[unlikely]] {

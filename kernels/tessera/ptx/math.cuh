@@ -84,6 +84,13 @@ TESSERA_DEVICE unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
   return pair;
 }
 
+// The same for e5m2; what is too large becomes 57344.
+TESSERA_DEVICE unsigned short cvt_rn_satfinite_e5m2x2(float low, float high) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 // Two e4m3 or e5m2, exactly: that in bits 0 ... 7 becomes bits 0 ... 15. NaN stays NaN.
 TESSERA_DEVICE uint32 cvt_rn_f16x2_e4m3x2(unsigned short codes) {
   uint32 pair;

@@ -61,13 +61,13 @@ bool by_block(const tessera_plan& plan) {
   if (plan.head_dim <= kBwdSm90HeadDim) return true;
   const tessera_problem& p = plan.problem;
   return !p.deterministic && p.softcap <= 0 &&
-         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(p).any() || varies_in_length(p)));
+         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(plan).any() || varies_in_length(p)));
 }
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm90D256HeadDim; }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
-  const ScoreConfig score = score_config(plan.problem);  // with block lists, a step has 64 queries as well
+  const ScoreConfig score = score_config(plan);  // with block lists, a step has 64 queries as well
   const bool options =
       score.softcap || score.program || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
@@ -83,7 +83,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
   config.sums = writes_sums(p);
-  config.score = score_config_beside_block_mask(p);
+  config.score = score_config_beside_block_mask(plan);
   config.block_mask = core::present(p.block_mask);
   if (!config.block_mask && !config.deterministic && !config.score.dropout) config.block_mask = lists_program(plan);
   if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys

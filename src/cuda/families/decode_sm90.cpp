@@ -143,7 +143,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) ||
                   core::present(p.causal_seqs);
   config.invariant = p.batch_invariant != 0;
-  config.score = score_config(p);
+  config.score = score_config(plan);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
     return head_dim <= row.head_dim && codes == row.codes &&
            (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan, queries)));

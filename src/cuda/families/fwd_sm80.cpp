@@ -155,7 +155,7 @@ FwdSm80Config make_config(const tessera_plan& plan, const FwdTile& tile, bool pa
     config.codes = static_cast<Dtype>(plan.problem.k.dtype);
     config.key_scales = plan.problem.k_descale.rank == 3 || plan.problem.v_descale.rank == 3;
   }
-  config.score = score_config(plan.problem);
+  config.score = score_config(plan);
   config.row_map = tile.row_map;
   config.bulk = (tile.problems == For::kBulkCopies || tile.row_map == RowMap::kPairs) && takes_bulk_copies(plan);
   return config;

@@ -395,5 +395,26 @@ TEST_P(CudaCompileFwdSm80Codes, SpillsNothing) {
 
 INSTANTIATE_TEST_SUITE_P(OnFirstUse, CudaCompileFwdSm80Codes, testing::Values(64, 128, 256));
 
+// What append is compiled into for a cache of 8 bits beside the prebuilt kernels, with the conversion of each GPU.
+TEST(CudaCompileAppend, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  for (const int32_t arch : {80, 90}) {
+    for (const AppendConfig& config : {AppendConfig{Dtype::kFloat16, Dtype::kFloat8E5M2, true},
+                                       AppendConfig{Dtype::kFloat32, Dtype::kFloat8E4M3, true},
+                                       AppendConfig{Dtype::kBFloat16, Dtype::kFloat8E4M3, false}}) {
+      const KernelSpec spec = spec_of(config);
+      SCOPED_TRACE(spec.config + " for " + target_name(arch));
+      Binary binary;
+      std::string log;
+      ASSERT_EQ(compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log).code, TESSERA_OK) << log;
+      EXPECT_LE(binary.registers, spec.limits.registers);
+      EXPECT_EQ(binary.spill_bytes, 0) << log;
+      EXPECT_EQ(binary.stack_bytes, 0) << log;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cuda

@@ -184,6 +184,7 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
     for (const auto& [score, mask, packed] : {Given{kRelative, "", false},
                                               {"", kDocuments, false},
                                               {"", kDocuments, true},
+                                              {"", "j < 1024 || j <= q_pos", false},
                                               {"3.0 * tanh(s / factor)", "", false}}) {
       if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;

@@ -56,11 +56,15 @@ TESSERA_DEVICE void fwd_sm90_fp8(const FwdSm90Fp8Params& p) {
   ptx::griddepcontrol_wait();
   ptx::griddepcontrol_launch_dependents();
 
-  // 2. Roles. 65536 registers are 128 a thread of four warpgroups, 96 of five, 80 of six. Large heads have few keys to
-  // transpose at once.
-  constexpr bool kLarge = kCfg.head_dim_v > 128;
-  constexpr int kProducerRegisters = kCfg.consumers == 4 ? 32 : kLarge ? 24 : 40;
-  constexpr int kConsumerRegisters = kCfg.consumers == 4 ? 112 : kCfg.consumers == 3 ? 144 : kLarge ? 232 : 216;
+  // 2. Roles. setmaxnreg moves registers within what the launch gave: of 65536, 128 a thread of four warpgroups, 96 of
+  // five, 80 of six.
+  constexpr int kWarpgroups = kCfg.consumers + kFp8ProducerWarpgroups;
+  constexpr bool kFew = kCfg.consumers == 2 && kCfg.head_dim_v <= 128;
+  constexpr int kProducerRegisters = kFew ? 40 : 24;
+  constexpr int kConsumerRegisters = kFew ? 216 : kCfg.consumers == 2 ? 232 : kCfg.consumers == 3 ? 144 : 104;
+  static_assert(kFp8ProducerWarpgroups * kProducerRegisters + kCfg.consumers * kConsumerRegisters <=
+                    65536 / (kWarpgroups * 128) / 8 * 8 * kWarpgroups,
+                "setmaxnreg would wait for ever");
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kProducerRegisters>();

@@ -1,5 +1,5 @@
-// V in fwd_sm90_fp8: a warpgroup transposes its blocks in shared memory, because wgmma reads 8-bit operands only with the
-// inner dimension, here the keys, contiguous.
+// V in fwd_sm90_fp8: a warpgroup transposes its blocks in shared memory, because wgmma reads 8-bit operands only with
+// the inner dimension, here the keys, contiguous.
 //
 // The consumers' P comes from an accumulator, in which lane 4g + c has of each 8 keys the two from 2c on; as an operand
 // it must be four neighbours, from position 4c on. So position 4c + 2h + e of each 16 is key 8h + 2c + e, in P as in V:
@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// By each of kTransposingWarps warps: its columns of `to` = `from` transposed. Pieces of 32 keys and 16 columns; all keys
-// of a column are loaded before the first is stored, since a piece waits for its load.
+// By each of kTransposingWarps warps: its columns of `to` = `from` transposed. Pieces of 32 keys and 16 columns; all
+// keys of a column are loaded before the first is stored, since a piece waits for its load.
 template <class Raw, class Transposed>
 TESSERA_DEVICE void transpose_values(uint32 from, uint32 to, int warp) {
   constexpr int kColumns = Transposed::kRows / kTransposingWarps, kPieces = Raw::kRows / 32;

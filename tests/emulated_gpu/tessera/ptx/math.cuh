@@ -38,6 +38,10 @@ inline unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
   const auto code = [](float x) { return core::float_to_float8(core::kE4M3, x); };
   return static_cast<unsigned short>(code(low) | code(high) << 8);
 }
+inline unsigned short cvt_rn_satfinite_e5m2x2(float low, float high) {
+  const auto code = [](float x) { return core::float_to_float8(core::kE5M2, x); };
+  return static_cast<unsigned short>(code(low) | code(high) << 8);
+}
 inline uint32 cvt_rn_f16x2_e4m3x2(unsigned short codes) {
   const auto value = [&](int n) { return core::float8_to_float(core::kE4M3, static_cast<uint8_t>(codes >> 8 * n)); };
   return cvt_rn_f16x2(value(0), value(1));
