@@ -78,7 +78,7 @@ std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
 bool by_whole_heads(const tessera_plan& plan) {
   constexpr int64_t kHeadDim = 64, kRounds = 2;
   const tessera_problem& p = plan.problem;
-  const ScoreConfig score = score_config(p);
+  const ScoreConfig score = score_config(plan);
   return p.q.dtype == TESSERA_BFLOAT16 && largest_head_dim(plan) <= kHeadDim &&
          std::max(plan.max_seqlen_q, plan.max_seqlen_k) <= kBwdWholeHeadRows && !varies_in_length(p) &&
          plan.heads_q == plan.heads_kv && plan.batch * plan.heads_q >= kRounds * plan.device.cores && !score.any() &&
