@@ -156,7 +156,7 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
   // Of the next step and of the step before: the first query and flags.
   int word, word_before = 0;
   const int key_parity;  // of K's barriers
-  Shared& own;  // `shared`, whose addresses are read anew in each step, so that none that is made of them is kept
+  Shared& own;           // `shared`, whose addresses are read anew in each step, so that none made of them is kept
 
   // position: of the block's first step at this key tile.
   TESSERA_DEVICE WholeHeadWarpgroup(const BwdSm90Params& p, Shared& shared, const KeyBlock& block, int warpgroup,
