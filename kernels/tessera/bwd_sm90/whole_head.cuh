@@ -168,8 +168,8 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
     own.base = not_hoisted(own.base), own.descriptor = not_hoisted(own.descriptor);
   }
 
-  // Positions in the rings of one stage. Q has two: the stage of `at` is the parity of the block's steps, and dO's place
-  // is loaded once a step and once a key tile, with V first.
+  // Positions in the rings of one stage. Q has two: the stage of `at` is the parity of the block's steps. dO's place is
+  // loaded once a step and once a key tile, with V first.
   TESSERA_DEVICE static RingPosition<1> single(int parity) {
     RingPosition<1> position;
     position.parity = parity;
