@@ -92,9 +92,9 @@ struct WholeHeadProducer {
   }
 };
 
-// Stores `factor` times 32 columns, from `first_col` on, of a warp's accumulators of 16 rows, of which `rows` exist; with
-// `zero` 0 instead, in the lane's rows lane / 4 and 8 more. A quad exchanges its elements, so that each lane stores 16
-// bytes.
+// Stores `factor` times 32 columns, from `first_col` on, of a warp's accumulators of 16 rows, of which `rows` exist.
+// With `zero` it stores 0 instead, in the lane's rows lane / 4 and 8 more. A quad exchanges its elements, so that each
+// lane stores 16 bytes.
 template <Dtype kDtype>
 TESSERA_DEVICE void store_registers(unsigned short* to, int64 row_step, int rows, int first_col, int columns,
                                     bool aligned, const float (&acc)[4][4], float factor, const bool (&zero)[2]) {
