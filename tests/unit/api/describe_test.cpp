@@ -29,7 +29,12 @@ TEST(Json, ParsesAndSaysWhatThePlanSays) {
     const Json json = Json::parse(tessera::json(plan));
     EXPECT_EQ(json["version"], std::string(version()));
     EXPECT_EQ(json["kernel"], "reference");
-    EXPECT_EQ(json["candidates"].size(), candidates(plan).size());
+    const auto answers = candidates(plan);
+    ASSERT_EQ(json["candidates"].size(), answers.size());
+    for (std::size_t n = 0; n < answers.size(); ++n) {
+      EXPECT_EQ(json["candidates"][n]["kernel"], std::string(answers[n].kernel));
+      EXPECT_EQ(json["candidates"][n]["reason"], std::string(answers[n].reason));
+    }
     EXPECT_EQ(json["workspace_bytes"], plan.workspace_bytes);
     EXPECT_EQ(json["flops"], plan.flops);
     EXPECT_EQ(json["standard_bytes"], plan.standard_bytes);
