@@ -151,8 +151,12 @@ void ScoreOptions::add_gradients_to(CLI::App& command) {
 
 std::shared_ptr<ScoreProgram> ScoreOptions::program(bool of_layouts) const {
   if (score_.empty() && mask_.empty()) {
-    if (!bindings_.empty()) throw WrongUse(fmt::format("--bind {}: given without a program", bindings_[0]));
-    if (has_gradients()) throw WrongUse(fmt::format("--dbind {}: given without a program", gradient_files_[0]));
+    const auto refuse = [](const char* flag, const std::string& text) {
+      throw WrongUse(
+          fmt::format("{} {}: given without a program, accepted with --score-mod or --mask-mod", flag, text));
+    };
+    if (!bindings_.empty()) refuse("--bind", bindings_[0]);
+    if (has_gradients()) refuse("--dbind", gradient_files_[0]);
     return nullptr;
   }
   auto result = std::make_shared<ScoreProgram>();

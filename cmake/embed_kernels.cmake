@@ -1,6 +1,6 @@
-# cmake -DROOT=... -DOUT=... -P embed_kernels.cmake: every header below ROOT, as text in one C++ file. Comments and
-# indentation are left out, so they neither take half of the text nor change the hash of a compiled kernel; lines keep
-# their numbers.
+# cmake -DROOT=... -DOUT=... -P embed_kernels.cmake: every header below ROOT, as text in one C++ file. Comments,
+# indentation and spaces after commas are left out, so they neither take half of the text nor change the hash of a
+# compiled kernel; lines keep their numbers.
 file(GLOB_RECURSE headers RELATIVE ${ROOT} ${ROOT}/*.hpp ${ROOT}/*.cuh)
 list(SORT headers)
 list(LENGTH headers count)
@@ -12,6 +12,7 @@ foreach(header ${headers})
   file(READ ${ROOT}/${header} content)
   string(REGEX REPLACE "[ \t]*//[^\n]*" "" content "${content}")
   string(REGEX REPLACE "\n[ \t]+" "\n" content "${content}")
+  string(REPLACE ", " "," content "${content}")
   string(APPEND text "    {\"${header}\", R\"tessera(${content})tessera\"},\n")
 endforeach()
 string(APPEND text "};\nconst int kNumKernelHeaders = ${count};\n\n}  // namespace tessera::cuda\n")

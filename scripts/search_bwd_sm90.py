@@ -98,7 +98,9 @@ def config_text(row: Row, tile: Tile, number: int) -> str:
         "block_n": BLOCK_N,
         "ds_stages": chosen["stages"],
         "score": f"{{.bias = true, .bias_dtype = {dtype}}}" if row.options else "{}",
-        **dict.fromkeys(("window", "varlen", "deterministic", "d_bias", "block_mask", "split_group", "sums"), "false"),
+        **dict.fromkeys(
+            ("window", "varlen", "deterministic", "d_bias", "block_mask", "split_group", "sums", "whole_head"), "false"
+        ),
         **{
             name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()
         },

@@ -683,7 +683,7 @@ TESSERA_API tessera_status tessera_combine(const tessera_combine_call* call, con
  *   positions_k  int32    [B, S]              [T]                  optional: the token's row of cos and sin
  *   positions_q  int32    [B, Sq]             [T]
  *   k_cache, v_cache      [B, Smax, Hkv, D], [B, Smax, Hkv, Dv]; with page_table [pages, page_size, Hkv, D | Dv]; k's
- *                         dtype or, both (CPU), float8_e4m3, float8_e5m2 or int8
+ *                         dtype or, both, float8_e4m3, float8_e5m2 or, on the CPU, int8
  *   seqused_k    int32    [B]                                      keys of each sequence, including the new ones
  *   page_table   int32    [B, max_pages]
  *   cos, sin              [R, rotary_dim / 2], float32 or k's dtype: absent, nothing is rotated
@@ -706,7 +706,7 @@ typedef struct tessera_append_call {
   tessera_tensor k_descale, v_descale;
   /* 0: the scales are given, [1], [Hkv] or [B, Hkv]. 1: they are computed and written for each new token and head, the
    * largest finite magnitude of its columns over the dtype's largest number (1 if that is 0; NaN if an int8 token holds
-   * a NaN): [B, Smax, Hkv], with page_table [pages, page_size, Hkv]. */
+   * a NaN): [pages, page_size, Hkv], with page_table alone. */
   int32_t compute_scales TESSERA_CXX_DEFAULT(0);
   int32_t reserved_1 TESSERA_CXX_DEFAULT(0);
 } tessera_append_call;

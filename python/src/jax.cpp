@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
@@ -321,14 +322,14 @@ XLA_FFI_Error* handle_append_on_cpu(XLA_FFI_CallFrame* frame) {
 }
 
 // Scratch memory from XLA's allocator, which orders its use by the stream: it is returned once the work is launched.
+// XLA accepts alignments of at most 16 bytes, so the memory is larger by what kAlignment may skip.
 class Scratch {
  public:
   Scratch(const XLA_FFI_Api& api, XLA_FFI_ExecutionContext* context, size_t bytes)
-      : api_(api), context_(context), bytes_(bytes) {
-    if (bytes == 0) return;
-    constexpr size_t kAlignment = 256;
+      : api_(api), context_(context), bytes_(bytes == 0 ? 0 : bytes + kAlignment - kXlaAlignment) {
+    if (bytes_ == 0) return;
     XLA_FFI_DeviceMemory_Allocate_Args args{
-        XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE, nullptr, context, bytes, kAlignment, nullptr};
+        XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE, nullptr, context, bytes_, kXlaAlignment, nullptr};
     failure_ = api.XLA_FFI_DeviceMemory_Allocate(&args);
     data_ = args.data;
   }
@@ -340,10 +341,15 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  void* data() const { return data_; }
+  void* data() const {
+    const auto address = reinterpret_cast<uintptr_t>(data_);
+    return reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
   XLA_FFI_Error* failure() const { return failure_; }  // XLA's own, which the caller returns to it
 
  private:
+  static constexpr size_t kAlignment = 256, kXlaAlignment = 16;
+
   void destroy(XLA_FFI_Error* failure) const {
     if (!failure) return;
     XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, failure};

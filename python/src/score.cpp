@@ -8,6 +8,9 @@
 #include <tuple>
 #include <vector>
 
+#include "core/score/facts.hpp"
+#include "core/score/handle.hpp"
+#include "core/score/operations.hpp"
 #include "error.hpp"
 
 namespace nb = nanobind;
@@ -31,6 +34,20 @@ std::string text_of(const ScoreProgram& program) {
   std::string text(tessera_program_describe(program.handle.get(), which, nullptr, 0), '\0');
   tessera_program_describe(program.handle.get(), which, text.data(), text.size() + 1);
   return text;
+}
+
+// The names of the pair's inputs that the score or the mask depends on.
+std::vector<std::string> inputs_of(const ScoreProgram& program) {
+  using core::score::Op;
+  const core::score::Facts facts = core::score::facts_of(*program.handle->checked);
+  std::vector<std::string> names;
+  for (int n = 0; n < static_cast<int>(Op::kG); ++n) {
+    const Op op{static_cast<uint8_t>(n)};
+    if ((facts.score_inputs | facts.mask_inputs) & core::score::input_bit(op)) {
+      names.emplace_back(core::score::operation(op).text);
+    }
+  }
+  return names;
 }
 
 }  // namespace
@@ -64,6 +81,7 @@ void add_score(nb::module_& m) {
       .def_prop_ro("score", text_of<TESSERA_PROGRAM_SCORE>)
       .def_prop_ro("mask", text_of<TESSERA_PROGRAM_MASK>)
       .def_prop_ro("gradient", text_of<TESSERA_PROGRAM_GRADIENT>)
+      .def_prop_ro("inputs", inputs_of)
       .def_prop_ro("hash", [](const ScoreProgram& program) { return tessera_program_hash(program.handle.get()); });
 }
 

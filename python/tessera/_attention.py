@@ -367,7 +367,7 @@ def append(
         dropped: int32 [1]; a GPU adds the number of tokens that were out of range and not written.
         interleaved: a pair is two neighbouring columns (GPT-J); otherwise its columns are rotary_dim / 2 apart
             (GPT-NeoX).
-        k_descale, v_descale: float32 scales of a cache of float8_e4m3, float8_e5m2 or int8 (on the CPU), which stores
+        k_descale, v_descale: float32 scales of a cache of float8_e4m3, float8_e5m2 or, on the CPU, int8, which stores
             value / scale, rounded to nearest, and saturates: [1], [Hkv] or [B, Hkv].
         compute_scales: with page_table; compute a scale for each new token and head, and write it to k_descale and
             v_descale, [pages, page_size, Hkv].

@@ -60,7 +60,8 @@ class ScoreProgram:
     """A checked program, for the options program, captured, d_captured and scalars of forward, backward and plan.
 
     names: (name, "float", "int" or "bool", rank) of what the texts may use, -1 for a scalar. Captured arrays and
-    scalars are given in this order. score, mask and gradient are canonical texts."""
+    scalars are given in this order. score, mask and gradient are canonical texts; inputs are those of a pair that the
+    score or the mask depends on: "s", "b", "h", "h_kv", "i", "j", "q_pos", "len_q", "len_k"."""
 
     def __init__(self, score: str, mask: str, names: Sequence[tuple[str, str, int]]) -> None: ...
     @property
@@ -69,6 +70,8 @@ class ScoreProgram:
     def mask(self) -> str: ...
     @property
     def gradient(self) -> str: ...
+    @property
+    def inputs(self) -> list[str]: ...
     @property
     def hash(self) -> int: ...
 

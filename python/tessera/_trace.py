@@ -104,18 +104,22 @@ class Traced:
 
     # PyTorch's methods of values.
     def new_ones(self, size: Any = (), dtype: Any = None, **_: Any) -> Traced:
-        return _full(size, 1, dtype)
+        return _full(self, size, 1, dtype)
 
     def new_zeros(self, size: Any = (), dtype: Any = None, **_: Any) -> Traced:
-        return _full(size, 0, dtype)
+        return _full(self, size, 0, dtype)
 
     def new_full(self, size: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Traced:
-        return _full(size, fill_value, dtype)
+        return _full(self, size, fill_value, dtype)
+
+    @property
+    def dtype(self) -> _Dtype:
+        return _Dtype(self._type)
 
     def to(self, dtype: Any, *_: Any, **__: Any) -> Traced:
-        name = str(dtype).rpartition(".")[2]
-        if isinstance(dtype, Traced) or "float" in name:
-            return self if isinstance(dtype, Traced) and dtype._type == self._type else to_float(self)
+        name = lift(dtype)._type if isinstance(dtype, (Traced, Captured)) else str(dtype).rpartition(".")[2]
+        if "float" in name:
+            return to_float(self)
         if name.startswith("int"):
             return to_int(self)
         if name == "bool":
@@ -150,10 +154,25 @@ class Traced:
         return _by_name(f"torch.{name}", name.strip("_"))(*arguments, **(keywords or {}))
 
 
-def _full(size: Any, value: Any, dtype: Any) -> Traced:
+class _Dtype:
+    """The dtype of a traced value, for `.to` and the like: float, int or bool, of no width."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __eq__(self, other: object) -> NoReturn:
+        _refuse(f"the dtype of a traced value is compared, which is {self._name} of no width; accepted .to(x.dtype)")
+
+    __hash__ = object.__hash__
+
+
+def _full(x: Traced, size: Any, value: Any, dtype: Any) -> Traced:
     if tuple(size if isinstance(size, (tuple, list)) else (size,)) != ():
         _refuse(f"a new tensor of shape {size}, accepted () : a traced value is one number")
-    return lift(bool(value) if str(dtype).endswith("bool") else value)
+    return full_like(x, value, dtype)
 
 
 def literal(value: Any) -> Traced:
@@ -366,6 +385,40 @@ def where(condition: Any, a: Any, b: Any) -> Traced:
     return Traced(a._type, "where({}, {}, {})", (_truth(condition), a, b))
 
 
+def full_like(x: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Traced:
+    return lift(fill_value).to(lift(x) if dtype is None else dtype)
+
+
+def ones_like(x: Any, dtype: Any = None, **_: Any) -> Traced:
+    return full_like(x, 1, dtype)
+
+
+def zeros_like(x: Any, dtype: Any = None, **_: Any) -> Traced:
+    return full_like(x, 0, dtype)
+
+
+def masked_fill(x: Any, mask: Any, value: Any) -> Traced:
+    return where(mask, full_like(x, value), x)
+
+
+def add_multiple(a: Any, b: Any, alpha: Any = 1) -> Traced:
+    return add(a, b if _is_one(alpha) else multiply(b, alpha))
+
+
+def subtract_multiple(a: Any, b: Any, alpha: Any = 1) -> Traced:
+    return subtract(a, b if _is_one(alpha) else multiply(b, alpha))
+
+
+def _is_one(alpha: Any) -> bool:
+    return isinstance(alpha, int) and alpha == 1
+
+
+def divide_rounded(a: Any, b: Any, rounding_mode: Any = None) -> Traced:
+    if rounding_mode not in (None, "floor"):
+        _refuse(f"rounding_mode {rounding_mode!r}, accepted 'floor' and None")
+    return divide(a, b) if rounding_mode is None else floor_divide(a, b)
+
+
 def relu(x: Any) -> Traced:
     return maximum(x, 0)
 
@@ -393,15 +446,17 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Traced:
 
 
 _NAMES: dict[str, Callable[..., Traced]] = {
-    "add": add, "sub": subtract, "subtract": subtract, "rsub": lambda a, b: subtract(b, a), "mul": multiply,
-    "multiply": multiply, "div": divide, "divide": divide, "true_divide": divide, "truediv": divide,
+    "add": add_multiple, "sub": subtract_multiple, "subtract": subtract_multiple,
+    "rsub": lambda a, b: subtract(b, a), "mul": multiply, "multiply": multiply, "div": divide_rounded,
+    "divide": divide_rounded, "true_divide": divide, "truediv": divide,
     "rdiv": lambda a, b: divide(b, a), "floor_divide": floor_divide, "floordiv": floor_divide,
     "remainder": remainder, "mod": remainder, "neg": negative, "negative": negative, "pow": power, "power": power,
     "abs": absolute, "absolute": absolute, "fabs": absolute, "square": square, "reciprocal": reciprocal,
     "min": minimum, "minimum": minimum, "max": maximum, "maximum": maximum, "clamp": clip, "clip": clip, "relu": relu,
     "exp": exp, "exp2": exp2, "log": log, "sqrt": sqrt, "rsqrt": rsqrt, "tanh": tanh, "sigmoid": sigmoid, "sin": sin,
     "cos": cos, "tan": tan, "silu": silu, "log2": log2, "log10": log10,
-    "floor": floor, "sign": sign, "where": where, "isnan": isnan,
+    "floor": floor, "sign": sign, "where": where, "isnan": isnan, "masked_fill": masked_fill,
+    "full_like": full_like, "ones_like": ones_like, "zeros_like": zeros_like,
     "logical_and": logical_and, "logical_or": logical_or, "logical_xor": logical_xor, "logical_not": logical_not,
     "bitwise_and": bitwise_and, "and": bitwise_and, "bitwise_or": bitwise_or, "or": bitwise_or,
     "bitwise_xor": bitwise_xor, "xor": bitwise_xor, "bitwise_not": invert, "invert": invert,
@@ -441,7 +496,7 @@ def _operators(target: type) -> type:
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
                  "sign", "sin", "sqrt", "square", "tan", "tanh", "log2", "log10", "logical_and", "logical_or",
-                 "logical_not", "pow"):  # fmt: skip
+                 "logical_not", "pow", "masked_fill"):  # fmt: skip
         setattr(target, name, lambda *arguments, f=_NAMES[name], **keywords: f(*arguments, **keywords))
     return target
 

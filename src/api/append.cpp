@@ -25,9 +25,9 @@ tessera_status append(const tessera_append_call* given, const tessera_device* gi
   tessera_device device;
   TESSERA_RETURN_IF_ERROR(device_here(given_device, device));
   if (device.backend == TESSERA_BACKEND_CUDA) {
-    if (is_8bit(call.k_cache.layout.dtype)) {
-      return unsupported("k_cache: dtype %s, accepted on a GPU that of k: %s",
-                         tessera_dtype_name(call.k_cache.layout.dtype), tessera_dtype_name(call.k.layout.dtype));
+    if (call.k_cache.layout.dtype == TESSERA_INT8) {
+      return unsupported("k_cache: dtype int8, accepted on a GPU that of k: %s, float8_e4m3 and float8_e5m2",
+                         tessera_dtype_name(call.k.layout.dtype));
     }
     TESSERA_RETURN_IF_ERROR(cuda::check_memory(call, device));
     return cuda::append(call, device, executor.stream);

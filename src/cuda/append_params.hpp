@@ -5,27 +5,31 @@
 #include <cstdint>
 
 #include "core/append.hpp"
+#include "core/dtypes.hpp"
 #include "tessera/append/config.hpp"
 
 namespace tessera {
 
-// Accesses are 16 bytes wide if all loaded and stored parts start at multiples of 16 bytes.
+// Accesses are wide if all loaded parts start at multiples of 16 bytes, and stored ones at multiples of 16 or, of 8-bit
+// codes, 4 bytes.
 inline AppendConfig append_config(const tessera_append_call& call) {
   const core::AppendSizes size = core::sizes(call);
-  const AppendConfig aligned{static_cast<Dtype>(call.k.layout.dtype), true};
+  const AppendConfig aligned{static_cast<Dtype>(call.k.layout.dtype), static_cast<Dtype>(call.k_cache.layout.dtype),
+                             true};
   const auto starts = [](const tessera_tensor& tensor) {
     if (!core::present(tensor)) return true;
-    constexpr int64_t kBytes = 16;
+    const int64_t step = core::is_8bit(tensor.layout.dtype) ? 4 : 16;
     const int64_t bytes = dtype_bytes(static_cast<Dtype>(tensor.layout.dtype));
-    return reinterpret_cast<std::uintptr_t>(tensor.data) % kBytes == 0 &&
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % step == 0 &&
            std::ranges::all_of(tensor.layout.strides, tensor.layout.strides + tensor.layout.rank - 1,
-                               [&](int64_t stride) { return stride * bytes % kBytes == 0; });
+                               [&](int64_t stride) { return stride * bytes % step == 0; });
   };
   const int width = append_width(aligned);
   const bool columns = size.head_dim % width == 0 && size.head_dim_v % width == 0 && size.rotary_dim % (2 * width) == 0;
   const tessera_tensor* const tensors[] = {&call.k, &call.v,     &call.k_cache, &call.v_cache,
                                            &call.q, &call.q_out, &call.cos,     &call.sin};
-  return {aligned.dtype, columns && std::ranges::all_of(tensors, [&](const tessera_tensor* t) { return starts(*t); })};
+  return {aligned.dtype, aligned.cache,
+          columns && std::ranges::all_of(tensors, [&](const tessera_tensor* t) { return starts(*t); })};
 }
 
 inline AppendParams append_params(const tessera_append_call& call, const AppendConfig& config) {
@@ -74,23 +78,47 @@ inline AppendParams append_params(const tessera_append_call& call, const AppendC
                      .units = Divisor(groups * of_head),
                      .begin = 0};
   };
+  // A row a unit.
+  const auto coded = [&](const tessera_tensor& from, const tessera_tensor& to, int64_t columns, bool rotates) {
+    return AppendWay{.from = rows(from),
+                     .to = rows(to),
+                     .heads = static_cast<int>(size.heads_kv),
+                     .groups = 0,
+                     .column = 0,
+                     .rotates = rotates,
+                     .columns = Divisor(static_cast<int>(columns)),
+                     .units = Divisor(static_cast<int>(size.heads_kv)),
+                     .begin = 0};
+  };
+  const auto scales = [&](const tessera_tensor& tensor) {
+    if (!core::present(tensor)) return AppendScales{};
+    const core::ScaleStrides stride = core::scale_strides(tensor.layout, true);
+    return AppendScales{static_cast<float*>(tensor.data), stride.batch, call.compute_scales ? stride.row : 0,
+                        stride.head};
+  };
+  p.k_scales = scales(call.k_descale), p.v_scales = scales(call.v_descale), p.computes_scales = call.compute_scales;
   const int64_t copied = size.head_dim - size.rotary_dim;
   const bool in_place = !core::present(call.q_out) || call.q_out.data == call.q.data;
   const tessera_tensor& q_out = core::present(call.q_out) ? call.q_out : call.q;
-  p.ways[kRotatedKeys] = way(call.k, call.k_cache, size.heads_kv, 0, size.rotary_dim, true);
-  p.ways[kCopiedKeys] = way(call.k, call.k_cache, size.heads_kv, size.rotary_dim, copied, false);
-  p.ways[kValues] = way(call.v, call.v_cache, size.heads_kv, 0, size.head_dim_v, false);
+  if (writes_codes(config)) {
+    p.ways[kRotatedKeys] = coded(call.k, call.k_cache, size.head_dim, size.rotary_dim > 0);
+    p.ways[kValues] = coded(call.v, call.v_cache, size.head_dim_v, false);
+  } else {
+    p.ways[kRotatedKeys] = way(call.k, call.k_cache, size.heads_kv, 0, size.rotary_dim, true);
+    p.ways[kCopiedKeys] = way(call.k, call.k_cache, size.heads_kv, size.rotary_dim, copied, false);
+    p.ways[kValues] = way(call.v, call.v_cache, size.heads_kv, 0, size.head_dim_v, false);
+  }
   p.ways[kRotatedQueries] = way(call.q, q_out, size.heads_q, 0, size.rotary_dim, true);
   p.ways[kCopiedQueries] = way(call.q, q_out, size.heads_q, size.rotary_dim, in_place ? 0 : copied, false);
-  // As many tokens per block as give each thread a unit.
-  const auto fill_block = [&](int first, int last, int& tokens, int& units) {
+  // As many tokens per block as give each thread, or kCodeLanes of them, a unit.
+  const auto fill_block = [&](int first, int last, int lanes, int& tokens, int& units) {
     int of_token = 0;
     for (int n = first; n <= last; ++n) of_token += p.ways[n].units.value;
-    tokens = std::max(1, kAppendThreads / std::max(1, of_token)), units = tokens * of_token;
+    tokens = std::max(1, kAppendThreads / lanes / std::max(1, of_token)), units = tokens * of_token;
     for (int n = first + 1; n <= last; ++n) p.ways[n].begin = p.ways[n - 1].begin + tokens * p.ways[n - 1].units.value;
   };
-  fill_block(kRotatedKeys, kValues, p.key_tokens, p.key_units);
-  fill_block(kRotatedQueries, kCopiedQueries, p.query_tokens, p.query_units);
+  fill_block(kRotatedKeys, kValues, writes_codes(config) ? kCodeLanes : 1, p.key_tokens, p.key_units);
+  fill_block(kRotatedQueries, kCopiedQueries, 1, p.query_tokens, p.query_units);
   const int64_t sequences = core::present(call.cu_seqlens) ? 1 : size.batch;
   p.key_blocks = static_cast<int>((sequences * size.tokens + p.key_tokens - 1) / p.key_tokens);
   return p;

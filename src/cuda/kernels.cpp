@@ -28,6 +28,7 @@ KernelText text_of(const FwdSm80Config& config) {
     case RowMap::kContiguous:
       break;
   }
+  if (has_codes(config)) return {"fwd_sm80_codes", "tessera/fwd_sm80/codes.cuh", "FwdCodesSharedMemory"};
   return config.bulk ? KernelText{"fwd_sm80_bulk", "tessera/fwd_sm80/bulk.cuh", "FwdBulkSharedMemory"}
                      : KernelText{"fwd_sm80", "tessera/fwd_sm80/kernel.cuh", "FwdSharedMemory"};
 }
@@ -85,7 +86,9 @@ KernelSpec spec_of(const FwdSm80Config& config) {
   return {.name = text.name,
           .header = text.header,
           // A program's params follow those that the host passes.
-          .params = config.bulk || config.score.program ? "FwdSm80BulkParams" : "FwdSm80Params",
+          .params = has_codes(config)                     ? "FwdSm80CodesParams"
+                    : config.bulk || config.score.program ? "FwdSm80BulkParams"
+                                                          : "FwdSm80Params",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .min_blocks_per_sm = config.min_blocks_per_sm,
@@ -160,7 +163,7 @@ KernelSpec spec_of(const FwdSm90Fp8Config& config) {
           .header = "tessera/fwd_sm90/fp8/kernel.cuh",
           .params = "FwdSm90Fp8Params",
           .config = config_text(config),
-          .threads = (config.consumers + 1) * kWarpgroupThreads,
+          .threads = (config.consumers + kFp8ProducerWarpgroups) * kWarpgroupThreads,
           .smem_bytes = smem_bytes(config),
           .begins_early = true,
           .claim = shared_memory_claim("Fp8SharedMemory", config)};
@@ -239,8 +242,10 @@ KernelSpec spec_of(const BwdSm90Config& config) {
           .header = "tessera/bwd_sm90/kernel.cuh",
           .params = "BwdSm90Params",
           .config = config_text(config),
-          .threads = kBwdSm90Threads,
+          .threads = bwd_sm90_threads(config),
           .smem_bytes = smem_bytes(config),
+          // At launch; with whole_head the producer then has 24 and the score warps 240.
+          .limits = config.whole_head ? Limits{.registers = 168} : Limits{},
           .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
 }
 
@@ -340,6 +345,9 @@ KernelSpec spec_of(const StandardRowsConfig& config) {
 }
 
 void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80BulkParams& params, Grid grid, LaunchList& launches) {
+  launch_kernel(text_of(config).name, config, params, grid, launches);
+}
+void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80CodesParams& params, Grid grid, LaunchList& launches) {
   launch_kernel(text_of(config).name, config, params, grid, launches);
 }
 

@@ -53,6 +53,7 @@ int64_t smem_bytes(const StandardProductConfig& config);
 
 // Each adds a launch to the call's list.
 void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80BulkParams& params, Grid grid, LaunchList& launches);
+void launch_fwd_sm80(const FwdSm80Config& config, const FwdSm80CodesParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches);
 void launch_program_sums(const ProgramSumsConfig& config, const ProgramSumsParams& params, Grid grid,

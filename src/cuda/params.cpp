@@ -6,6 +6,7 @@
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "core/status.hpp"
 
 namespace tessera::cuda {
@@ -102,7 +103,8 @@ tessera_layout codes_in_pairs(tessera_layout layout) {
 
 int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }
 
-ScoreConfig score_config(const tessera_problem& problem) {
+ScoreConfig score_config(const tessera_plan& plan) {
+  const tessera_problem& problem = plan.problem;
   ScoreConfig score{};
 #define TESSERA_TENSOR(Class, flag, tensor, ...) score.flag = present(problem.tensor);
   TESSERA_SCORE_OPTIONS(TESSERA_NO_OPTION, TESSERA_TENSOR, TESSERA_TENSOR)
@@ -110,6 +112,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.softcap = problem.softcap > 0;
   score.bias_dtype = static_cast<Dtype>(score.bias ? problem.bias.dtype : 0);
   score.program = problem.program != nullptr;  // of a plan: what is left of it is more than options
+  score.only_hides = core::score::only_hides(plan);
   score.dropout = problem.dropout_p > 0;
   score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);
@@ -133,8 +136,8 @@ PositionMasks position_masks(const tessera_problem& problem, const tessera_buffe
   return masks;
 }
 
-ScoreConfig score_config_beside_block_mask(const tessera_problem& problem) {
-  ScoreConfig score = score_config(problem);
+ScoreConfig score_config_beside_block_mask(const tessera_plan& plan) {
+  ScoreConfig score = score_config(plan);
   score.block_mask = false;
   return score;
 }
@@ -196,11 +199,12 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
   p.keys.page_size = static_cast<int>(size.page_size), p.keys.pages = static_cast<int>(size.pages);
 }
 
-void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem,
+void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_plan& plan,
                  const tessera_buffers& buffers) {
+  const tessera_problem& problem = plan.problem;
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
   const double log2e =
-      score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
+      score_config(plan).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
   p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
   p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;
@@ -253,7 +257,7 @@ void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tesse
   const core::ProblemView view = core::problem_view(plan.problem, buffers);
   p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
   fill_indices(p, view, plan, buffers);
-  fill_scores(p, view, plan.problem, buffers);
+  fill_scores(p, view, plan, buffers);
 }
 
 }  // namespace tessera::cuda

@@ -30,9 +30,9 @@ tessera_layout codes_in_pairs(tessera_layout layout);
 int64_t rows_total(const tessera_plan& plan);
 
 // The options of a score that a kernel is compiled for.
-ScoreConfig score_config(const tessera_problem& problem);
+ScoreConfig score_config(const tessera_plan& plan);
 // The same for a kernel that reads a block mask as lists instead of testing each score.
-ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
+ScoreConfig score_config_beside_block_mask(const tessera_plan& plan);
 
 // In a family's `supports`: tensors with an entry for each score, or for each block of scores.
 #define TESSERA_TENSOR(Class, flag, tensor, ...) (k##Class##Facts.entries ? tensors({#tensor}) : 0) |

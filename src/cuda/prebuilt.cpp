@@ -99,8 +99,19 @@ tessera_problem with_codes(tessera_problem p) {
   return p;
 }
 
+// As many short sequences as training has, with a KV head for each query head.
+tessera_problem short_training(const PrebuiltRow& row, int32_t dtype) {
+  constexpr int64_t kBatch = 64, kRows = 512, kHeads = 32;
+  tessera_problem p = problem_of(row, dtype);
+  p.q = p.k = p.v = p.o = contiguous(dtype, {kBatch, kRows, kHeads, row.head_dim});
+  p.d_o = p.d_q = p.d_k = p.d_v = p.q;
+  p.lse = contiguous(TESSERA_FLOAT32, {kBatch, kHeads, kRows});
+  return p;
+}
+
 std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) {
   if (row.use == Use::kPagedDecode) return {problem_of(row, dtype), problem_of(row, dtype, kFewKeys)};
+  if (row.use == Use::kTraining) return {problem_of(row, dtype), short_training(row, dtype)};
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
   std::vector<tessera_problem> problems;
   for (const bool causal : {true, false}) {
@@ -121,10 +132,11 @@ bool builds(const Family& family, int32_t dtype, int32_t arch) {
   const bool serves = arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
   return (family.supports.dtypes >> dtype & 1) != 0 && (serves || tessera_dtype_bytes(dtype) > 1);
 }
-// Whether the same rows are prebuilt for 8-bit caches, which no other family serves, under the queries of engines.
+// Whether the same rows are prebuilt for 8-bit caches, under the queries of engines: those of a family for this
+// architecture alone. The others, ten kernels for each architecture, are compiled on first use.
 bool builds_codes(const Family& family, int32_t dtype, int32_t arch) {
   return dtype == TESSERA_BFLOAT16 && (family.supports.cache_dtypes >> TESSERA_FLOAT8_E4M3 & 1) != 0 &&
-         arch >= family.supports.oldest_arch && arch <= family.supports.newest_arch;
+         arch == family.supports.newest_arch;
 }
 
 struct Planned {
@@ -190,8 +202,9 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
   const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32, false});
   add(merge, merge.limits);
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
-    for (const bool aligned : {false, true}) {
-      const KernelSpec append = spec_of(AppendConfig{dtype, aligned});
+    for (const AppendConfig& config : {AppendConfig{dtype, dtype, false}, AppendConfig{dtype, dtype, true},
+                                       AppendConfig{dtype, Dtype::kFloat8E4M3, true}}) {
+      const KernelSpec append = spec_of(config);
       add(append, append.limits);
     }
   }

@@ -52,7 +52,8 @@ def test_plan_prints_the_program_and_its_derivative(folder):
     "flags, words",
     [
         (("--score-mod", "s + bais[h, j]", "--bind", "bias=bias.npy"), "score, column 5: 'bais' is no name here"),
-        (("--bind", "c=1"), "--bind c=1: given without a program"),
+        (("--bind", "c=1"), "--bind c=1: given without a program, accepted with --score-mod or --mask-mod"),
+        (("--grad", "dout.npy", "--dbind", "c=d"), "--dbind c=d: given without a program, accepted with --score-mod"),
         (("--score-mod", "s", "--bind", "c"), "--bind: 'c', accepted NAME=VALUE"),
         (("--score-mod", "s", "--bind", "bias=none.npy"), "none.npy"),
         (("--score-mod", "s + bias[h, j]", "--bind", "bias=bias.npy", "--dbind", "bias=db.npy"), "without --grad"),

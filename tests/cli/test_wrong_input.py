@@ -392,7 +392,7 @@ def test_value_that_belongs_to_no_flag(folder, flags, said):
         (("--memory-limit", "nan"), "--memory-limit"),
         (("--device", "abacus"), "--device"),
         (("--device", "cpu", "--against", "fa1"), "--against"),
-        (("--bind", "slope=0.5"), "--bind slope=0.5: given without a program"),
+        (("--bind", "slope=0.5"), "--bind slope=0.5: given without a program, accepted with --score-mod"),
         (("--score-mod", "s * slope"), "--score-mod"),
         (("--device", "cpu", "--against", "standard,standard"), "--against"),
     ),

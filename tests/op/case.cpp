@@ -195,15 +195,10 @@ bool fits_fp8_kernel(const Case& c) {
   return c.dtype == TESSERA_FLOAT8_E4M3 && dims && layout && tensors && c.dropout == 0;
 }
 
-// What decode_sm90 supports of an 8-bit cache.
-bool fits_decode_of_codes(const Case& c) {
-  constexpr int64_t kMostHeadDim = 256, kMostRows = 128, kColumns = 16;  // rows at multiples of 16 bytes
+// What fwd_sm80 supports of an 8-bit cache.
+bool fits_cache_of_codes(const Case& c) {
   const int64_t kv = kv_dtype(c);
-  const bool codes = (kv == TESSERA_FLOAT8_E4M3 || kv == TESSERA_FLOAT8_E5M2) && kv != c.dtype;
-  const bool dims = std::max(c.d, c.dv) <= kMostHeadDim && c.sq * (c.hq / c.hkv) <= kMostRows;
-  const bool layout = c.d % kColumns == 0 && c.dv % kColumns == 0 && c.gap % kColumns == 0;
-  const bool tensors = c.bias == kAbsent && c.mask == kAbsent && c.block_mask == kAbsent && !c.prefix;
-  return codes && dims && layout && tensors && !c.places && c.dropout == 0;
+  return (kv == TESSERA_FLOAT8_E4M3 || kv == TESSERA_FLOAT8_E5M2) && kv != c.dtype && !c.prefix;
 }
 
 }  // namespace
@@ -211,7 +206,7 @@ bool fits_decode_of_codes(const Case& c) {
 bool served_by_gpu(const Case& c, tessera_direction direction, int32_t arch) {
   constexpr int64_t kMostBackwardHeadDim = 512;
   constexpr int32_t kHopper = 90;
-  const bool codes = arch == kHopper && (fits_fp8_kernel(c) || fits_decode_of_codes(c));
+  const bool codes = fits_cache_of_codes(c) || (arch == kHopper && fits_fp8_kernel(c));
   if ((c.places && c.causal_seqs) || (has_8bit(c) && !codes)) return false;
   return direction == TESSERA_FORWARD || (c.d <= kMostBackwardHeadDim && !c.causal_seqs);
 }

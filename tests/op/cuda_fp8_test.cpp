@@ -1,4 +1,4 @@
-// fwd_sm90_fp8, and decode_sm90 with an 8-bit cache, on a GPU: what the table's cases do not ask about them.
+// fwd_sm90_fp8, and decode_sm90 and fwd_sm80 with an 8-bit cache, on a GPU: what the table's cases do not ask.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,11 +20,17 @@ std::string gpu_without_fp8() {
   return gpu_device().arch == 90 ? "" : "no kernel of this GPU takes float8_e4m3";
 }
 
-std::vector<double> o_of(const Inputs& in, int32_t dtype) {
+// The kernels that read an 8-bit cache on this GPU, all of which the tests of caches must pass.
+std::vector<tessera_kernel> kernels_of_caches() {
+  if (gpu_device().arch == 90) return {TESSERA_KERNEL_DECODE_SM90, TESSERA_KERNEL_FWD_SM80};
+  return {TESSERA_KERNEL_FWD_SM80};
+}
+
+std::vector<double> o_of(const Inputs& in, int32_t dtype, tessera_kernel kernel = TESSERA_KERNEL_AUTO) {
   Call call = make_call(in);
   call.o = Tensor(dtype, std::vector<int64_t>(call.o.layout().shape, call.o.layout().shape + call.o.layout().rank));
   call.describe();
-  const RunResult result = run(call, TESSERA_FORWARD, {.place = kGpu, .cores = 3});
+  const RunResult result = run(call, TESSERA_FORWARD, {.kernel = kernel, .place = kGpu, .cores = 3});
   EXPECT_TRUE(result.ok()) << result.why();
   return call.o.load();
 }
@@ -96,7 +102,7 @@ TEST(CudaFp8, HasTheErrorOfOneWeightAtEveryLength) {
 
 // With one key O is its value, exactly; a query of a single 1 has one of its elements as its score, and LSE.
 TEST(CudaFp8, ReadsAllCodesOfACache) {
-  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
   constexpr int kCodes = 256, kHeads = 16, kHeadsKv = 2, kRowsOfKvHead = 128;
   for (const char* dtypes : {"dtype=bf16 kv=e4m3", "dtype=f16 kv=e5m2", "dtype=bf16 kv=e5m2", "dtype=f16 kv=e4m3"}) {
     SCOPED_TRACE(dtypes);
@@ -113,48 +119,52 @@ TEST(CudaFp8, ReadsAllCodesOfACache) {
       const float value = value_of(n % kCodes);
       in.v_codes[n] = value, in.k_codes[n] = std::isfinite(value) ? value : 0;
     }
-    Call call = make_call(in);
-    const RunResult result = run(call, TESSERA_FORWARD, {.place = kGpu, .cores = 3});
-    ASSERT_TRUE(result.ok()) << result.why();
-    EXPECT_STREQ(tessera_kernel_name(result.kernel), "decode_sm90");
-    const std::vector<double> o = call.o.load(), lse = call.lse.load();
-    for (size_t row = 0; row < o.size() / kCodes; ++row) {
-      const size_t head_kv = row % kHeads / (kHeads / kHeadsKv);
-      for (size_t code = 0; code < kCodes; ++code) {
-        const double exact = static_cast<float>(value_of(code) * in.v_scales[head_kv]), got = o[row * kCodes + code];
-        const double rounded = round_to(static_cast<int32_t>(in.c.dtype), exact);
-        ASSERT_TRUE(got == rounded || (std::isnan(got) && std::isnan(rounded)))
-            << "value of code " << code << ": " << got;
-      }
-    }
-    for (size_t b = 0; b < 2; ++b)
-      for (size_t h = 0; h < kHeads; ++h)
-        for (size_t i = 0; i < 16; ++i) {
-          const size_t code = element_of((b * 16 + i) * kHeads + h);
-          const float value = value_of(code);
-          const double score = (std::isfinite(value) ? value : 0) * in.k_scales[h / 8] * in.scale();
-          ASSERT_NEAR(lse[(b * kHeads + h) * 16 + i], score, std::fabs(score) * 0x1p-20) << "key of code " << code;
+    for (const tessera_kernel kernel : kernels_of_caches()) {
+      SCOPED_TRACE(tessera_kernel_name(kernel));
+      Call call = make_call(in);
+      const RunResult result = run(call, TESSERA_FORWARD, {.kernel = kernel, .place = kGpu, .cores = 3});
+      ASSERT_TRUE(result.ok()) << result.why();
+      const std::vector<double> o = call.o.load(), lse = call.lse.load();
+      for (size_t row = 0; row < o.size() / kCodes; ++row) {
+        const size_t head_kv = row % kHeads / (kHeads / kHeadsKv);
+        for (size_t code = 0; code < kCodes; ++code) {
+          const double exact = static_cast<float>(value_of(code) * in.v_scales[head_kv]), got = o[row * kCodes + code];
+          const double rounded = round_to(static_cast<int32_t>(in.c.dtype), exact);
+          ASSERT_TRUE(got == rounded || (std::isnan(got) && std::isnan(rounded)))
+              << "value of code " << code << ": " << got;
         }
+      }
+      for (size_t b = 0; b < 2; ++b)
+        for (size_t h = 0; h < kHeads; ++h)
+          for (size_t i = 0; i < 16; ++i) {
+            const size_t code = element_of((b * 16 + i) * kHeads + h);
+            const float value = value_of(code);
+            const double score = (std::isfinite(value) ? value : 0) * in.k_scales[h / 8] * in.scale();
+            ASSERT_NEAR(lse[(b * kHeads + h) * 16 + i], score, std::fabs(score) * 0x1p-20) << "key of code " << code;
+          }
+    }
   }
 }
 
 // Of four queries two see keys 0 to 127 alone, in the same tile as the others.
 TEST(CudaFp8, KeepsACachesScalesOfHiddenKeysFromAResult) {
-  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
   constexpr size_t kUnaffected = size_t{2} * 64;
   Inputs in = inputs_of("dtype=bf16 kv=e4m3 b=1 sq=4 sk=130 hq=1 hkv=1 d=64 dv=64 causal=1 scales=fine");
-  const std::vector<double> usual = o_of(in, TESSERA_BFLOAT16);
-  for (const bool of_keys : {true, false}) {
-    Inputs odd = in;
-    (of_keys ? odd.k_scales : odd.v_scales)[1] = std::numeric_limits<double>::quiet_NaN();
-    expect_nan_from(kUnaffected, o_of(odd, TESSERA_BFLOAT16), usual);
+  for (const tessera_kernel kernel : kernels_of_caches()) {
+    const std::vector<double> usual = o_of(in, TESSERA_BFLOAT16, kernel);
+    for (const bool of_keys : {true, false}) {
+      Inputs odd = in;
+      (of_keys ? odd.k_scales : odd.v_scales)[1] = std::numeric_limits<double>::quiet_NaN();
+      expect_nan_from(kUnaffected, o_of(odd, TESSERA_BFLOAT16, kernel), usual);
+    }
   }
 }
 
 // Scales that grow by 2^30 in a sequence, those of small values first or last: each value keeps its bits among those of
 // its size, and queries of any size have scores.
 TEST(CudaFp8, HasTheErrorOfAWeightWhateverTheScales) {
-  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
   constexpr double kMostError = 0x1p-8;  // of bfloat16's rounding of O
   for (const int direction : {1, -1}) {
     Inputs in = inputs_of("dtype=bf16 kv=e4m3 b=1 sq=2 sk=1500 hq=4 hkv=1 d=64 dv=64 scales=fine cores=3");
@@ -171,7 +181,10 @@ TEST(CudaFp8, HasTheErrorOfAWeightWhateverTheScales) {
     for (double& scale : in.v_scales) scale = static_cast<float>(scale);
     Call oracle = make_oracle_call(in);
     ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
-    EXPECT_LT(relative_error(o_of(in, TESSERA_BFLOAT16), oracle.o.load()), kMostError) << direction;
+    for (const tessera_kernel kernel : kernels_of_caches()) {
+      EXPECT_LT(relative_error(o_of(in, TESSERA_BFLOAT16, kernel), oracle.o.load()), kMostError)
+          << tessera_kernel_name(kernel) << " " << direction;
+    }
   }
 }
 

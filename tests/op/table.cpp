@@ -628,6 +628,22 @@ constexpr const char* kDecodeCodes[] = {
     "b=4 sq=9 sk=5 hq=2 hkv=1 d=32 dv=32 causal=1 used=1 scales=fine",
     "b=2 sq=3 sk=0 hq=2 hkv=1 d=64 dv=64",
 };
+// For fwd_sm80's, likewise: its tiles, tiles in lane order, scales of each shape, split keys, packed heads, rows at no
+// multiples of 16 bytes, mixed batches, and scales that differ within a tile.
+constexpr const char* kPrefillCodes[] = {
+    "b=2 sq=150 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1 scales=bh",
+    "b=1 sq=140 sk=200 hq=2 hkv=1 d=192 dv=128 wl=60 wr=30 scales=fine",
+    "b=1 sq=130 sk=150 hq=1 hkv=1 d=256 dv=256 causal=1 scales=fine",
+    "b=2 sq=150 sk=330 hq=2 hkv=2 d=64 dv=64 bias=hqk mask=bk scales=fine",
+    "b=3 sq=150 sk=300 hq=4 hkv=2 d=128 dv=128 q=packed k=paged page=16 few=2 causal=1 scales=fine sink=1 lead=3",
+    "b=2 sq=140 sk=500 hq=2 hkv=1 d=64 dv=64 q=packed k=paged page=3 csr=1 scales=fine wl=70 wr=0 low=1",
+    "b=2 sq=3 sk=1500 hq=4 hkv=2 d=128 dv=128 k=paged page=16 causal=1 scales=fine gap=1 cores=3",
+    "b=1 sq=16 sk=1100 hq=2 hkv=2 d=256 dv=256 scales=h causal=1 mask=k cores=40",
+    "b=1 sq=140 sk=200 hq=2 hkv=1 d=64 dv=64 data=outlier scales=fine scale=-0.2 softcap=8",
+    "b=1 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 data=nan_key wl=16 wr=0 scales=fine",
+    "b=2 sq=150 sk=200 hq=2 hkv=1 d=64 dv=64 q=packed k=packed places=1 first_q=40 first_k=32 alibi=h "
+    "dropout=0.2 scales=fine",
+};
 
 // Every score program of the table of definitions, in each of these frames: with gradients of its tensors, and without
 // for kernels that do not compute these; in float32; with few queries.
@@ -651,6 +667,19 @@ constexpr const char* kProgramLayouts[] = {
     "backward=1 d_captured=1 mask=hqk bias=bk used=1 order=sbhd data=outlier",
     "invariant=1 k=paged page=16 causal=1 sink=1 captured=f16",
     "bias=hqk data=inf_bias sink=1",
+};
+// Masks beside scores as they are, which kernels treat as built-in masks, and the same masks beside scores that change:
+// scales whose products and scores differ in sign and size, scores that options have made, hidden keys with NaN.
+constexpr const char* kHidingPrograms[] = {
+    "mask_mod='j < prefix || j <= q_pos' scale=-0.2",
+    "mask_mod='j < prefix || j <= q_pos' scale=1e12",
+    "mask_mod='j < prefix || j <= q_pos' data=huge_bias bias=bhqk low=1",
+    "mask_mod='j < prefix || j <= q_pos' data=nan_key causal=1",
+    "mask_mod='s > -0.5 && j <= q_pos + 3' softcap=5 sink=1 d_sink=1",
+    "mask_mod='s < 0.5 && doc[b, i] == doc[b, j]' alibi=h d_lse=1 scale=-0.2",
+    "mask_mod='(q_pos - j) % 3 != 0' bias=hqk data=inf_bias scale=-0.2",
+    "score_mod='s' mask_mod='(q_pos - j) % 3 != 0'",
+    "score_mod='-s' mask_mod='j < prefix || j <= q_pos' scale=-0.2",
 };
 // Over 8-bit caches; on a GPU decode_sm90 serves the first.
 constexpr const char* kProgramCaches[] = {
@@ -697,6 +726,9 @@ void add_programs(Table& table) {
         (std::string(line) +
          " backward=1 d_captured=1 b=2 sq=50 sk=70 hq=4 hkv=2 d=32 dv=32 first_q=40 first_k=32 after_q=3 after_k=9")
             .c_str());
+  }
+  for (const char* line : kHidingPrograms) {
+    table.add((std::string(kProgramMaskFrame) + " " + line).c_str());
   }
   for (const char* line : kProgramPartLists) {
     table.add((std::string(line) + " backward=1 b=2 sq=150 sk=330").c_str());
@@ -746,6 +778,7 @@ std::vector<Case> case_table() {
   for (const char* line : kFp8Hopper) table.add(line);
   for (const char* dtypes : kCacheDtypes) {
     for (const char* line : kDecodeCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
+    for (const char* line : kPrefillCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
   }
   add_programs(table);
   return table.take();

@@ -509,6 +509,19 @@ constexpr const char* kHopperBackward[] = {
     "b=2 sq=130 sk=200 hq=4 hkv=2 d=64 dv=64 softcap=5000 data=shared low=1",
 };
 
+// bwd_sm90 with a block that has a head and keeps its dQ, of bfloat16 only: several tiles of each, ends within them,
+// rows that see nothing, NaN, far rows.
+constexpr const char* kHopperWholeHeads[] = {
+    "b=2 sq=512 sk=512 hq=2 hkv=2 d=64 dv=64 causal=1 cores=1",
+    "b=1 sq=257 sk=400 hq=2 hkv=2 d=64 dv=64 d_lse=1 sink=1 cores=1",
+    "b=2 sq=300 sk=130 hq=1 hkv=1 d=40 dv=64 causal=1 order=bhsd cores=1",
+    "b=2 sq=130 sk=500 hq=1 hkv=1 d=64 dv=48 causal=1 top_left=1 deterministic=1 cores=1",
+    "b=2 sq=400 sk=512 hq=1 hkv=1 d=64 dv=64 wl=60 wr=10 cores=1",
+    "data=nan_d_o b=2 sq=300 sk=300 hq=2 hkv=2 d=64 dv=64 causal=1 cores=1",
+    "data=nan_value b=2 sq=300 sk=300 hq=2 hkv=2 d=64 dv=64 causal=1 cores=1",
+    "b=2 sq=200 sk=300 hq=2 hkv=2 d=64 dv=64 data=shared low=1 causal=1 cores=1",
+};
+
 constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 
 }  // namespace
@@ -534,6 +547,10 @@ std::vector<Case> hopper_cases() {
   add_alternating(kHopperOptions);
   const size_t forward = cases.size();
   add_alternating(kHopperBackward);
+  for (const char* line : kHopperWholeHeads) {
+    cases.push_back(*parse_case(line, nullptr));
+    cases.back().dtype = TESSERA_BFLOAT16;
+  }
   for (size_t n = forward; n < cases.size(); ++n) cases[n].backward = 1;
   return cases;
 }

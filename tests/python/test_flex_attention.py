@@ -290,6 +290,12 @@ def test_wrong_arguments_are_refused_by_name():
         flex_attention(q, q, q, kernel_options={option: 1})
     with pytest.raises(tessera.Error, match="block_mask: made for 32 queries and 32 keys, accepted one for 16 and 32"):
         flex_attention(q[:, :, :16], q, q, block_mask=mask)
+    with pytest.raises(tessera.Error, match="block_mask: on device meta, accepted that of query: cpu"):
+        flex_attention(q, q, q, block_mask=mask.to("meta"))
+    with pytest.raises(tessera.Error, match="score_mod: .*the dtype of a traced value is compared"):
+        flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s if s.dtype == torch.float32 else -s)
+    with pytest.raises(tessera.Error, match="score_mod: .*rounding_mode 'trunc', accepted 'floor' and None"):
+        flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: torch.div(s, 2, rounding_mode="trunc"))
     nested = torch.nested.nested_tensor([torch.randn(H, 5, D), torch.randn(H, 7, D)], layout=torch.jagged)
     with pytest.raises(tessera.Error, match="query: .*accepted"):
         flex_attention(nested, nested, nested)
@@ -363,6 +369,12 @@ SCORES = {
     "a number of rank 0": (lambda s, b, h, i, j: s + ONE, []),
     "integer quotient": (lambda s, b, h, i, j: s - i // (1 + j), []),
     "padded": (lambda s, b, h, i, j: torch.where(s <= LAST[b], _causal(s, b, h, i, j), -float("inf")), []),
+    "a rounded quotient": (lambda s, b, h, i, j: s + torch.div(i, 3, rounding_mode="floor") - torch.div(j, 4), []),
+    "multiples": (lambda s, b, h, i, j: torch.add(s, i, alpha=2) - torch.sub(j, s, alpha=1.5), []),
+    "filled": (lambda s, b, h, i, j: s.masked_fill(j > i + 2, -1.5), []),
+    "like another": (lambda s, b, h, i, j: torch.where(i >= j, s, torch.full_like(s, -2)) + torch.zeros_like(i)
+                     + torch.where(torch.ones_like(j, dtype=torch.bool), s.new_ones(()), h.new_full((), 2.75)), []),
+    "the type of another": (lambda s, b, h, i, j: s + (i - j).to(s.dtype) / 7 + (s * 8).type_as(i) // 3, []),
     "bool as a number": (lambda s, b, h, i, j: s + TRIL[b, h.new_zeros(h.shape), i, j], []),
 }  # fmt: skip
 
@@ -415,6 +427,43 @@ def test_block_masks_of_pytorch_with_lse(name, compiled):
         assert (o[:, :, hidden] == 0).all() and lse[:, :, hidden].isneginf().all() and hidden.any()
     own = torch.autograd.grad(o.sum() + lse[lse.isfinite()].sum(), leaves)
     assert all(x.isfinite().all() for x in own) and (own[0][:, :, hidden] == 0).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lists_of_blocks_that_are_as_wide_as_they_must_be(compiled):
+    """PyTorch makes a list as wide as all blocks of keys; a caller may leave out the columns that no row uses."""
+    mask_mod = lambda b, h, i, j: (i // 8 == j // 8) | ((i - j).abs() <= 2)  # noqa: E731
+    whole = _lists(mask_mod, 1, None, 64, 64, BLOCK_SIZE=8)
+    names = [f"{full}{axis}" for axis in ("kv", "q") for full in ("", "full_")]
+    lists = {}
+    for name in names:
+        count, indices = getattr(whole, f"{name}_num_blocks"), getattr(whole, f"{name}_indices")
+        lists[f"{name}_num_blocks"] = count
+        lists[f"{name}_indices"] = indices[..., : max(int(count.max()), 1)].contiguous()
+    assert lists["kv_indices"].shape[-1] == 2 and lists["full_kv_indices"].shape[-1] == 1
+    narrow = flex.BlockMask(
+        seq_lengths=whole.seq_lengths, BLOCK_SIZE=whole.BLOCK_SIZE, mask_mod=whole.mask_mod, **lists
+    )
+    leaves = leaves_of(1, H, 64, D)
+    function = torch.compile(flex_attention, fullgraph=True, backend="aot_eager") if compiled else flex_attention
+    check(lambda *x: function(*x, block_mask=narrow), leaves, expected_of(None, mask_mod, *leaves), leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn])
+def test_keys_and_values_of_a_narrower_type(dtype):
+    q, k, v = leaves_of(B, H, S, D)
+    narrow = [x.detach().to(dtype).requires_grad_() for x in (k, v)]
+    converted = [x.detach().double().requires_grad_() for x in narrow]
+    temperature = lambda s, b, h, i, j: s * LEARNED["head"][h]  # noqa: E731
+    o = flex_attention(q, *narrow, temperature)
+    expected = expected_of(temperature, None, q, *converted)
+    torch.testing.assert_close(o, expected, atol=1e-10, rtol=1e-10)
+    d_o = torch.randn_like(o)
+    own, theirs = torch.autograd.grad(o, (q, *narrow), d_o), torch.autograd.grad(expected, (q, *converted), d_o)
+    torch.testing.assert_close(own[0], theirs[0], atol=1e-9, rtol=1e-9)
+    assert all(x.dtype == dtype for x in own[1:])
+    with pytest.raises(tessera.Error, match="k: dtype float64, must be that of q: float32"):
+        flex_attention(q.float(), k, v)
 
 
 @pytest.mark.parametrize("mask", ["equal", "a head", "a batch"])

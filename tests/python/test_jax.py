@@ -22,6 +22,13 @@ import tessera  # noqa: E402
 CPU = jax.devices("cpu")[-1]  # where JAX has a GPU, or several devices, not its own choice
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    """Also where JAX has a GPU, for which test_jax_cuda.py is."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_same_as_numpy(random, dtype):
     problem = Problem(random, dtype)

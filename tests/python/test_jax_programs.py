@@ -19,6 +19,12 @@ from tessera._score import bind  # noqa: E402
 B, S, H, D = 2, 24, 4, 16
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.fixture
 def arrays(random):
     return [jnp.asarray(random.standard_normal((B, S, H, D)).astype(np.float32)) for _ in range(3)]

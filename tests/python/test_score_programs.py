@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tessera
+from tessera import _core
 from tessera._score import bind
 
 B, S, H, D = 2, 24, 4, 8
@@ -64,6 +65,20 @@ def test_a_traced_function_captures_arrays_and_numbers(arrays, random):
     hash_of = bound.program.hash
     width = 3  # another number is the same program
     assert bind(score_mod, mask_mod, None).program.hash == hash_of
+
+
+@pytest.mark.parametrize(
+    "score, mask, inputs",
+    (
+        ("", "", ["s"]),
+        ("", "j <= q_pos", ["s", "j", "q_pos"]),
+        ("s + t[b, i]", "", ["s", "b", "i"]),
+        ("t[h_kv, 0] * 1.0", "b != len_k", ["b", "h_kv", "len_k"]),
+        ("s + t[h, 0] * 0.0 * (b - b)", "len_q > 0", ["s", "b", "h", "len_q"]),  # an infinite t makes it NaN
+    ),
+)
+def test_the_inputs_of_a_program(score, mask, inputs):
+    assert _core.ScoreProgram(score, mask, (("t", "float", 2),)).inputs == inputs
 
 
 def test_gradients_of_captured_arrays_are_slopes(arrays, random):

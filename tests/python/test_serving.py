@@ -182,7 +182,7 @@ def test_vllm_dtypes(device, dtype):
 
 @pytest.mark.parametrize("name, code_dtype", [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_vllm_caches_of_8_bits(name, code_dtype, dtype):
+def test_vllm_caches_of_8_bits(device, name, code_dtype, dtype):
     """vLLM declares their memory as bytes, and a layer has a scale for its keys and one for its values."""
     k_scale, v_scale = torch.tensor(0.0625), torch.tensor(0.25)
     engine = VllmEngine(dtype=dtype, kv_cache_dtype=name)
@@ -378,7 +378,7 @@ def test_sglang_extends_and_decodes(device, page_size):
 
 @pytest.mark.parametrize("code_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("scales", [(0.0625, 0.25), (None, None)])
-def test_sglang_caches_of_8_bits(code_dtype, scales):
+def test_sglang_caches_of_8_bits(device, code_dtype, scales):
     """A layer's scales are numbers or tensors; without them they are 1."""
     engine = SglangEngine(page_size=16)
     pool = engine.pool

@@ -82,6 +82,9 @@ def test_vllm_what_is_declared_is_supported(backend):
         impl = backend.get_impl_cls()(1, head_size, SCALE)
         out = impl.forward(None, q, None, None, k_cache, step, torch.full_like(q, float("nan")))
         torch.testing.assert_close(out[0, 0], k_cache[0, 0, 0, head_size:])  # the first query sees the first key alone
+    assert {"fp8", "fp8_e4m3", "fp8_e5m2"} <= set(backend.supported_kv_cache_dtypes)
+    assert backend.supports_combination(D, torch.bfloat16, "fp8", 16) is None
+    assert "accepted with float16" in backend.supports_combination(D, torch.float32, "fp8", block_size=16)
     capability = lambda major: SimpleNamespace(major=major, minor=0)  # noqa: E731
     assert not backend.supports_compute_capability(capability(7)) and backend.supports_compute_capability(capability(8))
 
@@ -143,12 +146,16 @@ def test_vllm_s_reasons(backend):
     assert reasons() == []
     for changed, reason in (
         (dict(head_size=576), "head_size"), (dict(dtype=torch.float64), "dtype"),
-        (dict(kv_cache_dtype="fp8"), "kv_cache_dtype"), (dict(use_mla=True), "MLA"), (dict(use_sparse=True), "sparse"),
+        (dict(kv_cache_dtype="fp8_inc"), "kv_cache_dtype"), (dict(use_mla=True), "MLA"),
+        (dict(use_sparse=True), "sparse"),
         (dict(use_mm_prefix=True), "multimodal"), (dict(device_capability=DeviceCapability(7, 5)), "capability"),
         (dict(attn_type="encoder_only"), "attention type"), (dict(use_dcp=True), "DCP"), (dict(use_rswa=True), "R-SWA"),
     ):  # fmt: skip
         (said,) = reasons(**changed)
         assert reason in said
+    assert reasons(kv_cache_dtype="fp8") == []
+    (said,) = reasons(kv_cache_dtype="fp8", dtype=torch.float32)
+    assert said == "kv_cache_dtype fp8 with float32, accepted with float16 and bfloat16"
 
 
 def test_sglang_runs_a_layer():

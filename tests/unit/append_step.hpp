@@ -7,21 +7,29 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/convert.hpp"
+#include "core/float8.hpp"
 #include "support.hpp"
 
 namespace tessera::test {
 
+// What shares a scale of an 8-bit cache; kComputed: a token and head, and the call stores it.
+enum class Scales { kNone, kOne, kHeads, kSequences, kComputed };
+
 // A random step: the sizes and options of one call.
 struct Form {
   DType dtype = float32;
+  std::optional<DType> codes = std::nullopt;  // of the cache, float8_e4m3 or float8_e5m2; otherwise it has `dtype`
+  Scales scales = Scales::kNone;
   bool packed = false, paged = false, interleaved = false, positions = false, queries = true, in_place = false;
   bool heads_first = false;  // HND: heads are outside the keys of a page
   bool wide = false;         // float32 cos and sin beside a shorter dtype
@@ -41,6 +49,18 @@ class Step {
     keys_a_page = form.paged ? form.page_size : form.page_size * form.max_pages;
     add("k_cache", call.k_cache, cache_layout(form.d));
     add("v_cache", call.v_cache, cache_layout(form.dv));
+    if (form.scales != Scales::kNone) {
+      add("k_descale", call.k_descale, scales_layout());
+      add("v_descale", call.v_descale, scales_layout());
+      // Whole powers of two and others; some make numbers saturate.
+      for (const char* const name : {"k_descale", "v_descale"}) {
+        for (std::size_t n = 0; n < memory[name].size() / sizeof(float); ++n) {
+          const double scale = n % 3 == 0 ? 0.5 : 0.001 + 0.01 * static_cast<double>(between(0, 100));
+          core::store(TESSERA_FLOAT32, memory[name].data(), static_cast<std::int64_t>(n), scale);
+        }
+      }
+      call.compute_scales = form.scales == Scales::kComputed;
+    }
     if (form.queries && form.rotary > 0) {
       add("q", call.q, tokens_layout(form.tokens_q, form.heads_q, form.d), rows_q);
       if (!form.in_place) add("q_out", call.q_out, tokens_layout(form.tokens_q, form.heads_q, form.d), rows_q);
@@ -75,11 +95,10 @@ class Step {
   }
   std::vector<std::byte> bytes(const std::string& name) const { return memory.at(name); }
 
-  // What `name` must hold after the call, by element; elements that the call does not write are not there.
-  using Expected = std::map<std::int64_t, double>;
-  Expected expected_keys(bool values) const {
+  // Visits each element of the cache that the call writes: its offset, its value, and the offset of its scale.
+  template <class Visit>
+  void for_each_key(bool values, const Visit& visit) const {
     const tessera_tensor &from = values ? call.v : call.k, &to = values ? call.v_cache : call.k_cache;
-    Expected expected;
     for (std::int64_t b = 0; b < form.batch; ++b) {
       for (std::int64_t i = 0; i < count(b); ++i) {
         const std::int64_t key = seqused_k[b] - count(b) + i;
@@ -90,12 +109,18 @@ class Step {
             const auto read = [&](std::int64_t column) {
               return load(values ? "v" : "k", from.layout, offset(from.layout, b, begin(b) + i, h, column));
             };
-            expected[offset(to.layout, page, slot, h, d)] =
-                values ? read(d) : turned(read, d, position(b, i, key, false));
+            visit(offset(to.layout, page, slot, h, d), values ? read(d) : turned(read, d, position(b, i, key, false)),
+                  scale_offset(b, page, slot, h));
           }
         }
       }
     }
+  }
+  // What `name` must hold after the call, by element; elements that the call does not write are not there.
+  using Expected = std::map<std::int64_t, double>;
+  Expected expected_keys(bool values) const {
+    Expected expected;
+    for_each_key(values, [&](std::int64_t at, double value, std::int64_t) { expected[at] = value; });
     return expected;
   }
   Expected expected_queries(const std::vector<std::byte>& q) const {
@@ -162,9 +187,27 @@ class Step {
     return form.packed ? layout(form.dtype, {total(tokens), heads, d})
                        : layout(form.dtype, {form.batch, tokens, heads, d});
   }
+  Layout scales_layout() const {
+    if (form.scales == Scales::kOne) return layout(float32, {1});
+    if (form.scales == Scales::kHeads) return layout(float32, {form.heads_kv});
+    if (form.scales == Scales::kSequences) return layout(float32, {form.batch, form.heads_kv});
+    return layout(float32, {pages, keys_a_page, form.heads_kv});
+  }
+  std::int64_t scale_offset(std::int64_t b, std::int64_t page, std::int64_t slot, std::int64_t h) const {
+    switch (form.scales) {
+      case Scales::kHeads:
+        return h;
+      case Scales::kSequences:
+        return b * form.heads_kv + h;
+      case Scales::kComputed:
+        return (page * keys_a_page + slot) * form.heads_kv + h;
+      default:
+        return 0;
+    }
+  }
   // Pages with a gap after each: the other half of a fused cache of keys and values, say.
   Layout cache_layout(std::int64_t d) const {
-    Layout cache = layout(form.dtype, {pages, keys_a_page, form.heads_kv, d});
+    Layout cache = layout(form.codes.value_or(form.dtype), {pages, keys_a_page, form.heads_kv, d});
     if (form.heads_first) cache.strides[1] = d, cache.strides[2] = keys_a_page * d;
     cache.strides[0] += 3 * d;
     return cache;
@@ -223,15 +266,55 @@ inline void expect_written(const Step& step, const std::string& name, const Layo
   }
 }
 
+// Codes of the values by their scales, and a computed scale: its row's largest magnitude over the format's largest
+// number. What lies outside of the call is as it was.
+inline void expect_codes(const Step& step, bool is_value, const std::map<std::string, std::vector<std::byte>>& before) {
+  const std::string name = is_value ? "v_cache" : "k_cache", of_scales = is_value ? "v_descale" : "k_descale";
+  const bool is_e4m3 = *step.form.codes == float8_e4m3;
+  const double largest = is_e4m3 ? 448 : 57344, slack = 16 * 0x1p-23;  // of a product in float32, as expect_written's
+  const auto dtype = static_cast<std::int32_t>(*step.form.codes);
+  const std::vector<std::byte> after = step.bytes(name);
+  std::vector<std::byte> rest = after;
+  std::map<std::int64_t, double> most;
+  step.for_each_key(is_value, [&](std::int64_t at, double value, std::int64_t scale_at) {
+    most[scale_at] = std::max(most[scale_at], std::fabs(value));
+    const double scale = step.form.scales == Scales::kNone
+                             ? 1.0
+                             : core::load(TESSERA_FLOAT32, step.memory.at(of_scales).data(), scale_at);
+    const double expected = std::clamp(value / scale, -largest, largest);
+    const int bits = is_e4m3 ? 3 : 2, least = is_e4m3 ? -6 : -14;
+    const double half_step = std::ldexp(0.5, std::max(expected == 0 ? least : std::ilogb(expected), least) - bits);
+    EXPECT_NEAR(core::load(dtype, after.data(), at), expected,
+                half_step + slack / scale + 0x1p-22 * std::fabs(expected))
+        << name << "[" << at << "]";
+    rest[at] = before.at(name)[at];
+  });
+  EXPECT_EQ(rest, before.at(name)) << name << ": what is not the call's was written to";
+  if (step.form.scales == Scales::kNone) return;
+  std::vector<std::byte> other_scales = step.bytes(of_scales);
+  for (const auto& [at, magnitude] : most) {
+    if (step.form.scales != Scales::kComputed) break;
+    const double scale = core::load(TESSERA_FLOAT32, other_scales.data(), at);
+    EXPECT_NEAR(scale, magnitude / largest, (slack + 0x1p-22 * magnitude) / largest) << of_scales << "[" << at << "]";
+    std::memcpy(&other_scales[at * sizeof(float)], &before.at(of_scales)[at * sizeof(float)], sizeof(float));
+  }
+  EXPECT_EQ(other_scales, before.at(of_scales)) << of_scales << ": what is not the call's was written to";
+}
+
 // `run` executes the call.
 template <class Run>
 void expect_right(const Form& form, const Run& run) {
   Step step(form);
   const auto before = step.memory;
   run(step.call);
-  expect_written(step, "k_cache", step.call.k_cache.layout, step.expected_keys(false), before.at("k_cache"));
-  expect_written(step, "v_cache", step.call.v_cache.layout, step.expected_keys(true), before.at("v_cache"));
+  if (form.codes) {
+    for (const bool is_value : {false, true}) expect_codes(step, is_value, before);
+  } else {
+    expect_written(step, "k_cache", step.call.k_cache.layout, step.expected_keys(false), before.at("k_cache"));
+    expect_written(step, "v_cache", step.call.v_cache.layout, step.expected_keys(true), before.at("v_cache"));
+  }
   std::set<std::string> written = {"k_cache", "v_cache"};
+  if (form.codes) written.insert({"k_descale", "v_descale"});
   if (form.queries && form.rotary > 0) {
     const std::string name = form.in_place ? "q" : "q_out";
     const Layout& of = form.in_place ? step.call.q.layout : step.call.q_out.layout;
@@ -270,6 +353,85 @@ inline Form draw_form(std::uint64_t n) {
   // Positions without a tensor of their own end where a row of cos does.
   if (form.page_size * form.max_pages + 9 >= Step::kAngles) form.positions = true;
   return form;
+}
+
+// The same with a cache of 8 bits and any of its scales.
+inline Form draw_form_of_codes(std::uint64_t n) {
+  Form form = draw_form(n);
+  form.codes = n / 3 % 2 == 0 ? float8_e4m3 : float8_e5m2;
+  form.scales = std::array{Scales::kComputed,  Scales::kNone, Scales::kHeads,   Scales::kComputed,
+                           Scales::kSequences, Scales::kOne,  Scales::kComputed}[n % 7];
+  form.paged = form.paged || form.scales == Scales::kComputed;
+  return form;
+}
+
+// Every finite code's number, the middle between it and the next one, and its neighbours in float32, of both signs.
+inline std::vector<float> codes_and_ties(const core::Float8Format& format) {
+  std::vector<float> numbers = {format.largest, -format.largest};
+  for (int code = 0; core::float8_to_float(format, static_cast<std::uint8_t>(code)) < format.largest; ++code) {
+    const float a = core::float8_to_float(format, static_cast<std::uint8_t>(code)),
+                b = core::float8_to_float(format, static_cast<std::uint8_t>(code + 1)), middle = (a + b) / 2;
+    for (const float x : {a, middle, std::nextafter(middle, a), std::nextafter(middle, b)}) {
+      numbers.insert(numbers.end(), {x, -x});
+    }
+  }
+  return numbers;
+}
+
+// Bytes of two caches of `format`, all NaN being one.
+inline void expect_same_codes(const core::Float8Format& format, std::vector<std::byte> a, std::vector<std::byte> b) {
+  for (std::vector<std::byte>* const codes : {&a, &b}) {
+    for (std::byte& code : *codes) {
+      if (std::isnan(core::float8_to_float(format, static_cast<std::uint8_t>(code)))) code = std::byte{0x7f};
+    }
+  }
+  EXPECT_EQ(a, b);
+}
+
+// Values that are not rotated get the codes and the scales that the CPU gives them: every tie between two codes,
+// numbers too large and too small, infinities and NaN, by scales that are given and computed. `run` executes the call.
+template <class Run>
+void expect_the_cpus_codes(const Run& run) {
+  for (const DType codes : {float8_e4m3, float8_e5m2}) {
+    const core::Float8Format& format = codes == float8_e4m3 ? core::kE4M3 : core::kE5M2;
+    std::vector<float> numbers = codes_and_ties(format);
+    constexpr float kEndless = std::numeric_limits<float>::infinity();
+    numbers.insert(numbers.end(), {kEndless, -kEndless, 1e30f, -1e30f, NAN, -0.0f, 2e-9f, 1e-38f, 1e-42f, 3.1e-5f});
+    numbers.resize((numbers.size() + 23) / 24 * 24 + 3 * 24);  // and rows of zeros
+    for (const Scales scales : {Scales::kNone, Scales::kOne, Scales::kSequences, Scales::kComputed}) {
+      for (const std::int64_t d : {24, 23}) {  // aligned and not
+        SCOPED_TRACE(std::string(name(codes)) + ", scales " + std::to_string(static_cast<int>(scales)));
+        const auto heads = static_cast<std::int64_t>(numbers.size()) / 24;
+        const Form form{.codes = codes,
+                        .scales = scales,
+                        .paged = true,
+                        .queries = false,
+                        .batch = 1,
+                        .tokens = 1,
+                        .heads_kv = heads,
+                        .d = d,
+                        .dv = d,
+                        .rotary = 0,
+                        .page_size = 2,
+                        .max_pages = 1};
+        Step step(form), on_cpu(form);
+        for (Step* const each : {&step, &on_cpu}) {
+          for (const char* const name : {"k", "v"}) {
+            std::memcpy(each->memory.at(name).data(), numbers.data(), each->memory.at(name).size());
+          }
+        }
+        run(step.call);
+        append(on_cpu.call);
+        for (const char* const name : {"k_cache", "v_cache"}) {
+          expect_same_codes(format, step.bytes(name), on_cpu.bytes(name));
+        }
+        for (const char* const name : {"k_descale", "v_descale"}) {
+          if (scales == Scales::kNone) continue;
+          EXPECT_EQ(step.bytes(name), on_cpu.bytes(name)) << name;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace tessera::test

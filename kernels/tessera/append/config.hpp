@@ -9,32 +9,44 @@ namespace tessera {
 // See append/kernel.cuh.
 struct AppendConfig {
   Dtype dtype;
-  bool aligned;  // rows, heads and the columns that are rotated together start at multiples of 16 bytes: loads are 16
-                 // bytes wide
+  Dtype cache;   // dtype, or float8_e4m3 or float8_e5m2
+  bool aligned;  // rows, heads and the columns that are rotated together start at multiples of 16 bytes, those of a
+                 // cache of 8 bits at multiples of 4: loads are 16 bytes wide, or 4 columns
 };
-TESSERA_CONFIG_FIELDS(AppendConfig, dtype, aligned)
+TESSERA_CONFIG_FIELDS(AppendConfig, dtype, cache, aligned)
+
+TESSERA_HOST_DEVICE constexpr bool writes_codes(const AppendConfig& c) { return c.cache != c.dtype; }
 
 // Neighbouring columns that a thread loads with one instruction.
 TESSERA_HOST_DEVICE constexpr int append_width(const AppendConfig& c) {
   return c.aligned ? 16 / dtype_bytes(c.dtype) : 1;
 }
+// The same of keys and values that are converted to 8 bits.
+TESSERA_HOST_DEVICE constexpr int append_code_width(const AppendConfig& c) { return c.aligned ? 4 : 1; }
 
 inline constexpr int kAppendThreads = 192;
 inline constexpr int kAppendHeads = 4;  // heads per thread, for which it handles the same columns
+inline constexpr int kCodeLanes = 16;   // lanes that convert a row, a head of a token, to 8 bits
 
 // One copy: the rotated columns, or the unrotated ones, of a tensor, from one place to another. A thread processes one
 // unit at a time: append_width() columns (or as many pairs of columns that are rotated together) of the heads h, h +
-// groups, h + 2 groups, ...
+// groups, h + 2 groups, ... To a cache of 8 bits, kRotatedKeys and kValues copy all columns, and a unit is a row.
 struct AppendWay {
   RowTensor from, to;
   int heads, groups;  // groups: heads / kAppendHeads, rounded up
   int column;         // the first column of each head
   int rotates;
-  Divisor columns, units;  // columns: vectors (or pairs of vectors) of a head; units: units of a token, groups *
-                           // columns
+  Divisor columns, units;  // columns: vectors (or pairs of vectors) of a head, to 8 bits its columns; units: units of
+                           // a token, groups * columns, to 8 bits its heads
   int begin;               // the block's first unit of this copy; units are ordered by copy, then by token
 };
 enum AppendWays { kRotatedKeys, kCopiedKeys, kValues, kRotatedQueries, kCopiedQueries, kAppendWays };
+
+// The scales of a cache of 8 bits: of a token's place if they are computed, otherwise of its sequence. NULL: 1.
+struct AppendScales {
+  float* data;
+  int64 batch, row, head;  // batch: the stride of a page or a sequence
+};
 
 // Parameters of the public tessera_append. Strides are in elements.
 struct AppendParams {
@@ -57,6 +69,8 @@ struct AppendParams {
   const int *positions_q, *positions_k;  // [batch, tokens], packed [tokens] with batch stride 0; or NULL
   int64 positions_q_batch, positions_q_col, positions_k_batch, positions_k_col;
   int* dropped;  // counts the tokens that are not written; or NULL
+  AppendScales k_scales, v_scales;
+  int computes_scales;
 };
 
 // Thread blocks of a launch.

@@ -6,63 +6,14 @@
 // the same columns of kAppendHeads heads of a token, 16 bytes each if aligned, and neighbouring threads handle
 // neighbouring columns. Its 64 or 128 bytes of loads are in flight while it finds the token's length, its page and its
 // row of cos and sin, once for all heads. Rotated and copied columns go to different warps as far as possible. The
-// kernel is bound by memory bandwidth; with few tokens, by latency.
+// kernel is bound by memory bandwidth; with few tokens, by latency. How k and v get into a cache of 8 bits: codes.cuh.
 #pragma once
 
-#include "tessera/append/config.hpp"
-#include "tessera/ptx/device.cuh"
+#include "tessera/append/codes.cuh"
+#include "tessera/append/place.cuh"
 #include "tessera/ptx/synchronization.cuh"
-#include "tessera/tile/columns.cuh"
 
 namespace tessera {
-
-// The place of a token.
-struct AppendedToken {
-  int batch;  // packed: set once its sequence is found
-  int row;    // in the token's own tensor; dense: within its sequence
-  int key;    // position among the sequence's keys; query i of a sequence has that of new key i
-};
-
-// Token `index` of k or q. `tokens` is the number of tokens of a sequence or, packed, of the batch.
-TESSERA_DEVICE AppendedToken token_row(const AppendParams& p, int index, const Divisor& tokens) {
-  const int batch = p.cu_seqlens ? 0 : index / tokens;
-  return {batch, index - batch * tokens.value, 0};
-}
-// Finds the token's sequence and its position among the keys. Returns false if the token belongs to no sequence.
-TESSERA_DEVICE bool find_key(const AppendParams& p, AppendedToken& at) {
-  int begin = 0, count = p.tokens.value;
-  if (p.cu_seqlens) {
-    // The last sequence that begins at or before the token. Empty sequences before it have the same offset.
-    const auto offset = [&](int b) { return p.cu_seqlens[b * p.cu_seqlens_stride]; };
-    int low = 0, high = p.batch;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (offset(middle) <= at.row ? low : high) = middle;
-    }
-    at.batch = low;
-    begin = offset(low), count = offset(low + 1) - begin;
-    if (at.row < begin || at.row >= static_cast<int64>(begin) + count) return false;
-  }
-  at.key = p.seqused_k[at.batch * p.seqused_k_stride] - count + (at.row - begin);
-  return true;
-}
-
-template <Dtype kDtype>
-struct TypeOf {
-  static constexpr Dtype kType = kDtype;
-};
-
-template <int kWidth>
-TESSERA_DEVICE void load_angles(const AppendParams& p, const void* angles, int64 index, float (&x)[kWidth]) {
-  const auto load = [&](auto dtype) { unpack_columns(load_columns<decltype(dtype)::kType, kWidth>(angles, index), x); };
-  if (p.angle_dtype == Dtype::kFloat32) {
-    load(TypeOf<Dtype::kFloat32>{});
-  } else if (p.angle_dtype == Dtype::kFloat16) {
-    load(TypeOf<Dtype::kFloat16>{});
-  } else {
-    load(TypeOf<Dtype::kBFloat16>{});
-  }
-}
 
 // One of the block's units, as a thread processes it.
 struct AppendUnit {
@@ -133,12 +84,7 @@ struct AppendColumns {
     for (int n = 0; n < kAppendHeads; ++n) {
       float x[2 * kWidth];
       unpack_columns(low[n], x), unpack_columns(high[n], x + kWidth);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        float &a = x[kInterleaved ? 2 * i : i], &b = x[kInterleaved ? 2 * i + 1 : kWidth + i];
-        const float turned = a * cosine[i] - b * sine[i];
-        b = a * sine[i] + b * cosine[i], a = turned;
-      }
+      rotate_columns<kInterleaved>(cosine, sine, x);
       pack_columns(x, low[n]), pack_columns(x + kWidth, high[n]);
     }
   }
@@ -149,6 +95,9 @@ TESSERA_DEVICE void append(const AppendParams& p) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const bool is_key = static_cast<int>(blockIdx.x) < p.key_blocks;
+  if constexpr (writes_codes(kCfg)) {
+    if (is_key) return append_codes<kCfg>(p);
+  }
   const Divisor tokens = is_key ? p.tokens : p.tokens_q;
   const int all = p.cu_seqlens ? tokens.value : p.batch * tokens.value;  // below 2^31: the host has checked it
   const int begin = is_key ? static_cast<int>(blockIdx.x) * p.key_tokens
@@ -164,36 +113,18 @@ TESSERA_DEVICE void append(const AppendParams& p) {
     AppendColumns<kCfg> columns;
     columns.load(unit, way.from.batch * at.batch + way.from.row * at.row);
 
-    // 2. Find the token's row of cos and sin, and whether it exists.
+    // 2. Find the token's row of cos and sin and a key's place in the cache, and whether they exist.
     if (!find_key(p, at)) continue;
-    const int* positions = is_key ? p.positions_k : p.positions_q;
-    int position = at.key;
-    if (positions) {
-      position = is_key ? positions[p.positions_k_batch * at.batch + p.positions_k_col * at.row]
-                        : positions[p.positions_q_batch * at.batch + p.positions_q_col * at.row];
-    }
-    bool within = p.rotary_dim == 0 || (position >= 0 && position < p.angles);
-
-    // 3. Find a key's place in the cache, and whether it exists.
-    int page = at.batch, slot = at.row;
-    if (is_key) {
-      within = within && at.key >= 0 && at.key < p.room;
-      if (within) {
-        const int of_sequence = at.key / p.page_size;
-        slot = at.key - of_sequence * p.page_size.value;
-        if (p.page_table) page = p.page_table[p.page_table_batch * at.batch + p.page_table_col * of_sequence];
-      }
-      within = within && page >= 0 && page < p.pages;
-    }
-    if (!within) {
+    AppendPlace place;
+    if (!find_place(p, is_key, at, place)) {
       const bool first_of_token = unit.number == 0 && &way == &p.ways[is_key ? kValues : kRotatedQueries];
       if (p.dropped && first_of_token) atomicAdd(p.dropped, 1);
       continue;
     }
 
-    // 4. Rotate and write.
-    if (way.rotates) columns.rotate(p, unit, position);
-    columns.store(unit, way.to.batch * page + way.to.row * slot);
+    // 3. Rotate and write.
+    if (way.rotates) columns.rotate(p, unit, place.position);
+    columns.store(unit, way.to.batch * place.page + way.to.row * place.slot);
   }
 }
 

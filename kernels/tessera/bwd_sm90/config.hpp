@@ -29,6 +29,8 @@ struct BwdSm90Config {
   // The query heads of a KV head span several blocks; dK and dV are stored in float32: group_sums.cuh.
   bool split_group;
   bool sums;  // dK and dV are float32 sums (attention/backward/sums.cuh); not with split_group
+  // A block has a head and all of its keys, and keeps dQ in shared memory: whole_head.cuh.
+  bool whole_head;
 
   // Whether the lists are made from a program's mask. A deterministic kernel has no order of the additions to dQ for
   // these, nor have the warps that generate dropout bits.
@@ -44,7 +46,7 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group, sums)
+                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group, sums, whole_head)
 
 // Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {
@@ -65,9 +67,10 @@ struct BwdSm90RowsConfig {
   bool deterministic;
   // As in the main kernel's config: an additional block computes the order of the key tiles (rows.cuh).
   bool block_mask;
-  bool sums;  // dQ is a float32 sum
-  // As in the main kernel's score; only where the preprocess asks which keys queries see: deterministic, without a
-  // block mask.
+  bool sums;        // dQ is a float32 sum
+  bool whole_head;  // as in the main kernel's config: it stores dQ
+  // As in the main kernel's score; only where the preprocess asks which keys queries see: deterministic or whole_head,
+  // without a block mask.
   bool sequence_places;
 
   TESSERA_HOST_DEVICE constexpr ScoreConfig positions() const {
@@ -77,18 +80,18 @@ struct BwdSm90RowsConfig {
   }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask, sums,
-                      sequence_places)
+                      whole_head, sequence_places)
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;          // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end
-  int q, d_o;        // [stages][block_m][head_dim], [head_dim_v]
-  int d_s;           // [ds_stages][block_m][block_n]
-  int dq;            // [bwd_sm90_dq_stages][block_m][head_dim] float32, the source of the bulk additions
-  int stats;         // [stages][2][block_m] float32: LSE in log2 units, delta
-  int steps;         // [stages] QueryTileStep
-  int block;         // KeyBlock
-  int slots;         // [bwd_sm90_step_slots] DqAddition of the latest steps, with a block mask
+  int k, v;    // [block_n][head_dim], [head_dim_v]; reused for dK and dV at the end. whole_head: V comes by way of dO
+  int q, d_o;  // [stages], [bwd_sm90_d_o_stages] x [block_m] x [head_dim], [head_dim_v]
+  int d_s;     // [ds_stages][block_m][block_n]
+  int dq;      // [bwd_sm90_dq_stages][block_m][head_dim] float32: the source of the bulk additions, or a head's dQ
+  int stats;   // [stages][2][block_m] float32: LSE in log2 units, delta
+  int steps;   // [stages] QueryTileStep
+  int block;   // [bwd_sm90_key_blocks] KeyBlock
+  int slots;   // [bwd_sm90_step_slots] DqAddition of the latest steps, with a block mask
   int dropout_bits;  // [bwd_sm90_dropout_stages] dropout bits, one for each score, ordered as in DropoutBits
   int barriers;      // ordered as in BwdSm90Shared
   int bytes;
@@ -102,11 +105,25 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_dropout_stages(const BwdSm90Config& c
   return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;
 }
 
+// With whole_head: the most queries and keys of a head, and its tiles of 128.
+inline constexpr int kBwdWholeHeadRows = 512, kBwdWholeHeadTiles = kBwdWholeHeadRows / 128;
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_d_o_stages(const BwdSm90Config& c) { return c.whole_head ? 1 : c.stages; }
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_key_blocks(const BwdSm90Config& c) {
+  return c.whole_head ? kBwdWholeHeadTiles : 1;
+}
+// Three warpgroups with whole_head: the producer and two for scores.
+inline constexpr BwdSm90Registers kBwdWholeHeadRegisters{24, 240, 0};
+static_assert(kBwdWholeHeadRegisters.sum() <= 3 * 168);
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_threads(const BwdSm90Config& c) {
+  return c.whole_head ? 384 : kBwdSm90Threads;
+}
+
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
-  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) + bwd_sm90_dropout_stages(c));
+  return 2 + 2 * (c.stages + bwd_sm90_d_o_stages(c) + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) +
+                  bwd_sm90_dropout_stages(c));
 }
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
-  return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
+  return c.whole_head ? kBwdWholeHeadTiles : c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
 }
 
 // Steps that may be in progress between the producer and the threads that add dQ.
@@ -118,14 +135,14 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   BwdSm90Layout at{};
   at.k = 0;
   at.v = at.k + swizzled_bytes(c.block_n, c.head_dim);
-  at.q = at.v + swizzled_bytes(c.block_n, c.head_dim_v());
+  at.q = at.v + (c.whole_head ? 0 : swizzled_bytes(c.block_n, c.head_dim_v()));
   at.d_o = at.q + c.stages * swizzled_bytes(c.block_m, c.head_dim);
-  at.d_s = at.d_o + c.stages * swizzled_bytes(c.block_m, c.head_dim_v());
+  at.d_s = at.d_o + bwd_sm90_d_o_stages(c) * swizzled_bytes(c.block_m, c.head_dim_v());
   at.dq = at.d_s + c.ds_stages * c.block_m * c.block_n * 2;
   at.stats = at.dq + bwd_sm90_dq_stages(c) * c.block_m * c.head_dim * 4;
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
-  at.slots = at.block + kBwdSm90BlockBytes;
+  at.slots = at.block + bwd_sm90_key_blocks(c) * kBwdSm90BlockBytes;
   at.dropout_bits = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
   at.barriers = at.dropout_bits + bwd_sm90_dropout_stages(c) * c.block_m * c.block_n / 8;
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;

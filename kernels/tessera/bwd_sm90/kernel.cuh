@@ -12,6 +12,7 @@
 //   shared.cuh       the offsets of tiles and barriers
 //   loads.cuh        the producer: K and V once, and in each step Q, dO, LSE and delta
 //   scores.cuh       a score warpgroup: P, dS, and its dK and dV
+//   whole_head.cuh   short heads: a form of its own, with a head in a block and without a dQ warpgroup
 //   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
 //   kernel.cuh       the roles of a block's warps
 //   rows.cuh         the kernels before and after this one: delta, LSE, the order of key tiles, dQ's rounding
@@ -23,6 +24,7 @@
 #include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90/loads.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
+#include "tessera/bwd_sm90/whole_head.cuh"
 
 namespace tessera {
 
@@ -34,7 +36,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(!kCfg.block_mask || kCfg.block_m == 64,
                 "a step is a list's entry, which says for each score warpgroup whether it is masked");
   static_assert(!(kCfg.block_mask && kCfg.alternate), "a warpgroup skips steps that are hidden from its keys");
-  static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
+  static_assert(kCfg.whole_head || kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];
@@ -47,6 +49,10 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
     shared.init();
   }
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + bwd_sm90_layout(kCfg).block);
+  if constexpr (kCfg.whole_head) {
+    run_whole_head(p, shared, &block);
+    return;
+  }
   if (threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x);
     if constexpr (kCfg.deterministic) {  // in the order in which blocks start

@@ -81,6 +81,14 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
       clears = keys.low > keys.high;
     }
   }
+  if constexpr (kCfg.whole_head) {  // dQ of queries that see no key, which the main kernel does not reach
+    clears = false;
+    const KeyRange keys = visible_keys<kCfg.positions()>(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    for (int row = warp; keys.low > keys.high && row < t.count; row += kBwdRowsThreads / 32) {
+      clear_row<kCfg.dtype>(p.d_q, t.batch, static_cast<int64>(s.q_begin) + t.row0 + row, t.head, p.head_dim);
+    }
+  }
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));

@@ -29,8 +29,9 @@ struct ScoreWarpgroup {
   using Step = ScoreStep<kCfg.score, Coordinates>;
   // kLseAhead and kDeltaAhead are the groups of eight queries whose LSE and delta are loaded before they are used; none
   // if an option needs the registers.
-  static constexpr bool kNoneAhead =
-      kCfg.score.entries() || kCfg.score.program || kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
+  static constexpr bool kNoneAhead = kCfg.whole_head || kCfg.score.entries() || kCfg.score.program ||
+                                     kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
+  static constexpr bool kMaskedAhead = kCfg.whole_head || !kNoneAhead;  // masked() is known before it is needed
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 
@@ -264,16 +265,20 @@ struct ScoreWarpgroup {
       } else {
         score_step.apply(Coordinates(*this), rS[0]);
       }
-    } else if constexpr (kCfg.score.scaled()) {
+    } else if constexpr (kCfg.score.has_step()) {
       score_step.apply(Coordinates(*this), rS[0]);
     }
     if (far) [[unlikely]] {
       far_exponents();
-    } else if (Step::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
+    } else if (Step::kHiddenByWeight || (kMaskedAhead ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
     }
+    weights();
+  }
+  // Exponents to P.
+  TESSERA_DEVICE void weights() {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -333,10 +338,11 @@ struct ScoreWarpgroup {
   }
 
   // step_word() is the step's first query; with a block mask its lowest bits are the list entry's: from which score
-  // warpgroup's keys the queries are hidden. step_row0() is the part's first query.
+  // warpgroup's keys the queries are hidden, and with whole_head kFirstKeys and kLastKeys (whole_head.cuh). step_row0()
+  // is the part's first query.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
   TESSERA_DEVICE int step_row0() const {
-    return (kCfg.block_mask ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;
+    return (kCfg.block_mask || kCfg.whole_head ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;
   }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
@@ -350,7 +356,7 @@ struct ScoreWarpgroup {
     } else {
       score_gradients<0, kM>();
     }
-    if (!Step::kHiddenByWeight && (kStats > 0 ? hides_some : masked())) clear_hidden();
+    if (!Step::kHiddenByWeight && (kMaskedAhead ? hides_some : masked())) clear_hidden();
   }
   template <int kFirst, int kRows>
   TESSERA_DEVICE void score_gradients() {

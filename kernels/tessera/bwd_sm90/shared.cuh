@@ -72,12 +72,14 @@ struct BwdSm90Shared {
   TESSERA_DEVICE uint32 dropout_empty(const DropoutAt& at) const { return empty(kDropout, at); }
 
   // ---- barriers ----
-  static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,
+  static constexpr int kDOStages = bwd_sm90_d_o_stages(kCfg);
+  static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kDOStages,
                        kDQ = kDS + 2 * kCfg.ds_stages,               // deterministic
       kDropout = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
   TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
+  TESSERA_DEVICE uint32 k_empty() const { return barrier(1); }  // with whole_head, instead of v_full()
   template <int kStages>
   TESSERA_DEVICE uint32 full(int ring, const RingPosition<kStages>& at) const {
     return barrier(ring) + at.offset;
@@ -103,18 +105,18 @@ struct BwdSm90Shared {
   // By one thread, before the barriers are used.
   TESSERA_DEVICE void init() const {
     ptx::mbarrier_init(k_full(), 1);
-    ptx::mbarrier_init(v_full(), 1);
+    ptx::mbarrier_init(v_full(), kCfg.whole_head ? 8 : 1);
     for (int stage = 0; stage < kCfg.stages; ++stage) {
       ptx::mbarrier_init(barrier(kQ + stage), 1);
       ptx::mbarrier_init(barrier(kQ + kCfg.stages + stage), 8);
     }
-    for (int stage = 0; stage < kCfg.stages; ++stage) {
+    for (int stage = 0; stage < kDOStages; ++stage) {
       ptx::mbarrier_init(barrier(kDO + stage), 1);
-      ptx::mbarrier_init(barrier(kDO + kCfg.stages + stage), 8);
+      ptx::mbarrier_init(barrier(kDO + kDOStages + stage), 8);
     }
     for (int stage = 0; stage < kCfg.ds_stages; ++stage) {
       ptx::mbarrier_init(barrier(kDS + stage), 8);
-      ptx::mbarrier_init(barrier(kDS + kCfg.ds_stages + stage), 4);
+      ptx::mbarrier_init(barrier(kDS + kCfg.ds_stages + stage), kCfg.whole_head ? 8 : 4);
     }
     for (int stage = 0; kCfg.deterministic && stage < kBwdDqStages; ++stage) {
       ptx::mbarrier_init(barrier(kDQ + stage), 4);

@@ -197,7 +197,7 @@ struct KeyWarpgroup {
 
   // Turns S - LSE into P and sends it to block 1.
   TESSERA_DEVICE void probabilities(int word) {
-    if constexpr (kCfg.score.scaled()) score_step.apply(Coordinates(*this), rS[0]);
+    if constexpr (kCfg.score.has_step()) score_step.apply(Coordinates(*this), rS[0]);
     if (far) [[unlikely]] {
       far_exponents(word);
     } else if (Step::kHiddenByWeight || masked(word)) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/attention/problem.hpp"
+#include "tessera/attention/scales.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
 #include "tessera/block_lists/config.hpp"
@@ -32,11 +33,16 @@ struct FwdSm80Config {
   bool pack_gqa;          // a tile has rows of all query heads of a KV head
   bool split;             // keys are split: partial results in float32 instead of o
   RowMap row_map;
-  bool bulk;  // tiles of K and V (with pairs, full ones) are loaded by bulk copies (TMA): Hopper and later
+  bool bulk;        // tiles of K and V (with pairs, full ones) are loaded by bulk copies (TMA): Hopper and later
+  Dtype codes;      // of K and V if they have 8 bits an element: fwd_sm80/codes.cuh; otherwise float32
+  bool key_scales;  // codes: K or V has a scale for each key or 128 keys, instead of one for each sequence and head
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm80Config, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
-                      aligned, paged, pack_gqa, split, row_map, bulk, score)
+                      aligned, paged, pack_gqa, split, row_map, bulk, codes, key_scales, score)
+
+// Whether K and V have 8 bits an element.
+TESSERA_HOST_DEVICE constexpr bool has_codes(const FwdSm80Config& c) { return dtype_bytes(c.codes) == 1; }
 
 // The tile scheduler: persistent blocks, which process one work tile after another, or one block for each work tile.
 TESSERA_HOST_DEVICE constexpr bool persistent(const FwdSm80Config& c) { return c.row_map != RowMap::kContiguous; }
@@ -48,6 +54,8 @@ struct FwdSm80Layout {
   int q;         // [block_m][head_dim]; contiguous rows: at the end O
   int k;         // [stages][block_n][head_dim]; spread rows: each stage is a tile of K, then one of V
   int v;         // [stages][block_n][head_dim_v]; pairs: at the end O
+  int codes;     // codes: a tile of K, then one of V, of 8 bits; k and v are these tiles in 16 bits, one stage
+  int scales;    // codes: [2][block_n] float32, of the keys and of the values
   int p;         // pairs: [block_m][block_n], P
   int barriers;  // bulk copies: a full barrier for each stage of K and of V, with contiguous rows also an empty one
   int row_stat;  // pairs: [2][block_m] float32
@@ -62,7 +70,10 @@ TESSERA_HOST_DEVICE constexpr FwdSm80Layout fwd_sm80_layout(const FwdSm80Config&
   FwdSm80Layout at{};
   at.k = at.q + c.block_m * (o_takes_q && value_row > key_row ? value_row : key_row);
   at.v = at.k + (c.row_map == RowMap::kSpread ? 1 : c.stages) * c.block_n * key_row;
-  at.p = at.k + c.stages * c.block_n * (key_row + value_row);
+  at.codes = at.k + c.stages * c.block_n * (key_row + value_row);
+  const int code_rows = has_codes(c) ? pitch_bytes(c.codes, c.head_dim) + pitch_bytes(c.codes, c.head_dim_v) : 0;
+  at.scales = at.codes + c.block_n * code_rows;
+  at.p = at.scales + (has_codes(c) ? 2 * c.block_n * 4 : 0);
   at.barriers = at.p + (pairs ? padded_bytes(c.dtype, c.block_m, c.block_n) : 0);
   at.row_stat = at.barriers + c.stages * stage_barriers * 8;
   at.work = at.row_stat + (pairs ? 2 * c.block_m * 4 : 0);
@@ -81,6 +92,11 @@ struct FwdSm80Params : ProblemParams {
   WorkOrder order;                       // of persistent blocks
   PositionMasks masks;
   BlockLists lists;  // with a program: of the tiles of keys that its mask shows; no words: there are none
+};
+
+// If K and V have 8 bits an element.
+struct FwdSm80CodesParams : FwdSm80Params {
+  ScaleTensor k_scales, v_scales;
 };
 
 // If tiles are loaded by bulk copies: FwdSm80Config::bulk. The maps are of [batch, head, row, two columns], with boxes

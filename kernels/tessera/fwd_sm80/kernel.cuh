@@ -5,15 +5,16 @@
 // block_m / warps rows, all of whose scores and outputs are in its registers: warps exchange nothing. Details and
 // measurements: docs/reference/kernels/fwd_sm80.md.
 //
-// The family's four kernels differ in three policies, and share the code of each. The loader loads tiles by cp.async or
-// by TMA (loads.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile scheduler gives a thread
-// block one work tile or one after another (scheduler.cuh).
+// The family's five kernels differ in the keys' type and in three policies, and share the code of each. The loader
+// loads tiles by cp.async or by TMA (loads.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile
+// scheduler gives a thread block one work tile or one after another (scheduler.cuh).
 //
 //                        loader            row map      tile scheduler   options
 //   kernel.cuh           cp.async, pages   contiguous   single           all
 //   bulk.cuh             TMA               contiguous   single           none
 //   persistent.cuh       cp.async, pages   spread       persistent       none
 //   pairs.cuh            either, pages     pairs        persistent       none
+//   codes.cuh            cp.async, pages   contiguous   single           all; K and V of 8 bits
 //
 // What they have in common:
 //

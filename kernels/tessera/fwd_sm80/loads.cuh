@@ -26,10 +26,9 @@ TESSERA_DEVICE void load_queries(Tile& sQ, const FwdSm80Params& p, const FwdBloc
 }
 
 // The address of keys of K or V from key `first` and column `col` on; not for pages.
-template <FwdSm80Config kCfg>
+template <int kBytes, FwdSm80Config kCfg>
 TESSERA_DEVICE const char* key_rows(const FwdSm80Params& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
                                     int col) {
-  constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
   return base + (tensor.batch * b.work.batch + tensor.row * (static_cast<int64>(b.s.k_begin) + first)) * kBytes;
 }
@@ -38,7 +37,7 @@ TESSERA_DEVICE const char* key_rows(const FwdSm80Params& p, const RowTensor& ten
 template <FwdSm80Config kCfg, class Tile>
 TESSERA_DEVICE void load_keys(Tile& sTile, const FwdSm80Params& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
                               int first, int col, int columns) {
-  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  constexpr int kBytes = Tile::kElemBytes;
   const int count = min(b.s.sk - first, kCfg.block_n);
   if constexpr (kCfg.paged) {
     const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
@@ -49,8 +48,8 @@ TESSERA_DEVICE void load_keys(Tile& sTile, const FwdSm80Params& p, const RowTens
       return (tensor.batch * clamp(page, 0, p.keys.pages - 1) + tensor.row * (key % p.keys.page_size)) * kBytes;
     });
   } else {
-    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, key_rows(p, tensor, b, first, col),
-                                                     tensor.row * kBytes);
+    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes,
+                                                     key_rows<kBytes>(p, tensor, b, first, col), tensor.row * kBytes);
   }
 }
 

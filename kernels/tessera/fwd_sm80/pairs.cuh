@@ -81,8 +81,8 @@ struct KeyLoads {
 
   // For a work tile, from its first iteration on.
   TESSERA_DEVICE KeyLoads(const FwdSm80Params& p, const FwdBlock<kCfg>& b)
-      : k(key_rows(p, p.k, b, (b.first + 2) * kCfg.block_n, 0), p.k.row * kBytes),
-        v(key_rows(p, p.v, b, (b.first + 1) * kCfg.block_n, b.dv_begin), p.v.row * kBytes),
+      : k(key_rows<kBytes>(p, p.k, b, (b.first + 2) * kCfg.block_n, 0), p.k.row * kBytes),
+        v(key_rows<kBytes>(p, p.v, b, (b.first + 1) * kCfg.block_n, b.dv_begin), p.v.row * kBytes),
         end(kPossible && p.head_dim == kCfg.head_dim && b.dv_count == kCfg.head_dim_v
                 ? min(b.last, b.s.sk / kCfg.block_n) - 2
                 : 0) {}

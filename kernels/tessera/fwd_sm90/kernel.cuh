@@ -8,7 +8,8 @@
 // softmax.
 //
 // The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), unless
-// ALiBi or a bias may raise the scores from block to block. If a sum exceeds a bound, the warp recomputes the block.
+// ALiBi, a bias or a program may raise the scores from block to block. If a sum exceeds a bound, the warp recomputes
+// the block.
 //
 // Block: (consumers + 1) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Details and measurements: docs/reference/kernels/fwd_sm90.md.

@@ -224,7 +224,7 @@ struct ScoreStage {
   // The coordinates (b, h, i, j) of the scores of a block.
   struct Coordinates {
     static constexpr int kRows = 2, kAheadRows = kEntriesAhead ? 2 : 1, kN = ScoreStage::kN;
-    static constexpr bool kLaneOrder = false;
+    static constexpr bool kLaneOrder = false, kOneHead = true;
     // Packed addends fill the registers from D = 128 on: fused, they would spill up to 500 bytes.
     static constexpr bool kFused = !ScoreOptions<kCfg.score>::kPackedAddend || kCfg.head_dim_v < 128;
 
@@ -312,16 +312,28 @@ struct ScoreStage {
 
   // ---- S to exponentials, in place ----
 
+  // Whether a row may see only few keys of the block, whose K is not released yet, and its max is to serve later ones.
+  TESSERA_DEVICE bool may_see_few_keys(const Cursor& at) const {
+    if constexpr (!kCfg.score.stale_max()) {
+      return false;
+    } else if constexpr (kCfg.program_lists()) {
+      return at.bounds.cuts_low() || !at.shows_block();
+    } else {
+      return kCfg.score.program || at.bounds.cuts_low();
+    }
+  }
+
   // Processes a work tile's first block: the rows' maxima are computed.
   TESSERA_DEVICE void first_block(Cursor& at) {
     apply_options_and_mask(at);
+    const bool few_keys = may_see_few_keys(at);
     at.release_k();
     if (!kCfg.block_mask && at.at_last_block()) at.release_q();
     softmax.reset();
     const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
     softmax.update_max(rS, unit, alpha, 0.0f);
-    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
+    if (few_keys) softmax.raise_max(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
   }
 

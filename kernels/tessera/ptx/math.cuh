@@ -53,6 +53,18 @@ TESSERA_DEVICE uint32 cvt_rn_relu_bf16x2(float low, float high) {
   return pair;
 }
 
+// a b of each half, and a b + c.
+TESSERA_DEVICE uint32 mul_f16x2(uint32 a, uint32 b) {
+  uint32 pair;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+TESSERA_DEVICE uint32 fma_rn_bf16x2(uint32 a, uint32 b, uint32 c) {
+  uint32 pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+
 // The maximum of each half.
 TESSERA_DEVICE uint32 max_f16x2(uint32 a, uint32 b) {
   uint32 pair;
@@ -69,6 +81,13 @@ TESSERA_DEVICE uint32 max_bf16x2(uint32 a, uint32 b) {
 TESSERA_DEVICE unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
   unsigned short pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// The same for e5m2; what is too large becomes 57344.
+TESSERA_DEVICE unsigned short cvt_rn_satfinite_e5m2x2(float low, float high) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 

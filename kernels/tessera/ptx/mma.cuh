@@ -95,6 +95,14 @@ TESSERA_DEVICE float2 ld_shared_f32x2(uint32 shared) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
   return x;
 }
+TESSERA_DEVICE float4 ld_shared_f32x4(uint32 shared) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
 TESSERA_DEVICE void st_shared_f32x4(uint32 shared, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }

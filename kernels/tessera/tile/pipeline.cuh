@@ -36,7 +36,7 @@ struct RingPosition {
   }
 };
 
-// full: the producer's arrival and the bytes of the copies. empty: one arrival of each consumer warp.
+// full: the producers' arrivals and the bytes of the copies. empty: one arrival of each consumer warp.
 //
 // With kBlocks == 2 the blocks of a cluster hold the same tiles in the same stages. Each producer copies its part of a
 // tile to both blocks, and a stage is empty once the consumers of both have released it. The other producer's part may
@@ -52,9 +52,9 @@ struct Ring {
     return barriers[0].address() + at.offset;
   }
 
-  TESSERA_DEVICE void init(int consumer_warps) {
+  TESSERA_DEVICE void init(int consumer_warps, int producers = 1) {
     for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(full[stage].address(), 1);
+      ptx::mbarrier_init(full[stage].address(), producers);
       ptx::mbarrier_init(empty[stage].address(), consumer_warps * kBlocks);
     }
   }

@@ -61,6 +61,9 @@ TESSERA_DEVICE void load_part(Tile& sTile, int row, int offset_bytes, const char
       }
     }
     *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else if constexpr (Tile::kElemBytes == 1) {
+#pragma unroll 1
+    for (int n = 0; n < kLoadBytes; ++n) to[n] = n < wanted ? from[n] : 0;
   } else {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {

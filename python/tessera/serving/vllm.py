@@ -17,7 +17,7 @@ from .paged import attend, descales_of, write_slots
 
 NAME = "TESSERA"  # vllm serve --attention-backend TESSERA
 CACHE_DTYPES = ("auto", "float16", "bfloat16")  # vLLM's names; "auto" is the model's dtype
-# Of 8 bits, in memory that vLLM declares as uint8; on the CPU. The back end does not offer them to vLLM.
+# Of 8 bits, in memory that vLLM declares as uint8.
 FP8_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 # Of a step: what changes the result and is not supported.
 _REFUSED = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Backend(AttentionBackend):
     """What TESSERA supports. A layer with anything else is refused by vLLM with the reason, before it is built."""
 
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes = list(vllm.CACHE_DTYPES)
+    supported_kv_cache_dtypes = [*vllm.CACHE_DTYPES, *vllm.FP8_DTYPES]
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -76,6 +76,15 @@ class Backend(AttentionBackend):
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return capability.major >= 8
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Optional[str], *others: Any, **named: Any
+    ) -> Optional[str]:
+        """The reason against a cache of 8 bits under float32 queries."""
+        if dtype == torch.float32 and kv_cache_dtype in vllm.FP8_DTYPES:
+            return f"kv_cache_dtype {kv_cache_dtype} with float32, accepted with float16 and bfloat16"
+        return None
 
     @classmethod
     def supports_sink(cls) -> bool:

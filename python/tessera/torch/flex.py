@@ -59,14 +59,16 @@ def _of_shape(block_mask: BlockMask, q: Tensor, k: Tensor) -> Dict[str, Any]:
 
 
 def _listed(count: Tensor, indices: Tensor, blocks_q: int, blocks_k: int) -> Tensor:
-    """Lists of blocks, [B, H, blocks_q] and [B, H, blocks_q, N], as bool [B, H, blocks_q, blocks_k]."""
+    """Lists of blocks, [B, H, rows] and [B, H, rows, N], as bool [B, H, blocks_q, blocks_k]; rows >= blocks_q, and N is
+    any number that the counts do not exceed."""
     is_entry = torch.arange(indices.shape[-1], device=indices.device) < count.unsqueeze(-1)
-    columns = torch.where(is_entry, indices, indices.shape[-1]).long()  # what is no entry goes into a column of its own
-    listed = torch.zeros((*columns.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool, device=indices.device)
+    # What is no entry, or after the last key, goes into a column of its own.
+    columns = torch.where(is_entry, indices, blocks_k).clamp(max=blocks_k).long()
+    listed = torch.zeros((*columns.shape[:-1], blocks_k + 1), dtype=torch.bool, device=indices.device)
     return listed.scatter_(-1, columns, True)[..., :blocks_q, :blocks_k]
 
 
-def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, Any]:
+def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int, device: torch.device) -> Dict[str, Any]:
     """A BlockMask as options: its lists win over its mask_mod, which holds in partial blocks alone."""
     from torch.nn.attention import flex_attention as own
 
@@ -74,6 +76,8 @@ def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, An
         raise _core.Error(
             "block_mask: sliced, which has no mask_mod, accepted one whose mask_mod was set after it was sliced"
         )
+    if block_mask.kv_num_blocks.device != device:
+        raise _core.Error(f"block_mask: on device {block_mask.kv_num_blocks.device}, accepted that of query: {device}")
     block_q, block_k = block_mask.BLOCK_SIZE
     whole = block_q == block_k == own._LARGE_SPARSE_BLOCK_SIZE
     made_for = tuple(block_mask.shape[-2:])
@@ -100,6 +104,12 @@ def _mask_options(block_mask: Any, seqlen_q: int, seqlen_k: int) -> Dict[str, An
     return {**options, "mask_mod": visible}
 
 
+def _at_precision_of(query: Tensor, key: Tensor, value: Tensor) -> Tuple[Tensor, Tensor]:
+    """Keys and values of a narrower floating-point type than the query's, as PyTorch takes them, in that type."""
+    lower = key.dtype == value.dtype and key.is_floating_point() and key.dtype.itemsize < query.dtype.itemsize
+    return (key.to(query.dtype), value.to(query.dtype)) if lower else (key, value)
+
+
 def _in_the_order_of(query: Tensor, o: Tensor) -> Tensor:
     """o with its axes in the order in memory of query's, as PyTorch returns it. With a program it has it already."""
     order = kernels.order_in_memory(query)
@@ -116,7 +126,8 @@ def flex_attention(
     kernel_options: Optional[Dict[str, Any]] = None, *, return_aux: Any = None,
 ) -> Union[Tensor, Tuple[Any, ...]]:  # fmt: skip
     """PyTorch's `flex_attention`: query [B, Hq, Sq, D], key [B, Hkv, Sk, D], value [B, Hkv, Sk, Dv], with gradients of
-    them and of what score_mod captures, on the CPU, too.
+    them and of what score_mod captures, on the CPU, too. Keys and values of a narrower type than the query's are
+    converted to it.
 
     Args:
         score_mod: score_mod(score, b, h, q_idx, kv_idx), as `tessera.attention` traces it.
@@ -148,13 +159,14 @@ def flex_attention(
         if getattr(return_aux, "max_scores", False):
             raise _core.Error("return_aux: max_scores is not computed, accepted lse")
         wants_lse = return_aux.lse
+    key, value = _at_precision_of(query, key, value)
     if key.shape[0] == 1 and query.shape[0] != 1:
         key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
     options: Dict[str, Any] = {}
     if isinstance(block_mask, BlockMask):
         options = _of_shape(block_mask, query, key)
     elif block_mask is not None:
-        options = _mask_options(block_mask, query.shape[2], key.shape[2])
+        options = _mask_options(block_mask, query.shape[2], key.shape[2], query.device)
     # The LSE of float64 tensors is float64.
     in_double = wants_lse and query.dtype == torch.float64
     found = attention(

@@ -9,6 +9,7 @@
 #include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/score/handle.hpp"
+#include "core/score/print.hpp"
 #include "core/status.hpp"
 
 namespace tessera::core::score {
@@ -91,6 +92,11 @@ void keep(const Checked& checked, const tessera_program& handle, tessera_plan_pr
   };
   kept.num_tensors = places(checked.program.tensors, handle.tensors, kept.tensors);
   kept.num_scalars = places(checked.program.scalars, handle.scalars, kept.scalars);
+}
+
+bool only_hides(const tessera_plan& plan) {
+  const tessera_plan_program& kept = plan.program;
+  return has_program(plan) && !key_changes_score({kept.text, static_cast<size_t>(kept.text_bytes)});
 }
 
 Bound bind(const tessera_plan& plan, const tessera_buffers* buffers) {

@@ -98,6 +98,9 @@ inline Inputs inputs_of(const WholeHeads& whole, const Place& place, int64_t b, 
 
 inline bool has_program(const tessera_plan& plan) { return plan.program.text_bytes > 0; }
 
+// Whether the plan has a program that leaves the score as it is and only hides keys.
+bool only_hides(const tessera_plan& plan);
+
 // For a plan that has a program; without `buffers`, only layouts.
 Bound bind(const tessera_plan& plan, const tessera_buffers* buffers = nullptr);
 

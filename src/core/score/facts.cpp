@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/score/evaluate.hpp"
+#include "core/score/print.hpp"
 
 namespace tessera::core::score {
 namespace {
@@ -134,7 +135,7 @@ Facts facts_of(const Checked& checked) {
   const Program& program = checked.program;
   const Gradient& gradient = checked.gradient;
   Facts facts{};
-  facts.changes_score = program.score >= 0;
+  facts.changes_score = key_changes_score(checked.text);
   facts.has_mask = program.mask >= 0;
   facts.score_inputs = facts.changes_score ? inputs_of(program, program.score) : input_bit(Op::kS);
   facts.mask_inputs = inputs_of(program, program.mask);

@@ -22,7 +22,7 @@ enum class GradientPattern {
 };
 
 struct Facts {
-  bool changes_score;     // false: the score is unchanged
+  bool changes_score;     // false: the score is unchanged, the program only hides keys
   bool has_mask;          // false: every key is visible
   bool score_needs_s;     // the new score depends on the current one
   bool mask_needs_s;      // visibility depends on it

@@ -141,4 +141,10 @@ std::string key(const Program& program) {
   return text;
 }
 
+bool key_changes_score(std::string_view key) {
+  const size_t begin = key.find('\n') + 1;
+  const std::string_view score = key.substr(begin, key.find('\n', begin) - begin);
+  return !score.empty() && score != "s";
+}
+
 }  // namespace tessera::core::score

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/score/program.hpp"
@@ -22,5 +23,8 @@ Texts to_texts(const Program& program, const std::vector<int>& roots);
 // The text that identifies a compiled kernel: the language's version, the canonical score and mask, and the names in
 // them with types and ranks, one line each.
 std::string key(const Program& program);
+
+// Whether the program of a key changes the score; false: it only hides keys.
+bool key_changes_score(std::string_view key);
 
 }  // namespace tessera::core::score

@@ -77,7 +77,7 @@ ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int 
   ProgramListsConfig config{};
   config.rows = rows, config.cols = cols, config.transposed = transposed;
   config.varlen = varies_in_length(plan.problem);
-  const ScoreConfig score = score_config(plan.problem);
+  const ScoreConfig score = score_config(plan);
   config.score.program = true, config.score.places = score.places, config.score.sequence_places = score.sequence_places;
   return config;
 }

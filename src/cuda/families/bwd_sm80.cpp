@@ -84,9 +84,9 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
   config.sums = writes_sums(problem);
-  config.score = score_config(problem);
-  config.score.scale_first = false;  // a saved LSE needs no row maximum, but a hidden score must be -inf
-  config.score.scale_first = config.score.entries() && problem.scale <= 0;
+  config.score = score_config(plan);
+  // A saved LSE needs no row maximum, but a hidden score must be -inf.
+  config.score.scale_first = (config.score.entries() || config.score.only_hides) && problem.scale <= 0;
   return config;
 }
 

@@ -61,16 +61,29 @@ bool by_block(const tessera_plan& plan) {
   if (plan.head_dim <= kBwdSm90HeadDim) return true;
   const tessera_problem& p = plan.problem;
   return !p.deterministic && p.softcap <= 0 &&
-         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(p).any() || varies_in_length(p)));
+         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(plan).any() || varies_in_length(p)));
 }
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm90D256HeadDim; }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
-  const ScoreConfig score = score_config(plan.problem);  // with block lists, a step has 64 queries as well
+  const ScoreConfig score = score_config(plan);  // with block lists, a step has 64 queries as well
   const bool options =
       score.softcap || score.program || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
+}
+
+// The form in which a block has a head (whole_head.cuh): short dense heads that fill the GPU about twice, without what
+// it has no code or no registers for (float16). A forced tile is one of the other form.
+bool by_whole_heads(const tessera_plan& plan) {
+  constexpr int64_t kHeadDim = 64, kRounds = 2;
+  const tessera_problem& p = plan.problem;
+  const ScoreConfig score = score_config(plan);
+  return p.q.dtype == TESSERA_BFLOAT16 && largest_head_dim(plan) <= kHeadDim &&
+         std::max(plan.max_seqlen_q, plan.max_seqlen_k) <= kBwdWholeHeadRows && !varies_in_length(p) &&
+         plan.heads_q == plan.heads_kv && plan.batch * plan.heads_q >= kRounds * plan.device.cores && !score.any() &&
+         !score.program && !core::present(p.places) && !core::present(p.block_mask) && !core::present(p.d_bias) &&
+         !core::present(p.d_sink) && !writes_sums(p) && environment_variable(kForcedBackwardTile).empty();
 }
 
 BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
@@ -83,13 +96,18 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
   config.sums = writes_sums(p);
-  config.score = score_config_beside_block_mask(p);
+  config.score = score_config_beside_block_mask(plan);
   config.block_mask = core::present(p.block_mask);
   if (!config.block_mask && !config.deterministic && !config.score.dropout) config.block_mask = lists_program(plan);
   if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys
   // The code for variable lengths fits its registers; that for dense sequences is short of two, or of sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
   if (config.score.mask && config.head_dim > kBwdSm90HeadDim) config.varlen = true;
+  if (by_whole_heads(plan)) {  // whose sums always have one order
+    config.whole_head = true;
+    config.block_m = 128, config.stages = 2, config.ds_stages = 1;
+    config.alternate = config.staged_dq = config.deterministic = false;
+  }
   return config;
 }
 
@@ -102,7 +120,7 @@ BlockShape shape_of(const BwdSm90Plan& own) {
           .block_n = c.block_n,
           .key_box_rows = c.block_n,
           .cluster = 1,
-          .threads = kBwdSm90Threads,
+          .threads = bwd_sm90_threads(c),
           .stages = c.stages,
           .smem_bytes = static_cast<int>(smem_bytes(c))};
 }
@@ -120,6 +138,7 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
   return own;
 }
 
+bool by_whole_heads(const BwdSm90Plan& own) { return !own.pair && !own.quad && own.config.whole_head; }
 bool lists_are_programs(const BwdSm90Plan& own) { return !own.pair && !own.quad && own.config.program_lists(); }
 ProgramListsConfig listed_blocks(const tessera_plan& plan, const BlockShape& shape) {
   return program_lists_config(plan, shape.block_n, shape.block_m, true);
@@ -299,22 +318,24 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .block_m = shape.block_m,
               .d_sink = core::present(plan.problem.d_sink),
               .d_bias = core::present(plan.problem.d_bias),
-              .deterministic = plan.problem.deterministic != 0,
+              .deterministic = plan.problem.deterministic != 0 && !by_whole_heads(own),
               .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own),
               .sums = writes_sums(plan.problem),
+              .whole_head = by_whole_heads(own),
               .sequence_places = plan.problem.deterministic && core::present(plan.problem.places)};
   Tiles tiles = tiles_of(plan, shape);
-  own.group_splits = own.pair || own.quad ? 1 : static_cast<int>(group_splits(plan, tiles));
+  own.group_splits = own.pair || own.quad || by_whole_heads(own) ? 1 : static_cast<int>(group_splits(plan, tiles));
   if (own.group_splits > 1) own.config.split_group = true, own.config.sums = false;
   tiles.heads *= own.group_splits;
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
-  own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape, tiles, own.group_splits)));
+  own.section_heads =
+      Divisor(by_whole_heads(own) ? 1 : static_cast<int>(section_heads(plan, shape, tiles, own.group_splits)));
   own.heads = static_cast<int>(tiles.heads);
-  own.rotation = static_cast<int>(rotation(plan, tiles, shape.cluster));
+  own.rotation = by_whole_heads(own) ? 0 : static_cast<int>(rotation(plan, tiles, shape.cluster));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
   own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
-  own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
+  own.products.x = static_cast<uint32_t>((by_whole_heads(own) ? tiles.heads : tiles.blocks()) * shape.cluster);
   if (own.rows.block_mask) {
     own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
   }
@@ -323,7 +344,8 @@ BwdSm90Plan planned(const tessera_plan& plan) {
     own.lists = program.lists, own.program_words = static_cast<int>(program.words);
   }
   own.workspace =
-      backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
+      backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, by_whole_heads(own) ? 0 : shape.head_dim,
+                         plan.problem.deterministic != 0 && !by_whole_heads(own));
   if (own.group_splits > 1) {
     const int64_t rows = tiles.blocks() * shape.block_n;
     own.d_k_parts = own.workspace.bytes;
@@ -447,6 +469,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   } else {
     launch_bwd_sm90(own.config, p, own.products, launches);
   }
+  if (by_whole_heads(own)) return ok();  // it stores dQ
   BwdParams after = p;
   after.scale *= bwd_lower_late(own.rows.dtype);
   launch_bwd_sm90_after(own.rows, after, own.after, launches);

@@ -44,7 +44,7 @@ BwdSm90D256Config configure(const tessera_plan& plan) {
           .varlen = varies_in_length(plan.problem),
           .deterministic = plan.problem.deterministic != 0,
           .d_bias = core::present(plan.problem.d_bias),
-          .score = score_config_beside_block_mask(plan.problem),
+          .score = score_config_beside_block_mask(plan),
           .block_mask = core::present(plan.problem.block_mask),
           .staged_dq = staged_dq,
           .sums = writes_sums(plan.problem)};

@@ -60,8 +60,7 @@ struct KeyTimes {
 };
 constexpr KeyTimes kKeyTimes[] = {{64, 0.080, 0.105, 0.197}, {128, 0.155, 0.195, 0.29}, {256, 0.31, 0.43, 0.51}};
 // Of these times, that of K and V of 8 bits: by their bytes and 0.98 of the memory bandwidth, as dense caches with
-// a scale of each head have it at D = 128 (0.52 to 0.56, an H200). No other family serves them, so that nothing depends
-// on it.
+// a scale of each head have it at D = 128 (0.52 to 0.56, an H200).
 constexpr double kCodesTime = 0.52;
 // With fewer keys the kernel is no longer faster: 512 work tiles of 256 keys take 30 us, with fwd_sm80 34. With more
 // than four work tiles of rows, 128 rows of one sequence take 9.4 us for 512 keys and 11.4 us for 1024, with fwd_sm80
@@ -144,7 +143,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) ||
                   core::present(p.causal_seqs);
   config.invariant = p.batch_invariant != 0;
-  config.score = score_config(p);
+  config.score = score_config(plan);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
     return head_dim <= row.head_dim && codes == row.codes &&
            (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan, queries)));
@@ -276,7 +275,6 @@ double estimate_us(const tessera_plan& plan) {
 
 std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_decode_sm90(plan, plan.max_seqlen_q); !reason.empty()) return reason;
-  if (has_codes(plan.problem)) return refuse_invariant(plan);
   if (const std::string reason = kFwdSm80.refuse(plan); !reason.empty()) {
     return "fwd_sm80, which serves misaligned data, refuses: " + reason;
   }
@@ -285,15 +283,12 @@ std::string refuse(const tessera_plan& plan) {
 
 void configure(tessera_plan& plan) { add_decode_sm90(plan, 0, plan.max_seqlen_q); }
 
-// A plan knows strides; addresses are only known at a call. With codes there is no other kernel: list_launches checks.
+// A plan knows strides; addresses are only known at a call.
 bool fits(const tessera_plan& plan, const tessera_buffers& buffers) {
   const tessera_problem& problem = plan.problem;
   return rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
 }
-void add_stand_in(tessera_plan& plan) {
-  if (!has_codes(plan.problem)) add_fwd_sm80_stand_in(plan);
-}
-constexpr Alignment kAlignment{fits, add_stand_in};
+constexpr Alignment kAlignment{fits, add_fwd_sm80_stand_in};
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& step, const tessera_buffers& buffers,
                              void* workspace, LaunchList& launches) {
@@ -302,10 +297,6 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
   DecodeSm90Params p{};
   if (has_codes(problem)) {
-    const int32_t codes = problem.k.dtype;
-    TESSERA_RETURN_IF_ERROR(check_address_beside_codes("q", buffers.q, codes));
-    TESSERA_RETURN_IF_ERROR(check_address_beside_codes("k", buffers.k, codes));
-    TESSERA_RETURN_IF_ERROR(check_address_beside_codes("v", buffers.v, codes));
     p.k_scales = scale_tensor(problem.k_descale, buffers.k_descale, own.config.paged);
     p.v_scales = scale_tensor(problem.v_descale, buffers.v_descale, own.config.paged);
   }

@@ -73,7 +73,7 @@ FwdSm80Config fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps;
   config.stages = config.min_blocks_per_sm = 1;
   config.aligned = true;
-  config.score = score_config(plan.problem);
+  config.score = score_config(plan);
   return config;
 }
 
@@ -188,7 +188,7 @@ BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   config.column_parts = tile.column_parts, config.stages = tile.stages;
   config.min_blocks_per_sm = 1;
   config.aligned = true;
-  config.score = score_config(plan.problem);
+  config.score = score_config(plan);
   config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no row maximum
   return config;
 }

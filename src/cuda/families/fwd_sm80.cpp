@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "core/asking.hpp"
@@ -77,6 +78,22 @@ constexpr FwdTile kTiles[] = {
     {true, 576, kAny, 16, 16, 1, 1, 64, 1},
 };
 
+// The same for K and V of 8 bits an element; one stage of 16-bit tiles, beside one of codes. The multiprocessor of any
+// GPU that has more than 99 KiB of shared memory holds as many blocks as the rows say.
+constexpr FwdTile kCodeTiles[] = {
+    {false, 64, 16, 16, 64, 1, 1, 64, 5},
+    {false, 128, 16, 16, 32, 1, 1, 128, 4},
+    {false, 256, 16, 16, 32, 1, 1, 256, 3},
+    {false, 64, kAny, 128, 64, 4, 1, 64, 2},
+    {false, 128, kAny, 128, 32, 4, 1, 128, 2},
+    {false, 192, kAny, 128, 64, 8, 1, 192, 1},
+    {false, 256, kAny, 128, 32, 8, 1, 256, 1},
+    {false, 576, kAny, 64, 32, 4, 1, 256, 1},
+    // For 99 KiB of shared memory.
+    {false, 256, kAny, 64, 32, 4, 1, 256, 1},
+    {false, 576, kAny, 16, 32, 1, 1, 128, 1},
+};
+
 // The fewest keys for which a part is worth its merge; the most parts of any problem; and the most parts relative to
 // what the GPU holds at once (rounds of blocks), beyond which more rounds do not improve the balance.
 constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 256, kMaxRounds = 4;
@@ -106,6 +123,8 @@ struct Choice {
   int slices = 1;
 };
 
+bool codes_of(const tessera_problem& p) { return tessera_dtype_bytes(p.k.dtype) == 1; }
+
 int slice_width(const FwdTile& tile, const tessera_plan& plan) {
   return static_cast<int>(std::min<int64_t>(tile.slice, padded_to(plan.head_dim_v, 16)));
 }
@@ -132,7 +151,11 @@ FwdSm80Config make_config(const tessera_plan& plan, const FwdTile& tile, bool pa
   config.aligned = true;
   config.paged = core::paged(plan.problem);
   config.pack_gqa = pack_gqa;
-  config.score = score_config(plan.problem);
+  if (codes_of(plan.problem)) {
+    config.codes = static_cast<Dtype>(plan.problem.k.dtype);
+    config.key_scales = plan.problem.k_descale.rank == 3 || plan.problem.v_descale.rank == 3;
+  }
+  config.score = score_config(plan);
   config.row_map = tile.row_map;
   config.bulk = (tile.problems == For::kBulkCopies || tile.row_map == RowMap::kPairs) && takes_bulk_copies(plan);
   return config;
@@ -148,7 +171,7 @@ Choice find_choice(const tessera_plan& plan) {
   const bool float32 = p.q.dtype == TESSERA_FLOAT32;
   const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
   Choice choice;
-  for (const FwdTile& tile : kTiles) {
+  for (const FwdTile& tile : codes_of(p) ? std::span<const FwdTile>(kCodeTiles) : kTiles) {
     const int64_t head_dim = padded_to(plan.head_dim, 16);
     if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.problems == For::kPages && !core::paged(p)))
       continue;
@@ -258,6 +281,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDim,
                              .tensors = kAllTensors,
+                             .cache_dtypes = bits({TESSERA_FLOAT8_E4M3, TESSERA_FLOAT8_E5M2}),
                              .partials = true,
                              .programs = true};
 
@@ -348,7 +372,8 @@ double find_us(const tessera_plan& plan) {
     const bool listed = lists_program(plan) && !core::present(plan.problem.block_mask);
     ns = listed_part(listed) * estimate_tiles_ns(plan, times), more_us = 0;
   }
-  return more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
+  const double us = more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
+  return codes_of(plan.problem) ? kIdleFactor * us : us;  // not measured
 }
 
 double estimate_us(const tessera_plan& plan) {
@@ -361,7 +386,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   const auto own = core::config_of<FwdSm80Plan>(step);
   if (own.grid.x == 0) return ok();
   const tessera_problem& problem = plan.problem;
-  FwdSm80BulkParams p{};
+  const bool codes = has_codes(own.config);
+  FwdSm80CodesParams of_codes{};
+  FwdSm80BulkParams of_all{};
+  FwdSm80Params& p = codes ? static_cast<FwdSm80Params&>(of_codes) : of_all;
   fill_problem_params(p, plan, buffers);
   if (step.sequences == TESSERA_STEP_ALL_SEQUENCES) p.decoded_queries = 0;
   p.o = row_tensor(problem.o, buffers.o);
@@ -385,16 +413,22 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     };
     const Box q = box(config.block_m, config.head_dim), k = box(config.block_n, config.head_dim);
     if (config.row_map != RowMap::kPairs) {
-      TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
+      TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, of_all.q_map));
     }
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, of_all.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v,
-                                            box(config.block_n, config.head_dim_v), p.v_map));
+                                            box(config.block_n, config.head_dim_v), of_all.v_map));
   }
   if (own.program_words > 0) {
     p.lists = list_program(plan, listed_blocks(plan, own.config), own.program_words, buffers, workspace, launches);
   }
-  launch_fwd_sm80(config, p, own.grid, launches);
+  if (codes) {
+    of_codes.k_scales = scale_tensor(problem.k_descale, buffers.k_descale, config.paged);
+    of_codes.v_scales = scale_tensor(problem.v_descale, buffers.v_descale, config.paged);
+    launch_fwd_sm80(config, of_codes, own.grid, launches);
+  } else {
+    launch_fwd_sm80(config, of_all, own.grid, launches);
+  }
   return merged ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 

@@ -103,7 +103,7 @@ bool is_chunk(const tessera_plan& plan) {
 // prefix's last keys in full.
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (score_config(p).any()) return Area::kOptions;
+  if (score_config(plan).any()) return Area::kOptions;
   const bool any_lengths = core::packed_q(p) && !p.batch_invariant && plan.steps[0].num_splits <= 1 && !is_chunk(plan);
   if (p.window_left >= 0 || any_lengths) return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;
@@ -150,7 +150,7 @@ bool packs_heads(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const int64_t group = group_of(plan);
   return group > 1 && kConsumerRows % group == 0 && plan.max_seqlen_q < kTileRows && plan.max_seqlen_k >= kLeastKeys &&
-         may_divide(plan) && !score_config(p).any() && !core::present(p.block_mask) && p.dropout_p == 0;
+         may_divide(plan) && !score_config(plan).any() && !core::present(p.block_mask) && p.dropout_p == 0;
 }
 
 // Work tiles that have rows, for each part of the keys. Packed sequences may also have padded tile indices.
@@ -214,7 +214,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
   config.varying_tile_cost = is_causal(p);
   config.block_mask = reads_lists(plan);
-  config.score = score_config_beside_block_mask(p);
+  config.score = score_config_beside_block_mask(plan);
   config.pack_gqa = packs_heads(plan);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
@@ -251,7 +251,8 @@ constexpr BlockMaskTile kBlockMaskTiles[] = {
 std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  const bool options = score_config_beside_block_mask(p).any();
+  const ScoreConfig score = score_config_beside_block_mask(plan);
+  const bool options = score.scaled() || score.entries() || score.dropout;  // a program that only hides is none
   const int most_keys = options ? 64 : 128;
   for (const BlockMaskTile& row : kBlockMaskTiles) {
     if (head_dim > row.head_dim || row.block_n > most_keys || p.mask_block_k % row.block_n != 0) continue;

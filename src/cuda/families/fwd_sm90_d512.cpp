@@ -31,7 +31,7 @@ std::string refuse(const tessera_plan& plan) {
   if (core::present(plan.problem.causal_seqs)) return "causal_seqs" + above;
   if (core::present(plan.problem.tree_mask)) return "tree_mask" + above;
   if (core::present(plan.problem.block_mask)) return "block_mask" + above;
-  const ScoreConfig score = score_config(plan.problem);
+  const ScoreConfig score = score_config(plan);
   if (score.dropout && (score.entries() || score.alibi || score.softcap)) return "dropout with other options" + above;
   return "";
 }
@@ -40,7 +40,7 @@ FwdSm90D512Config configure(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   FwdSm90D512Config config{};
   config.dtype = static_cast<Dtype>(p.q.dtype);
-  config.score = score_config(p);
+  config.score = score_config(plan);
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   const PairTile& tile =
       config.score.dropout ? kPairDropoutTile : *std::ranges::find_if(kPairTiles, [&](const PairTile& row) {

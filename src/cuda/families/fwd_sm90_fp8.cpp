@@ -31,8 +31,8 @@ struct Fp8Tile {
   int block_n, consumers, q_stages, k_stages, v_stages, raw_stages, o_cols;
 };
 constexpr Fp8Tile kTiles[] = {
-    {64, 64, 96, 3, 6, 4, 4, 2, 64},    {64, 64, 128, 2, 4, 4, 4, 2, 64},  {128, 128, 128, 2, 4, 3, 3, 2, 64},
-    {192, 128, 128, 2, 2, 2, 2, 2, 64}, {192, 192, 64, 2, 2, 3, 2, 2, 64}, {256, 256, 64, 2, 2, 3, 2, 2, 64},
+    {64, 64, 128, 2, 4, 4, 4, 2, 64},  {128, 128, 128, 2, 4, 3, 3, 2, 64}, {192, 128, 128, 2, 2, 2, 2, 2, 64},
+    {192, 192, 64, 2, 2, 3, 2, 2, 64}, {256, 256, 64, 2, 2, 3, 2, 2, 64},
 };
 constexpr int64_t kMostHeadDim = 256;
 
@@ -89,7 +89,7 @@ FwdSm90Fp8Config config_of(const tessera_plan& plan, const Fp8Tile& tile) {
   config.varying_tile_cost = is_causal(p);
   config.varlen = varies_in_length(p);
   config.block_scales = has_block_scales(p);
-  config.score = score_config(p);
+  config.score = score_config(plan);
   return config;
 }
 
@@ -113,8 +113,8 @@ constexpr Supports kSupports{
     .tensors = kAllTensors & ~kScoreTensors &
                ~tensors({"page_table", "page_indptr", "page_indices", "dropout_state", "places"})};
 
-// At launch; afterwards, with two consumers each has 232, with three 152.
-constexpr Limits kLimits{.registers = 168};
+// At launch; afterwards each of two consumers has 216 up to head size 128, and 232 above.
+constexpr Limits kLimits{.registers = 128};
 constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPrefill, 64, kLimits}, {Use::kPrefill, 128, kLimits}, {Use::kPrefill, 256, kLimits}};
 
@@ -200,7 +200,7 @@ void configure(tessera_plan& plan) {
   tessera_plan_step& step = core::add_step(plan, kFwdSm90Fp8);
   constexpr int kWarpgroupWarps = 4;
   step.block_m = config.consumers * kConsumerRows, step.block_n = config.block_n;
-  step.num_warps = (config.consumers + 1) * kWarpgroupWarps, step.num_stages = config.k_stages;
+  step.num_warps = (config.consumers + kFp8ProducerWarpgroups) * kWarpgroupWarps, step.num_stages = config.k_stages;
   step.smem_bytes = smem_bytes(config);
   step.num_items = tiles.all;
   step.workspace_bytes = own.schedules_dynamically ? sizeof(int) : 0;

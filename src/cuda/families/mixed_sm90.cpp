@@ -33,7 +33,7 @@ tessera_plan planned_for(const tessera_plan& plan, int64_t queries) {
   return planned;
 }
 
-// If fwd_sm90 does not support the problem, fwd_sm80 serves it without splitting keys.
+// If fwd_sm90 does not support the problem, as with 8-bit caches, fwd_sm80 serves it without splitting keys.
 const Family& others_of(const tessera_plan& plan) {
   if (decodes_chunks(plan)) return kDecodeSm90;
   return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80;
@@ -64,7 +64,9 @@ double estimate_us(const tessera_plan& plan) {
     const double beside_us = kFwdSm90.estimate_us(planned_for(plan, decoded_queries(plan)));
     if (beside_us > kFarAhead * kFwdSm90.estimate_us(plan)) return kCallUs + beside_us;
   }
-  if (plan.problem.batch_invariant || decodes_chunks(plan)) return most;
+  // A token of an 8-bit cache takes half of decode_sm90's time for 16 bits; of fwd_sm80, a whole tile.
+  const bool codes = tessera_dtype_bytes(plan.problem.k.dtype) == 1;
+  if (plan.problem.batch_invariant || codes || decodes_chunks(plan)) return most;
   if (by_fwd_sm90) {
     const tessera_plan others = planned_for(plan, decoded_queries(plan));
     const auto work_us = [&](const Family& of) { return of.estimate_us(others) - kCallUs; };
@@ -95,7 +97,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = kAllTensors & ~(kScoreTensors | kPlaceTensors)};
+                             .tensors = kAllTensors & ~(kScoreTensors | kPlaceTensors),
+                             .cache_dtypes = bits({TESSERA_FLOAT8_E4M3, TESSERA_FLOAT8_E5M2})};
 
 }  // namespace
 

@@ -21,6 +21,8 @@ float same(float x) { return x; }
 
 constexpr float kForE4m3[16] = {0.0f,   -0.0f, 1.0f,      1.0625f, 1.1875f,  -3.25f,    255.9f,    256.0f,
                                 447.0f, 1e6f,  -INFINITY, 0x1p-9f, 0x1p-10f, 0x1.8p-9f, 0x1.1p-7f, -0x1p-30f};
+constexpr float kForE5m2[16] = {0.0f,     -0.0f, 1.0f,      1.125f,   1.375f,   -3.4f,      511.0f,     512.0f,
+                                57344.0f, 1e6f,  -INFINITY, 0x1p-16f, 0x1p-17f, 0x1.8p-16f, 0x1.1p-14f, -0x1p-30f};
 
 const DeviceTests kTests({
     {.name = "ex2_approx_ftz",
@@ -77,7 +79,14 @@ const DeviceTests kTests({
     out[2] = ptx::max_f16x2(ptx::cvt_rn_f16x2(-negative, negative), 0);
     out[3] = ptx::max_bf16x2(ptx::cvt_rn_bf16x2(-negative, negative), 0xff80ff80u);
   })"},
-    // Ties to even, subnormals, what is too large, NaN.
+    // Normal and subnormal factors and results.
+    {.name = "multiplied_pairs",
+     .header = "tessera/ptx/math.cuh",
+     .in = {half_pair(3.5f, -0x1p-24f, false), half_pair(-0.125f, 0x1p8f, false), half_pair(0x1p-133f, -3.5f, true),
+            half_pair(0x1p120f, 0.125f, true), half_pair(0.0f, 1.0f, true)},
+     .expected = {half_pair(-0.4375f, -0x1p-16f, false), half_pair(0x1p-13f, 0.5625f, true)},
+     .body = "if (t == 0) out[0] = ptx::mul_f16x2(in[0], in[1]), out[1] = ptx::fma_rn_bf16x2(in[2], in[3], in[4]);"},
+    // Ties to even, subnormals, what is too large, infinity.
     {.name = "cvt_e4m3_pairs",
      .header = "tessera/ptx/math.cuh",
      .archs = Archs::kHopperOn,
@@ -90,6 +99,20 @@ const DeviceTests kTests({
      .body = R"(
   if (t < 8) {
     out[t] = ptx::cvt_rn_satfinite_e4m3x2(__uint_as_float(in[2 * t]), __uint_as_float(in[2 * t + 1]));
+  })"},
+    // The same of e5m2.
+    {.name = "cvt_e5m2_pairs",
+     .header = "tessera/ptx/math.cuh",
+     .archs = Archs::kHopperOn,
+     .in = words(16, [](int i) { return word(kForE5m2[i]); }),
+     .expected = words(8,
+                       [](int i) {
+                         const auto code = [](float x) { return uint32_t{core::float_to_float8(core::kE5M2, x)}; };
+                         return code(kForE5m2[2 * i]) | code(kForE5m2[2 * i + 1]) << 8;
+                       }),
+     .body = R"(
+  if (t < 8) {
+    out[t] = ptx::cvt_rn_satfinite_e5m2x2(__uint_as_float(in[2 * t]), __uint_as_float(in[2 * t + 1]));
   })"},
     // All codes, in both places of a pair.
     {.name = "cvt_pairs_of_codes",

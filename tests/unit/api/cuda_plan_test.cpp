@@ -60,11 +60,36 @@ TEST(CudaPlan, TakesFloat8OnHopper) {
   }
 }
 
+// Of more rows than decode_sm90 reads a cache for, with an option that it does not support either.
+TEST(CudaPlan, TakesEightBitCachesOnEveryGpu) {
+  for (const DType codes : {float8_e4m3, float8_e5m2}) {
+    Problem problem = large_problem(128, 128);
+    problem.k.dtype = problem.v.dtype = static_cast<int32_t>(codes);
+    problem.k_descale = problem.v_descale = layout(float32, {4, 32, 16});
+    problem.bias = layout(bfloat16, {1, 1, 4096, 4096});
+    for (const int arch : {80, 86, 89, 90, 100, 120}) {
+      EXPECT_STREQ(tessera::plan(problem, gpu(arch)).family, "fwd_sm80") << arch;
+    }
+  }
+}
+
+// A step of an engine: decode_sm90 reads the sequences of a token.
+TEST(CudaPlan, SharesMixedBatchesOverEightBitCaches) {
+  Problem problem;
+  problem.q = problem.o = layout(bfloat16, {2048, 32, 128});
+  problem.cu_seqlens_q = layout(int32, {65});
+  problem.max_seqlen_q = 512, problem.causal = true;
+  problem.k = problem.v = layout(float8_e4m3, {16384, 16, 8, 128});
+  problem.page_table = layout(int32, {64, 256}), problem.seqused_k = layout(int32, {64});
+  problem.k_descale = problem.v_descale = layout(float32, {16384, 16, 8});
+  EXPECT_STREQ(tessera::plan(problem, gpu(90)).family, "mixed_sm90");
+  EXPECT_STREQ(tessera::plan(problem, gpu(80)).family, "fwd_sm80");
+}
+
 // What GPUs do not read of 8 bits, in words.
 TEST(CudaPlan, RefusesEightBits) {
   Problem cached = large_problem(128, 128);
-  cached.k.dtype = cached.v.dtype = TESSERA_FLOAT8_E4M3;
-  cached.k_descale = layout(float32, {16});
+  cached.k.dtype = cached.v.dtype = TESSERA_INT8;
   Problem e5m2 = large_problem(128, 128, 4096, float8_e5m2);
   e5m2.o.dtype = TESSERA_BFLOAT16;
   Problem biased = fp8_problem(128, 128), dropped = fp8_problem(128, 128), paged = fp8_problem(128, 128);
@@ -73,7 +98,7 @@ TEST(CudaPlan, RefusesEightBits) {
   for (tessera_layout* tensor : {&paged.k, &paged.v}) *tensor = layout(float8_e4m3, {1024, 16, 16, 128});
   paged.page_table = layout(int32, {4, 256}), paged.seqused_k = layout(int32, {4});
   const std::pair<Problem, std::string> refused[] = {
-      {cached, "fwd_sm90: keys and values of float8_e4m3, accepted those of q's dtype"},
+      {cached, "fwd_sm80: keys and values of int8, accepted those of q's dtype and float8_e4m3, float8_e5m2"},
       {e5m2, "fwd_sm90_fp8: float8_e5m2, accepted float8_e4m3"},
       {biased, "fwd_sm90_fp8: bias: not supported"},
       {dropped, "fwd_sm90_fp8: dropout: not supported"},

@@ -2,14 +2,12 @@
 // definition, including tokens out of range.
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "append_step.hpp"
 
-// What a compiler of device code declares by itself. Blocks and threads run one after another.
-static int atomicAdd(int* at, int x) {
-  const int before = *at;
-  *at += x;
-  return before;
-}
+// What a compiler of device code declares by itself. The lanes of a warp may run at once.
+static int atomicAdd(int* at, int x) { return std::atomic_ref<int>(*at).fetch_add(x); }
 
 #include "cuda/append_params.hpp"
 #include "tessera/append/kernel.cuh"
@@ -19,26 +17,47 @@ namespace {
 
 int aligned_calls = 0;
 
-template <bool kAligned>
-void run_thread(const AppendParams& p, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return tessera::append<AppendConfig{Dtype::kFloat32, kAligned}>(p);
-    case Dtype::kFloat16:
-      return tessera::append<AppendConfig{Dtype::kFloat16, kAligned}>(p);
+template <Dtype kDtype, bool kAligned>
+void run_thread(const AppendParams& p, Dtype cache) {
+  switch (cache) {
+    case Dtype::kFloat8E4M3:
+      return tessera::append<AppendConfig{kDtype, Dtype::kFloat8E4M3, kAligned}>(p);
+    case Dtype::kFloat8E5M2:
+      return tessera::append<AppendConfig{kDtype, Dtype::kFloat8E5M2, kAligned}>(p);
     default:
-      return tessera::append<AppendConfig{Dtype::kBFloat16, kAligned}>(p);
+      return tessera::append<AppendConfig{kDtype, kDtype, kAligned}>(p);
+  }
+}
+template <bool kAligned>
+void run_thread(const AppendParams& p, const AppendConfig& config) {
+  switch (config.dtype) {
+    case Dtype::kFloat32:
+      return run_thread<Dtype::kFloat32, kAligned>(p, config.cache);
+    case Dtype::kFloat16:
+      return run_thread<Dtype::kFloat16, kAligned>(p, config.cache);
+    default:
+      return run_thread<Dtype::kBFloat16, kAligned>(p, config.cache);
   }
 }
 
+// Blocks run one after another, and so do threads, but for the lanes of a warp that exchanges numbers.
 void emulate(const tessera_append_call& call) {
   const AppendConfig config = append_config(call);
   const AppendParams p = append_params(call, config);
   aligned_calls += config.aligned;
   const auto blocks = static_cast<unsigned>(append_blocks(p));
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    for (threadIdx.x = 0; threadIdx.x < kAppendThreads; ++threadIdx.x) {
-      config.aligned ? run_thread<true>(p, config.dtype) : run_thread<false>(p, config.dtype);
+    const auto run = [&](unsigned thread) {
+      threadIdx.x = thread;
+      config.aligned ? run_thread<true>(p, config) : run_thread<false>(p, config);
+    };
+    for (unsigned warp = 0; warp < kAppendThreads / emulated::kLanes; ++warp) {
+      const auto lane = [&](int n) { run(warp * emulated::kLanes + static_cast<unsigned>(n)); };
+      if (p.computes_scales) {
+        emulated::Warp::run(lane);
+      } else {
+        for (int n = 0; n < emulated::kLanes; ++n) lane(n);
+      }
     }
   }
 }
@@ -52,6 +71,16 @@ TEST(DeviceAppend, PutsEveryTokenWhereItBelongs) {
   EXPECT_GT(aligned_calls, 20);
   EXPECT_LT(aligned_calls, 380);
 }
+
+TEST(DeviceAppend, RoundsKeysAndValuesTo8Bits) {
+  for (std::uint64_t n = 0; n < 60; ++n) {
+    SCOPED_TRACE("form " + std::to_string(n));
+    expect_right(draw_form_of_codes(n), emulate);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(DeviceAppend, GivesTheCodesOfTheCpu) { expect_the_cpus_codes(emulate); }
 
 // The tokens of sequence 0 write nothing and are counted, those of the others are written.
 void expect_dropped(const Form& form, int count, const std::function<void(Step&)>& spoil) {

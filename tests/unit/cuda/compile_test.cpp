@@ -217,6 +217,34 @@ INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90,
                          testing::Values(std::tuple{64, 64}, std::tuple{96, 96}, std::tuple{128, 128},
                                          std::tuple{192, 128}, std::tuple{192, 192}, std::tuple{256, 256}));
 
+// A block that has a head.
+TEST(CudaCompileBwdSm90WholeHead, OverlapsItsProducts) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  for (const bool window : {false, true}) {
+    tessera_problem p;
+    tessera_problem_init(&p);
+    constexpr int64_t kBatch = 64, kRows = 512, kHeads = 8;
+    p.direction = TESSERA_BACKWARD, p.causal = 1;
+    p.q = p.k = p.v = p.o = p.d_o = p.d_q = p.d_k = p.d_v = layout(bfloat16, {kBatch, kRows, kHeads, 64});
+    p.lse = layout(float32, {kBatch, kHeads, kRows});
+    if (window) p.window_left = 100;
+    Binary binary;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 1, binary, log, config));
+    SCOPED_TRACE(config);
+    EXPECT_NE(config.find(".whole_head = true"), std::string::npos);
+    EXPECT_LE(binary.registers, 168);
+    EXPECT_EQ(binary.spill_bytes, 0) << log;
+    EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+    EXPECT_EQ(hidden_loss(log), "") << log;
+  }
+}
+
 // By clusters of four.
 TEST(CudaCompileBwdSm90D512, OverlapsItsProducts) {
   CompilerInfo compiler;
@@ -364,6 +392,57 @@ TEST_P(CudaCompileDecodeSm90, SpillsNothingInItsLoop) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileDecodeSm90, testing::Values(64, 128, 256));
+
+// fwd_sm80 over 8-bit caches, which no prebuilt kernel has.
+class CudaCompileFwdSm80Codes : public testing::TestWithParam<int> {};
+
+TEST_P(CudaCompileFwdSm80Codes, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  for (const int32_t arch : {80, 90}) {
+    tessera_device device{};
+    ASSERT_EQ(tessera_device_cuda_arch(arch, &device).code, TESSERA_OK);
+    device.kernel = TESSERA_KERNEL_FWD_SM80;
+    constexpr int64_t kPages = 64, kPage = 16, kHeads = 4, kQueries = 256;
+    const bool float16_queries = arch == 90;  // the other two forms of a product with scales of each value
+    tessera_problem p;
+    tessera_problem_init(&p);
+    p.q = p.o = layout(float16_queries ? float16 : bfloat16, {2, kQueries, 2 * kHeads, GetParam()});
+    p.k = p.v = layout(float8_e4m3, {2 * kPages, kPage, kHeads, GetParam()});
+    p.page_table = layout(int32, {2, kPages}), p.seqused_k = layout(int32, {2});
+    p.k_descale = p.v_descale = layout(float32, {2 * kPages, kPage, kHeads});
+    Binary binary;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 0, binary, log, config));
+    SCOPED_TRACE(config);
+    EXPECT_EQ(binary.spill_bytes, 0) << log;
+    EXPECT_EQ(binary.stack_bytes, 0) << log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OnFirstUse, CudaCompileFwdSm80Codes, testing::Values(64, 128, 256));
+
+// What append is compiled into for a cache of 8 bits beside the prebuilt kernels, with the conversion of each GPU.
+TEST(CudaCompileAppend, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  for (const int32_t arch : {80, 90}) {
+    for (const AppendConfig& config : {AppendConfig{Dtype::kFloat16, Dtype::kFloat8E5M2, true},
+                                       AppendConfig{Dtype::kFloat32, Dtype::kFloat8E4M3, true},
+                                       AppendConfig{Dtype::kBFloat16, Dtype::kFloat8E4M3, false}}) {
+      const KernelSpec spec = spec_of(config);
+      SCOPED_TRACE(spec.config + " for " + target_name(arch));
+      Binary binary;
+      std::string log;
+      ASSERT_EQ(compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log).code, TESSERA_OK) << log;
+      EXPECT_LE(binary.registers, spec.limits.registers);
+      EXPECT_EQ(binary.spill_bytes, 0) << log;
+      EXPECT_EQ(binary.stack_bytes, 0) << log;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace tessera::cuda

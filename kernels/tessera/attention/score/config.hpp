@@ -46,19 +46,21 @@ struct ScoreConfig {
   bool scale_first;      // scale <= 0: the largest product is not the largest score, so the scale is applied first
   bool causal_seqs;      // each sequence says whether it is causal
   bool sequence_places;  // each sequence has a place of its own in the whole
+  bool only_hides;       // of a program: it has a mask and leaves the score as it is (core/score/facts.hpp)
 
-  // The options' facts. A tree mask has none: like a causal mask it is positional (range and hide in its file).
+  // The options' facts. A tree mask has none: like a causal mask it is positional (range and hide in its file). Nor has
+  // a program that only hides: kernels whose scores are -inf then treat it as they do such masks.
   TESSERA_HOST_DEVICE constexpr ScoreFacts facts() const {
     ScoreFacts all{};
+    ScoreConfig scoring = *this;
+    scoring.program = program && !only_hides;
 #define TESSERA_FACTS(Class, flag, ...) \
-  if (flag) all = all.joined(k##Class##Facts);
+  if (scoring.flag) all = all.joined(k##Class##Facts);
     TESSERA_SCORE_OPTIONS(TESSERA_FACTS, TESSERA_FACTS, TESSERA_FACTS)
 #undef TESSERA_FACTS
     return all;
   }
-  TESSERA_HOST_DEVICE constexpr bool any() const {
-    return facts().reshapes || facts().adds || facts().entries || dropout || scale_first;
-  }
+  TESSERA_HOST_DEVICE constexpr bool any() const { return scaled() || facts().entries || program || dropout; }
   TESSERA_HOST_DEVICE constexpr bool entries() const { return facts().entries; }
   // Whether the entries of a tile are loaded ahead of the product, by pairs of keys.
   TESSERA_HOST_DEVICE constexpr bool entry_pairs() const { return facts().entries && !facts().blocks; }
@@ -71,10 +73,12 @@ struct ScoreConfig {
   TESSERA_HOST_DEVICE constexpr bool adds() const { return facts().adds; }
   // Whether scores are changed before the exponential other than by the scale in the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return facts().reshapes || facts().adds || scale_first; }
+  // Whether something other than the position decides between a product and its exponential.
+  TESSERA_HOST_DEVICE constexpr bool has_step() const { return scaled() || program; }
 };
 #define TESSERA_FLAG(Class, flag, ...) flag,
 TESSERA_CONFIG_FIELDS(ScoreConfig, TESSERA_SCORE_OPTIONS(TESSERA_FLAG, TESSERA_FLAG, TESSERA_FLAG) places, bias_dtype,
-                      dropout, dropout_state, scale_first, causal_seqs, sequence_places)
+                      dropout, dropout_state, scale_first, causal_seqs, sequence_places, only_hides)
 #undef TESSERA_FLAG
 
 // ---- score programs -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 //   special(Class, flag, tensor, facts ...)  on GPUs the params have it in a form of its own, filled in by params.cpp:
 //                                            ALiBi's slopes, and the masks by position, which not all kernels have
 //
-// A score program reads a score in natural units, as what is added to it does: it "adds".
+// A score program that changes the score reads it in natural units, as what is added to it does: it "adds".
 //
 // A file that defines TESSERA_SCORE_FILES_GPU or TESSERA_SCORE_FILES_CPU first includes the files with their meanings.
 #ifndef TESSERA_SCORE_OPTIONS

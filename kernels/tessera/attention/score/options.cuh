@@ -68,6 +68,8 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
   static constexpr int kEntryBytes = (Options::kEntryBytes + ... + 0);
   static constexpr bool kPackedAddend = (Options::kPackedAddend || ... || false);
   static constexpr bool kHidesByPosition = (Options::kHidesByPosition || ... || false);
+  // Whether reshaped() multiplies by the scale.
+  static constexpr bool kScalesFirst = kCfg.scale_first && !kCfg.adds() && !kCfg.facts().reshapes;
   static constexpr bool kAddsEntries = ((Options::kFacts.adds && Options::kFacts.entries) || ... || false);
 
   struct Row : PositionRow, Options::Row... {
@@ -123,7 +125,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
   // Reshapes a product, and scales it unless a following addition can do so in the same instruction.
   template <bool kSmall = false>
   TESSERA_DEVICE static Score reshaped(const ProblemParams& p, float product) {
-    Score r{kCfg.scale_first && !kCfg.adds() && !kCfg.facts().reshapes ? product * p.scale : product, 1.0f};
+    Score r{kScalesFirst ? product * p.scale : product, 1.0f};
     (reshape<Options, kSmall>(r, p), ...);
     return r;
   }
@@ -134,7 +136,7 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
   TESSERA_DEVICE static Score visible_score(const ProblemParams& p, const Sequence& s, const Row& row, int key,
                                             int offset, Score r, const Entry& entry) {
     if constexpr (sizeof...(Options) > 0) {
-      apply_all<false, kFused, Options...>(r, product_unit(p), s, row, key, offset, entry);
+      apply_all<kScalesFirst, kFused, Options...>(r, product_unit(p), s, row, key, offset, entry);
     }
     if constexpr (kCfg.facts().hides) {
       if (!entry.visible) r.value = -infinity();

@@ -327,6 +327,7 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
   TESSERA_DEVICE static void apply(Score& r, float unit, const Sequence&, const ScoreRow& row, int key, int offset,
                                    const ScoreEntry&) {
     using Program = typename Types::Program;
+    static_assert(kCfg.only_hides == !Program::kChangesScore, "kernels decide by what the program does");
     const ScoreProgramParams& program = row.program;
     const ProgramPlace at = row.at(key + offset);
     const float s = kScaled ? r.value : __fmul_rn(r.value, unit);
@@ -334,7 +335,8 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     const auto of_column = Program::column(program, at);
     const bool visible = !Program::kHasMask || row.shows_all || Program::visible(program, of_row, of_column, at, s);
     r.before_program = s;
-    r.value = visible ? Program::score(program, of_row, of_column, at, s) : -infinity();
+    if constexpr (Program::kChangesScore) r.value = Program::score(program, of_row, of_column, at, s);
+    if (!visible) r.value = -infinity();
   }
 
   // Calls sink.template add<load, tensor>(inside, ..., index...) for each load of the pair; only the index has a
@@ -353,6 +355,26 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     const ProgramPlace at = row.at(key);
     return Program::gradient(program, Program::gradient_row(program, at), Program::gradient_column(program, at), at, d,
                              score.before_program, sink);
+  }
+};
+
+// The mask of a program, which does not depend on the score, for one row of scores.
+template <ScoreConfig kCfg>
+struct ProgramMask {
+  using Program = typename ProgramTypes<kCfg.program>::Program;
+  static_assert(!Program::kMaskNeedsS);
+
+  const typename ProgramOption<kCfg>::Row of;
+  const typename Program::MaskRow row;
+
+  TESSERA_DEVICE ProgramMask(const typename ProgramOption<kCfg>::Row& of)
+      : of(of), row(Program::mask_row(of.program, of.place)) {}
+  // What depends on the key and the head alone.
+  TESSERA_DEVICE typename Program::MaskColumn column(int key) const {
+    return Program::mask_column(of.program, of.at(key));
+  }
+  TESSERA_DEVICE bool shows(const typename Program::MaskColumn& column, int key) const {
+    return Program::mask(of.program, row, column, of.at(key), 0.0f);
   }
 };
 

@@ -17,6 +17,7 @@ namespace tessera {
 //   kAheadRows       rows whose entries are in registers at once: kRows, or 1
 //   kLaneOrder       the keys of the tile are in lane order (tile/shared_tile.cuh)
 //   kFused           add_term
+//   kOneHead         all rows have the same head
 //   p, key0          the problem, and the tile's first key
 //   row(i)           a number for a lane's i-th row; past the sequence's last query it is the last query's
 //   sequence(), batch(), head(row), query(row), col()
@@ -27,7 +28,7 @@ struct ScoreStep {
   static constexpr int kN = Coordinates::kN;
   // kLoads: entries may be loaded ahead of the product. kPlain: nothing at all is done between a product and its
   // exponential. kByKeys: apply_by_keys() serves.
-  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.scaled(),
+  static constexpr bool kLoads = kCfg.entry_pairs(), kPlain = !kCfg.entries() && !kCfg.has_step(),
                         kByKeys = kCfg.program && !kCfg.entries();
 
   typename Options::template Fragment<Coordinates::kAheadRows, kN, Coordinates::kLaneOrder> entries;
@@ -87,6 +88,10 @@ struct ScoreStep {
   // needs no registers for all keys of the tile. kShowsAll: the program's mask shows all of the scores.
   template <bool kShowsAll = false, int kM>
   TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at) {
+    if constexpr (!kCfg.scaled() && (kShowsAll || !ProgramTypes<kCfg.program>::Program::kMaskNeedsS)) {
+      if constexpr (!kShowsAll) hide_by_program(s, at);
+      return;
+    }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
@@ -102,6 +107,42 @@ struct ScoreStep {
                                        key_at<Coordinates::kLaneOrder>(n, e), Options::reshaped(at.p, x), {})
                     .value;
           }
+    }
+  }
+
+  // Sets scores to -inf for keys that a program hides whose mask does not depend on the score. What depends on a query
+  // or on a key alone is evaluated once: the compiler does not join loads that are executed under a condition. The mask
+  // is kept as bits, so that its code is that of a few keys, not of a tile.
+  template <int kM>
+  TESSERA_DEVICE static void hide_by_program(float (&s)[kM][kN][4], const Coordinates& at) {
+    constexpr int kStep = kM == 1 && kN % 4 == 0 ? 4 : kN % 2 == 0 ? 2 : 1;
+    static_assert(2 * kN <= 32, "a bit for each key");
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const ProgramMask<kCfg> rows[2] = {row(at, at.row(2 * m)), row(at, at.row(2 * m + 1))};
+      uint32 shown[2] = {};
+#pragma unroll 1
+      for (int first = 0; first < kN; first += kStep) {
+        uint32 bits[2] = {};
+#pragma unroll
+        for (int k = 0; k < 2 * kStep; ++k) {
+          const int key = at.key0 + at.col() + key_at<Coordinates::kLaneOrder>(first + k / 2, k % 2);
+          const auto column = rows[0].column(key);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const bool shows = rows[half].shows(Coordinates::kOneHead ? column : rows[half].column(key), key);
+            if (shows) bits[half] |= 1u << k;
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) shown[half] |= bits[half] << (2 * first);
+      }
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (!(shown[i / 2] >> (2 * n + i % 2) & 1)) s[m][n][i] = -infinity();
+        }
     }
   }
 

@@ -7,6 +7,9 @@
 
 namespace tessera {
 
+// Beside the consumers: one warpgroup loads, the other transposes V.
+inline constexpr int kFp8ProducerWarpgroups = 2, kTransposingWarps = 4;
+
 struct FwdSm90Fp8Config {
   int head_dim;    // padded to a multiple of 32
   int head_dim_v;  // padded to a multiple of 64
@@ -45,7 +48,7 @@ struct FwdSm90Fp8Params : FwdSm90Params {
 
 // Offsets in bytes from the start of shared memory.
 struct FwdSm90Fp8Layout {
-  int k, v, raw_v, work_tiles, tile_ring, q_ring, k_ring, v_ring, raw_full, bytes;
+  int k, v, raw_v, work_tiles, tile_ring, q_ring, k_ring, v_ring, raw_ring, bytes;
 };
 
 TESSERA_HOST_DEVICE constexpr FwdSm90Fp8Layout fwd_sm90_fp8_layout(const FwdSm90Fp8Config& c) {
@@ -58,8 +61,8 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Fp8Layout fwd_sm90_fp8_layout(const FwdSm90
   at.q_ring = at.tile_ring + kWorkTilesAhead * kRingStageBytes;
   at.k_ring = at.q_ring + c.q_stages * kRingStageBytes;
   at.v_ring = at.k_ring + c.k_stages * kRingStageBytes;
-  at.raw_full = at.v_ring + c.v_stages * kRingStageBytes;
-  at.bytes = (at.raw_full + c.raw_stages * 8 + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+  at.raw_ring = at.v_ring + c.v_stages * kRingStageBytes;
+  at.bytes = (at.raw_ring + c.raw_stages * kRingStageBytes + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
   return at;
 }
 

@@ -1,4 +1,4 @@
-// V in fwd_sm90_fp8: a warp loads its blocks by TMA and transposes them, because wgmma reads 8-bit operands only with
+// V in fwd_sm90_fp8: a warpgroup transposes its blocks in shared memory, because wgmma reads 8-bit operands only with
 // the inner dimension, here the keys, contiguous.
 //
 // The consumers' P comes from an accumulator, in which lane 4g + c has of each 8 keys the two from 2c on; as an operand
@@ -14,89 +14,76 @@
 
 namespace tessera {
 
-// By a warp: `to` = `from` transposed. kAhead pieces of 32 keys and 16 columns are loaded before the first is stored,
-// since each piece waits for its load.
+// By each of kTransposingWarps warps: its columns of `to` = `from` transposed. Pieces of 32 keys and 16 columns; all
+// keys of a column are loaded before the first is stored, since a piece waits for its load.
 template <class Raw, class Transposed>
-TESSERA_DEVICE void transpose_values(uint32 from, uint32 to) {
-  constexpr int kKeys = Raw::kRows, kColumns = Transposed::kRows, kAhead = 2;
-  static_assert(kKeys % 32 == 0 && kColumns % (16 * kAhead) == 0);
+TESSERA_DEVICE void transpose_values(uint32 from, uint32 to, int warp) {
+  constexpr int kColumns = Transposed::kRows / kTransposingWarps, kPieces = Raw::kRows / 32;
+  static_assert(Raw::kRows % 32 == 0 && kColumns % 16 == 0);
   const int lane = lane_id();
 #pragma unroll 1
-  for (int key = 0; key < kKeys; key += 32) {
-    // The swizzle is an exclusive or by the row number modulo 8: a row's other words follow from its first one, and
-    // rows 16 apart have the same order.
-    const uint32 first = Raw::at(from, key + lane, 0);
-    const uint32 row = Transposed::at(to, lane % 16, (key + lane / 16 * 16) / 2);
-#pragma unroll 2
-    for (int col = 0; col < kColumns; col += 16 * kAhead) {
-      uint32 keys[kAhead][4];  // of eight keys each: the pair of columns of keys 2c and 2c + 1
+  for (int col = warp * kColumns; col < (warp + 1) * kColumns; col += 16) {
+    const uint32 first = Raw::at(from, lane, col / 2);
+    uint32 keys[kPieces][4];  // of eight keys each: the pair of columns of keys 2c and 2c + 1
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        const int pair = col / 2 + n * 8, chunk = pair / kChunkCols * Raw::kChunkBytes;
-        ptx::ldmatrix_x4_trans(keys[n], (first ^ pair % kChunkCols / 8 * 16) + chunk);
-      }
+    for (int n = 0; n < kPieces; ++n) ptx::ldmatrix_x4_trans(keys[n], first + n * 32 * kChunkRowBytes);
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        const uint32(&of)[4] = keys[n];
-        const uint32 columns[4] = {ptx::prmt<0x6420>(of[0], of[1]), ptx::prmt<0x7531>(of[0], of[1]),
-                                   ptx::prmt<0x6420>(of[2], of[3]), ptx::prmt<0x7531>(of[2], of[3])};
-        ptx::stmatrix_x4(row + (col + n * 16) * kChunkRowBytes, columns);
-      }
+    for (int n = 0; n < kPieces; ++n) {
+      const uint32(&of)[4] = keys[n];
+      const uint32 columns[4] = {ptx::prmt<0x6420>(of[0], of[1]), ptx::prmt<0x7531>(of[0], of[1]),
+                                 ptx::prmt<0x6420>(of[2], of[3]), ptx::prmt<0x7531>(of[2], of[3])};
+      ptx::stmatrix_x4(Transposed::at(to, col + lane % 16, n * 16 + lane / 16 * 8), columns);
     }
   }
 }
 
-// Loads and transposes all V blocks that the work tiles see. Rows past a sequence's end are cleared: they are
-// multiplied by P = 0, but in packed and padded tensors they may hold NaN.
+// By each of kTransposingWarps warps: transposes its columns of all V blocks that the work tiles see. Rows past a
+// sequence's end are cleared first: they are multiplied by P = 0, but in packed and padded tensors they may hold NaN.
 template <FwdSm90Fp8Config kCfg>
-TESSERA_DEVICE void load_values(const FwdSm90Fp8Params& p, Fp8SharedMemory<kCfg>& shared) {
-  constexpr FwdSm90Config kTiles = kCfg.tiles();
+TESSERA_DEVICE void transpose_blocks(Fp8SharedMemory<kCfg>& shared, int warp) {
   constexpr int kN = kCfg.block_n;
   using Raw = SwizzledTile<kN, kCfg.head_dim_v / 2>;
   using Transposed = SwizzledTile<kCfg.head_dim_v, kN / 2>;
   RingPosition<kWorkTilesAhead> tile_at;
-  RingPosition<kCfg.raw_stages> raw;
   RingPosition<kCfg.v_stages> at;
+  RingPosition<kCfg.raw_stages> raw_at;
+  // Equal rings are at equal positions: with two consumers of large heads a register more would spill.
+  const auto& raw = [&]() -> const RingPosition<kCfg.raw_stages>& {
+    if constexpr (kCfg.raw_stages == kCfg.v_stages) {
+      return at;
+    } else {
+      return raw_at;
+    }
+  }
+  ();
   while (true) {
     shared.tile_ring.wait_full(tile_at);
-    const WorkTile<kTiles>& tile = shared.work_tiles[tile_at.stage()];
+    const WorkTile<kCfg.tiles()>& tile = shared.work_tiles[tile_at.stage()];
     if (tile.count < 0) return;
-    int block = tile.first;
-    const int last = tile.last;
-    // The tile is released after its last block and read again for each: the producers have few registers.
-    const auto load = [&](const RingPosition<kCfg.raw_stages>& to, int of) {
-      if (lane_id() != 0 || of >= last) return;
-      const uint32 full = shared.raw_full[to.stage()].address();
-      ptx::mbarrier_arrive_expect_tx(full, Raw::kBytes);
-      copy_tile(shared.sRawV[to.stage()], &p.v_map, full, tile.s.k_begin + of * kN, tile.head / p.group,
-                tile.k_batch(p));
-    };
-    auto ahead = raw;
+    int keys = tile.s.sk - tile.first * kN;  // of the sequence, from the next block on
+    const int blocks = tile.last - tile.first;
+    shared.tile_ring.release(tile_at);
+    tile_at.advance();
 #pragma unroll 1
-    for (int n = 0; n < kCfg.raw_stages; ++n, ahead.advance()) load(ahead, block + n);
-#pragma unroll 1
-    for (; block < last; ++block) {
+    for (int n = 0; n < blocks; ++n, keys -= kN) {
       const uint32 from = shared_address(shared.sRawV[raw.stage()].data);
-      ptx::mbarrier_wait_parity(shared.raw_full[raw.stage()].address(), raw.parity);
-      if (const int keys = tile.s.sk - block * kN; kCfg.varlen && keys < kN) {
-        constexpr int kRowWords = Raw::kChunks * 8;  // of 16 bytes
+      shared.raw_ring.wait_full(raw);
+      if (kCfg.varlen && keys < kN) {
+        constexpr int kWords = kCfg.head_dim_v / kTransposingWarps / 16;  // of a row, of 16 bytes
 #pragma unroll 1
-        for (int word = max(keys, 0) * kRowWords + lane_id(); word < kN * kRowWords; word += 32) {
-          ptx::st_shared_zero_16(Raw::at(from, word / kRowWords, word % kRowWords * 8));
+        for (int word = max(keys, 0) * kWords + lane_id(); word < kN * kWords; word += 32) {
+          ptx::st_shared_zero_16(Raw::at(from, word / kWords, (warp * kWords + word % kWords) * 8));
         }
         __syncwarp();
       }
       shared.v_ring.wait_empty(at);
-      transpose_values<Raw, Transposed>(from, shared_address(shared.sV[at.stage()].data));
+      transpose_values<Raw, Transposed>(from, shared_address(shared.sV[at.stage()].data), warp);
       ptx::fence_proxy_async();
-      __syncwarp();
+      shared.raw_ring.release(raw);
       if (lane_id() == 0) ptx::mbarrier_arrive(shared.v_ring.full[at.stage()].address());
-      load(raw, block + kCfg.raw_stages);
-      raw.advance();
+      raw_at.advance();
       at.advance();
     }
-    shared.tile_ring.release(tile_at);
-    tile_at.advance();
   }
 }
 

@@ -17,8 +17,8 @@ requires(kCfg.dtype == Dtype::kFloat8E4M3) struct FwdSm90SharedMemory<kCfg> {
   Ring<kWorkTilesAhead> tile_ring;
   Ring<kCfg.q_stages> q_ring;
   Ring<kCfg.k_stages> k_ring;
-  Ring<kCfg.v_stages> v_ring;       // full: the transposed block
-  Barrier raw_full[kCfg.o_chunks];  // no empty barriers: the warp that transposes a block loads the next
+  Ring<kCfg.v_stages> v_ring;    // transposed blocks
+  Ring<kCfg.o_chunks> raw_ring;  // blocks as TMA loads them
 };
 
 template <FwdSm90Fp8Config kCfg>
@@ -33,7 +33,7 @@ TESSERA_DEVICE constexpr bool has_fwd_sm90_fp8_layout() {
          sizeof(Shared::sV) == kAt.raw_v - kAt.v && sizeof(Shared::sRawV) == kAt.work_tiles - kAt.raw_v &&
          sizeof(Shared::work_tiles) == kAt.tile_ring - kAt.work_tiles &&
          sizeof(Shared::tile_ring) == kAt.q_ring - kAt.tile_ring && sizeof(Shared::q_ring) == kAt.k_ring - kAt.q_ring &&
-         sizeof(Shared::k_ring) == kAt.v_ring - kAt.k_ring && sizeof(Shared::v_ring) == kAt.raw_full - kAt.v_ring &&
+         sizeof(Shared::k_ring) == kAt.v_ring - kAt.k_ring && sizeof(Shared::v_ring) == kAt.raw_ring - kAt.v_ring &&
          sizeof(Shared) == kAt.bytes;
 }
 

@@ -4,7 +4,6 @@ rows."""
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
@@ -316,7 +315,7 @@ class ContextParallel:
 def _packs(placed: Placed, bias: Optional[Tensor], dropout: Dict[str, Any], bound: Optional[Bound]) -> bool:
     """True if pairs of several sequences can be one packed call: their scores depend on places, not on which sequences
     they are of, nor on tensors with an entry for each score."""
-    of_sequence = bound is not None and re.search(r"\bb\b", f"{bound.program.score} {bound.program.mask}")
+    of_sequence = bound is not None and "b" in bound.program.inputs
     of_batch = placed.slopes is not None and placed.slopes.dim() > 1
     return not (of_sequence or of_batch or dropout or placed.entries is not None or bias is not None)
 

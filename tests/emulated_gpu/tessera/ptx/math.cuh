@@ -38,6 +38,10 @@ inline unsigned short cvt_rn_satfinite_e4m3x2(float low, float high) {
   const auto code = [](float x) { return core::float_to_float8(core::kE4M3, x); };
   return static_cast<unsigned short>(code(low) | code(high) << 8);
 }
+inline unsigned short cvt_rn_satfinite_e5m2x2(float low, float high) {
+  const auto code = [](float x) { return core::float_to_float8(core::kE5M2, x); };
+  return static_cast<unsigned short>(code(low) | code(high) << 8);
+}
 inline uint32 cvt_rn_f16x2_e4m3x2(unsigned short codes) {
   const auto value = [&](int n) { return core::float8_to_float(core::kE4M3, static_cast<uint8_t>(codes >> 8 * n)); };
   return cvt_rn_f16x2(value(0), value(1));
@@ -52,6 +56,16 @@ uint32 prmt(uint32 a, uint32 b) {
   uint32 bytes = 0;
   for (int n = 0; n < 4; ++n) bytes |= static_cast<uint32>(both >> 8 * (kBytes >> 4 * n & 7) & 0xff) << 8 * n;
   return bytes;
+}
+
+// A product of two such numbers is exact in float32; so is the sum, where it needs no more than 24 bits.
+inline uint32 mul_f16x2(uint32 a, uint32 b) {
+  const auto at = [](uint32 pair, int n) { return cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * n))); };
+  return cvt_rn_f16x2(at(a, 0) * at(b, 0), at(a, 1) * at(b, 1));
+}
+inline uint32 fma_rn_bf16x2(uint32 a, uint32 b, uint32 c) {
+  const auto at = [](uint32 pair, int n) { return __uint_as_float(pair >> (16 * n) << 16); };
+  return cvt_rn_bf16x2(at(a, 0) * at(b, 0) + at(c, 0), at(a, 1) * at(b, 1) + at(c, 1));
 }
 
 inline uint32 max_f16x2(uint32 a, uint32 b) {

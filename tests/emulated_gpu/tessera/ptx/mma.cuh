@@ -38,6 +38,7 @@ void emulated_st_shared(uint32 shared, const T& x) {
 inline uint4 ld_shared_16(uint32 shared) { return emulated_ld_shared<uint4>(shared); }
 inline int ld_shared_s32(uint32 shared) { return emulated_ld_shared<int>(shared); }
 inline float2 ld_shared_f32x2(uint32 shared) { return emulated_ld_shared<float2>(shared); }
+inline float4 ld_shared_f32x4(uint32 shared) { return emulated_ld_shared<float4>(shared); }
 inline void st_shared_s32(uint32 shared, int a) { emulated_st_shared(shared, a); }
 inline void st_shared_s32x2(uint32 shared, int a, int b) { emulated_st_shared(shared, make_int2(a, b)); }
 inline void st_shared_f32x4(uint32 shared, float a, float b, float c, float d) {

@@ -69,6 +69,10 @@ TEST(ScoreFacts, OfMasks) {
   EXPECT_EQ(documents.gradient_loads, 0);
   EXPECT_EQ(documents.mask_inputs, input_bit(Op::kB) | input_bit(Op::kI) | input_bit(Op::kJ) | input_bit(Op::kQPos));
   EXPECT_TRUE(facts("", "s > 0.0").mask_needs_s);
+  EXPECT_FALSE(facts("s", "s > 0.0").changes_score);
+  for (const char* score : {"-s", "s + 0.0 * t", "where(j <= q_pos, s, -inf)"}) {
+    EXPECT_TRUE(facts(score, "j <= q_pos").changes_score) << score;
+  }
 }
 
 TEST(ScoreFacts, PatternsOfGradients) {

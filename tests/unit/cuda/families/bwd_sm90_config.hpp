@@ -21,7 +21,8 @@ constexpr BwdSm90Config bwd_sm90_config(bool varlen, bool deterministic, bool bl
           .score = {},
           .block_mask = block_mask,
           .split_group = false,
-          .sums = false};
+          .sums = false,
+          .whole_head = false};
 }
 
 }  // namespace tessera

@@ -101,6 +101,61 @@ TEST(CudaBwdSm90, LaunchesThreeKernels) {
   }
 }
 
+// Dense short heads of bfloat16 with a KV head each, where they fill the multiprocessors twice.
+tessera_problem short_problem_of(DType dtype = bfloat16, int64_t rows = 512) {
+  tessera_problem p = problem_of(64);
+  p.q = p.o = p.d_o = p.d_q = p.k = p.v = p.d_k = p.d_v = layout(dtype, {kBatch, rows, kHeads, 64});
+  p.lse = layout(float32, {kBatch, kHeads, rows});
+  return p;
+}
+
+TEST(CudaBwdSm90, HasABlockForAHeadThatIsShort) {
+  for (const bool deterministic : {false, true}) {
+    tessera_problem problem = short_problem_of();
+    problem.deterministic = deterministic;
+    const tessera_plan plan = plan_of(problem);
+    LaunchList list;
+    ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+    ASSERT_EQ(list.size(), 2) << "the main kernel stores dQ";
+    EXPECT_EQ(list[0].grid.x, 4 * kBatch * kHeads);
+    EXPECT_EQ(list[1].grid.x, kBatch * kHeads);
+    EXPECT_EQ(list[1].spec().threads, 384);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.steps[0].smem_bytes);
+    EXPECT_LE(plan.steps[0].smem_bytes, 227 << 10);
+    EXPECT_EQ(plan.steps[0].workspace_bytes, 2 * kBatch * kHeads * 512 * 4) << "LSE and delta, and no dQ";
+    const auto p = params_of<BwdSm90Params>(list[1]);
+    EXPECT_EQ(p.key_tiles, 4);
+    EXPECT_EQ(p.section_heads, 1);
+    EXPECT_EQ(p.rotation, 0);
+  }
+}
+
+TEST(CudaBwdSm90, HasABlockForAHeadOnlyWithoutOptionsAndGroups) {
+  const auto whole = [](const tessera_problem& p, int32_t cores = 8) {
+    LaunchList list;
+    EXPECT_EQ(lower(plan_of(p, cores), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    return list[1].spec().config.find(".whole_head = true") != std::string::npos;
+  };
+  const tessera_problem base = short_problem_of();
+  EXPECT_TRUE(whole(base));
+  EXPECT_FALSE(whole(base, 9)) << "16 heads are fewer than twice 9";
+  EXPECT_FALSE(whole(short_problem_of(float16))) << "spills registers";
+  EXPECT_FALSE(whole(short_problem_of(bfloat16, 513)));
+  tessera_problem p = base;
+  p.k = p.v = p.d_k = p.d_v = layout(bfloat16, {kBatch, 512, kHeadsKv, 64});
+  EXPECT_FALSE(whole(p)) << "groups";
+  p = base, p.dropout_p = 0.1;
+  EXPECT_FALSE(whole(p));
+  p = base, p.alibi_slopes = layout(float32, {kHeads});
+  EXPECT_FALSE(whole(p));
+  p = base, p.has_scale = 1, p.scale = -1;
+  EXPECT_FALSE(whole(p)) << "is applied first";
+  p = base, p.seqused_k = layout(int32, {kBatch});
+  EXPECT_FALSE(whole(p));
+  p = base, p.window_left = 100;
+  EXPECT_TRUE(whole(p));
+}
+
 tessera_problem masked_problem_of(int64_t head_dim) {
   tessera_problem problem = problem_of(head_dim);
   problem.mask_block_q = problem.mask_block_k = 64;
