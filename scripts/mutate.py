@@ -1,7 +1,7 @@
 """Mutation testing (DeMillo, Lipton and Sayward, 1978): plants small faults in the product's sources, one at a time,
 and reports those that no test finds.
 
-    make mutate                                              100 faults over all areas, build/mutants/report.json
+    make mutate                                              100 faults over all areas, build/mutants/report_1.json
     mutate.py --area core --count 40 --seed 7 --jobs 4       some of them
     mutate.py --seconds 1200                                 those for which there is time; the same again goes on
     mutate.py --replay src/cpu/combine.cpp:31:2              one fault again: file, line, number of the line's mutant
@@ -379,7 +379,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--part", type=int, default=1, help="of the case table's shards one in PART: a quick look")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "mutants")
-    parser.add_argument("--report", type=pathlib.Path, help="report.json in the folder; what it has is not tried again")
+    parser.add_argument("--report", type=pathlib.Path, help="report_SEED.json in the folder; what it has is not tried again")
     parser.add_argument("--replay", action="append", metavar="FILE:LINE:NUMBER")
     parser.add_argument("--draw", type=pathlib.Path, metavar="FILE", help="write COUNT faults and end")
     parser.add_argument("--faults", type=pathlib.Path, metavar="FILE", help="take the faults that --draw wrote")

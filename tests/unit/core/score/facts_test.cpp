@@ -56,8 +56,8 @@ TEST(ScoreFacts, MayHide) {
                            "log(s)", "sqrt(s)", "s / (i - j)", "-exp(s)"}) {
     EXPECT_TRUE(facts(text).may_hide) << text;
   }
-  for (const char* text :
-       {"s + 0.25 * j", "sigmoid(s)", "min(max(s, -2.0), 2.0)", "doc[b, i] == doc[b, j] ? s : s - 10.0"}) {
+  for (const char* text : {"s + 0.25 * j", "where(i < 0, -inf, s)", "sigmoid(s)", "min(max(s, -2.0), 2.0)",
+                           "doc[b, i] == doc[b, j] ? s : s - 10.0"}) {
     EXPECT_FALSE(facts(text).may_hide) << text;
   }
 }
