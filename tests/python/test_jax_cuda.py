@@ -1,4 +1,4 @@
-"""tessera.jax on each of JAX's platforms against float64: what XLA's FFI, streams and scratch memory are for, on a GPU."""
+"""tessera.jax on each of JAX's platforms against float64: on a GPU, with XLA's streams and scratch memory."""
 
 import os
 
