@@ -71,6 +71,8 @@ def shards(program, count, environment=""):
 
 UNIT = Stage(("unit_tests",), shards("unit_tests", 4))
 SCORE = Stage(("score_tests",), (f"{{tests}}/score_tests {GTEST}",))
+RANKS = Stage(("ranks_op_tests",), shards("ranks_op_tests --gtest_filter=-*Nccl*", 2))
+TEXT = Stage(("score_cuda_text_tests",), (f"{{tests}}/score_cuda_text_tests {GTEST}",))
 OP = Stage(
     ("op_tests", "tessera_fuzz"),
     (
@@ -79,11 +81,14 @@ OP = Stage(
     ),
 )
 AREAS = {
-    "core": Area(("src/core/*.[ch]pp", "src/core/score/*.[ch]pp", "src/api/*.[ch]pp"), (UNIT, SCORE, OP)),
-    "cpu": Area(("src/cpu/[!a]*.[ch]pp", "src/cpu/a[!m]*.[ch]pp", "src/cpu/score/*.[ch]pp"), (OP, UNIT, SCORE)),
+    "core": Area(("src/core/*.[ch]pp", "src/core/score/*.[ch]pp", "src/api/*.[ch]pp"), (UNIT, SCORE, OP, RANKS, TEXT)),
+    "cpu": Area(
+        tuple(f"src/cpu/{name}.[ch]pp" for name in ("[!a]*", "a[!m]*", "score/[!a]*", "score/a[!m]*")),
+        (OP, UNIT, SCORE),
+    ),
     # With the library whose tiles are plain C++, on every machine.
     "amx": Area(
-        ("src/cpu/amx_*.hpp",),
+        ("src/cpu/amx_*.hpp", "src/cpu/score/amx_*.hpp"),
         (
             Stage(
                 ("tessera_amx_emulated", "op_tests"),
@@ -98,6 +103,7 @@ AREAS = {
                 ("cuda_device_code_tests", "op_tests", "emulated_driver", "emulated_nvrtc"),
                 (f"{{tests}}/cuda_device_code_tests {GTEST}", "cases:tests/op/sanitizer_cases.txt"),
             ),
+            Stage(("cuda_combine_tests",), (f"{{tests}}/cuda_combine_tests {GTEST}",)),
         ),
     ),
 }
@@ -213,7 +219,7 @@ def named_fault(name):
 def commands(stage, part):
     """Of op_tests' shards one in `part`."""
     for number, command in enumerate(stage.commands):
-        if "op_tests" in command and number % part:
+        if "/op_tests" in command and number % part:
             continue
         if command.startswith("cases:"):
             for case in (ROOT / command[6:]).read_text().splitlines():

@@ -509,8 +509,8 @@ constexpr const char* kHopperBackward[] = {
     "b=2 sq=130 sk=200 hq=4 hkv=2 d=64 dv=64 softcap=5000 data=shared low=1",
 };
 
-// bwd_sm90 with a block that has a head and keeps its dQ, of bfloat16 only: several tiles of each, ends within them, rows
-// that see nothing, NaN, far rows.
+// bwd_sm90 with a block that has a head and keeps its dQ, of bfloat16 only: several tiles of each, ends within them,
+// rows that see nothing, NaN, far rows.
 constexpr const char* kHopperWholeHeads[] = {
     "b=2 sq=512 sk=512 hq=2 hkv=2 d=64 dv=64 causal=1 cores=1",
     "b=1 sq=257 sk=400 hq=2 hkv=2 d=64 dv=64 d_lse=1 sink=1 cores=1",

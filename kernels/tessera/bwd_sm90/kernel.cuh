@@ -12,7 +12,7 @@
 //   shared.cuh       the offsets of tiles and barriers
 //   loads.cuh        the producer: K and V once, and in each step Q, dO, LSE and delta
 //   scores.cuh       a score warpgroup: P, dS, and its dK and dV
-//   whole_head.cuh   a form of its own for short heads, without the latter
+//   whole_head.cuh   short heads: a form of its own, with a head in a block and without a dQ warpgroup
 //   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
 //   kernel.cuh       the roles of a block's warps
 //   rows.cuh         the kernels before and after this one: delta, LSE, the order of key tiles, dQ's rounding

@@ -338,8 +338,8 @@ struct ScoreWarpgroup {
   }
 
   // step_word() is the step's first query; with a block mask its lowest bits are the list entry's: from which score
-  // warpgroup's keys the queries are hidden, and with whole_head kFirstKeys and kLastKeys (whole_head.cuh). step_row0() is
-  // the part's first query.
+  // warpgroup's keys the queries are hidden, and with whole_head kFirstKeys and kLastKeys (whole_head.cuh). step_row0()
+  // is the part's first query.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
   TESSERA_DEVICE int step_row0() const {
     return (kCfg.block_mask || kCfg.whole_head ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;

@@ -92,9 +92,9 @@ struct WholeHeadProducer {
   }
 };
 
-// Stores `factor` times 32 columns, from `first_col` on, of a warp's accumulators of 16 rows, of which `rows` exist; with
-// `zero` 0 instead, in the lane's rows lane / 4 and 8 more. A quad exchanges its elements, so that each lane stores 16
-// bytes.
+// Stores `factor` times 32 columns, from `first_col` on, of a warp's accumulators of 16 rows, of which `rows` exist.
+// With `zero` it stores 0 instead, in the lane's rows lane / 4 and 8 more. A quad exchanges its elements, so that each
+// lane stores 16 bytes.
 template <Dtype kDtype>
 TESSERA_DEVICE void store_registers(unsigned short* to, int64 row_step, int rows, int first_col, int columns,
                                     bool aligned, const float (&acc)[4][4], float factor, const bool (&zero)[2]) {
@@ -156,7 +156,7 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
   // Of the next step and of the step before: the first query and flags.
   int word, word_before = 0;
   const int key_parity;  // of K's barriers
-  Shared& own;  // `shared`, whose addresses are read anew in each step, so that none that is made of them is kept
+  Shared& own;           // `shared`, whose addresses are read anew in each step, so that none made of them is kept
 
   // position: of the block's first step at this key tile.
   TESSERA_DEVICE WholeHeadWarpgroup(const BwdSm90Params& p, Shared& shared, const KeyBlock& block, int warpgroup,
@@ -168,8 +168,8 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
     own.base = not_hoisted(own.base), own.descriptor = not_hoisted(own.descriptor);
   }
 
-  // Positions in the rings of one stage. Q has two: the stage of `at` is the parity of the block's steps, and dO's place
-  // is loaded once a step and once a key tile, with V first.
+  // Positions in the rings of one stage. Q has two: the stage of `at` is the parity of the block's steps. dO's place is
+  // loaded once a step and once a key tile, with V first.
   TESSERA_DEVICE static RingPosition<1> single(int parity) {
     RingPosition<1> position;
     position.parity = parity;

@@ -84,9 +84,13 @@ TEST(Append, RefusesBeforeAnythingIsWritten) {
                  [](Step& s) { s.call.cos.layout.shape[0] = s.call.sin.layout.shape[0] = 2; });
   expect_refused("cu_seqlens[1]: ", packed, [](Step& s) { s.cu_seqlens[1] = 1000; });
   expect_refused("k_cache: shares memory with k", dense, [](Step& s) { s.call.k_cache.data = s.call.k.data; });
-  expect_refused("v: shape ", dense, [](Step& s) { ++s.call.v.layout.shape[2]; });
+  expect_refused("v: shape [3, 4, 3, 24], accepted [3, 4, 2, ", dense, [](Step& s) { ++s.call.v.layout.shape[2]; });
   expect_refused("v_cache: shape ", paged, [](Step& s) { ++s.call.v_cache.layout.shape[1]; });
   expect_refused("sin: absent", dense, [](Step& s) { s.call.sin = {}; });
+  expect_refused("append: an extent of 2147483648, accepted up to 2147483647", dense,
+                 [](Step& s) { s.call.cos.layout.shape[0] = s.call.sin.layout.shape[0] = std::int64_t{1} << 31; });
+  expect_refused("page_table: room for 2147483650 keys a sequence, accepted at most 2147483647", paged,
+                 [](Step& s) { s.call.page_table.layout.shape[1] = 429496730; });
   expect_refused("cos: shape [64, 17] turns 34 columns, accepted 2 .. 32", dense,
                  [](Step& s) { s.call.cos.layout.shape[1] = s.call.sin.layout.shape[1] = 17; });
   expect_refused("q: given without cos and sin", dense, [](Step& s) { s.call.cos = s.call.sin = {}; });

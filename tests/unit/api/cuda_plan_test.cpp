@@ -1339,6 +1339,14 @@ TEST(DescribedGpu, PlansSayThatItIsNotHere) {
             std::string::npos);
 }
 
+TEST(DescribedGpu, OneOfThisMachinesIsNamed) {
+  Device device = cuda_arch(90);
+  device.ordinal = 3;
+  std::strcpy(device.name, "a GPU");
+  const std::string text = describe(plan(large_problem(128, 128), device));
+  EXPECT_NE(text.find("GPU 3: a GPU, compute capability 9.0, 132 multiprocessors"), std::string::npos) << text;
+}
+
 TEST(DescribedGpu, ExecutesNothing) {
   Problem problem;
   problem.q = problem.k = problem.v = problem.o = layout(float16, {1, 8, 1, 64});

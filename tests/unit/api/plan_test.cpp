@@ -297,6 +297,8 @@ TEST(PlanCosts, BytesOfPagesAreThoseThatSequencesNeed) {
   EXPECT_NE(describe(plan).find("work       at most "), std::string::npos) << describe(plan);
   p.k = p.v = layout(bfloat16, {3, 32, 4, 16});
   EXPECT_EQ(tessera::plan(p).bytes_moved, 2 * 3 * kPage + kRest) << "sequences share pages";
+  p.k = p.v = layout(bfloat16, {0, 32, 4, 16});
+  EXPECT_EQ(tessera::plan(p).bytes_moved, kRest) << "no page";
   EXPECT_EQ(describe(tessera::plan(dense_problem())).find("traffic    at most"), std::string::npos);
 }
 

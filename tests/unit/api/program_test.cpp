@@ -153,6 +153,19 @@ TEST(ProblemWithAProgram, ChecksTheGradientsOfWhatItNames) {
   EXPECT_CONTAINS(refusal(problem), "d_captured[1] (doc): given, but the program declares int");
 }
 
+TEST(ProblemWithAProgram, MovesItsTensorsAndTheirGradients) {
+  const Handle plain = created("s * 2", ""),
+               handle = created("s * gain + bias[h, i - j + 32]", "doc[b, i] == doc[b, j]");
+  Problem problem = bound(handle), without = dense_problem(float64);
+  without.program = plain.get();
+  constexpr double kTensors = 4 * 64 * 4 + 2 * 24 * 4 + 2, kGradient = 4 * 64 * 4;
+  EXPECT_EQ(plan(problem).bytes_moved - plan(without).bytes_moved, kTensors);
+  problem = gradient_of(problem), without = gradient_of(without);
+  EXPECT_EQ(plan(problem).bytes_moved - plan(without).bytes_moved, kTensors);
+  problem.d_captured[0] = layout(float32, {4, 64});
+  EXPECT_EQ(plan(problem).bytes_moved - plan(without).bytes_moved, kTensors + kGradient);
+}
+
 TEST(ProblemWithAProgram, IsRefusedByEveryKernelThatLacksThem) {
   const Handle handle = created("s + 1", "");
   Problem problem = dense_problem(bfloat16);

@@ -30,7 +30,7 @@ struct Drawn {
   CombineConfig config;
   int parts, batch, rows, heads, dim, gap;
   bool sink, bounds;
-  float shared, sink_above;  // in all LSEs; how far sinks are above them
+  float shared, rest, sink_above;  // in all LSEs; in those of parts; how far sinks are above `shared`
   uint64_t seed;
 };
 
@@ -46,7 +46,7 @@ class Merge {
     lse_.assign(static_cast<size_t>(rows), 7.0f), lse_low_ = lse_, sink_.resize(static_cast<size_t>(of.heads));
     std::normal_distribution<double> normal(0, 3);
     for (Lses* all : {&lse_parts_, &own_lse_})
-      for (size_t n = 0; n < all->rest.size(); ++n) all->set(n, of.shared, normal(random_));
+      for (size_t n = 0; n < all->rest.size(); ++n) all->set(n, of.shared, normal(random_) + of.rest);
     for (float& x : sink_) x = of.shared + static_cast<float>(normal(random_) + of.sink_above);
     // Parts that saw no key have uninitialised o.
     for (int64_t n = 0; n < static_cast<int64_t>(lse_parts_.rest.size()); ++n) {
@@ -196,6 +196,7 @@ void expect_right(uint64_t seed, int& aligned) {
                     .sink = random() % 2 == 0,
                     .bounds = random() % 2 == 0,
                     .shared = std::array{0.0f, 0.0f, 3000.0f, -1e9f, -1e30f, 3.2e38f}[random() % 6],
+                    .rest = std::array{0.0f, 0.0f, 200.0f}[random() % 3],
                     .sink_above = std::array{0.0f, -60.0f, 60.0f}[random() % 3],
                     .seed = seed};
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + std::to_string(drawn.parts) + " parts of " +

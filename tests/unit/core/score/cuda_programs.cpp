@@ -50,7 +50,8 @@ std::vector<CudaProgram> cuda_programs(int drawn) {
         {"j < i ? s + place[i - j - 2] : s", ""},
         {"where(h < 2, place[i - 30], 0.0) + where(b < 1, place[i - 30], s)", ""},
         {"s + embedding[id[b, j] - 1]", "j <= q_pos && keep[b, j + 20]"},
-        {"s > 0.0 ? s + place[i - j] : s + key_bias[b, j - 2]", "j < 50 || keep[b, j - 55]"}}) {
+        {"s > 0.0 ? s + place[i - j] : s + key_bias[b, j - 2]", "j < 50 || keep[b, j - 55]"},
+        {"s", "where(j < 20, keep[b, j - 5], keep[b, j - 25])"}}) {
     if (!add(std::string(kOutside) + score + "\n" + mask, score, mask)) throw std::runtime_error(score);
   }
   // What depends on s does not count.

@@ -52,7 +52,8 @@ TEST(ScoreFacts, OfScores) {
 }
 
 TEST(ScoreFacts, MayHide) {
-  for (const char* text : {"where(j <= q_pos, s, -inf)", "s + t", "log(s)", "s / (i - j)", "-exp(s)"}) {
+  for (const char* text : {"where(j <= q_pos, s, -inf)", "where(s > 0.0, s, -inf)", "where(s < 0.0, s, -inf)", "s + t",
+                           "log(s)", "sqrt(s)", "s / (i - j)", "-exp(s)"}) {
     EXPECT_TRUE(facts(text).may_hide) << text;
   }
   for (const char* text :

@@ -249,6 +249,21 @@ TEST(ScoreText, HasLimits) {
 
 TEST(ScoreText, SharesNoMeaningWithTheLocale) { EXPECT_EQ(refusal("s * 1,5"), "score, column 6: unexpected ','"); }
 
+TEST(ScoreValues, ToAnIntegerRoundsTowardsZeroAndSaturates) {
+  World world(1);
+  const Program program = parsed("float(int(sqrt(s) - 2.5)) + float(int(s))", "", world.names());
+  const Bindings bindings = world.bindings(program);
+  Evaluator evaluator(program, bindings);
+  const auto value = [&](double s) {
+    evaluator.begin(world.pair(0, 0, 0, 0, s));
+    return evaluator.value(program.score);
+  };
+  EXPECT_EQ(value(1.75), -1 + 1);
+  EXPECT_EQ(value(16.5), 1 + 16);
+  EXPECT_EQ(value(-3.5), 0 - 3) << "the square root is NaN";
+  EXPECT_EQ(value(1e18), 999999997 + 2147483647.0);
+}
+
 // where selects: a side that is not taken adds nothing, whatever its slope is.
 TEST(ScoreGradient, IsSelectedNeverMultipliedByZero) {
   World world(1);

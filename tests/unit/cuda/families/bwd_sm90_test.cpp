@@ -122,7 +122,7 @@ TEST(CudaBwdSm90, HasABlockForAHeadThatIsShort) {
     EXPECT_EQ(list[1].spec().threads, 384);
     EXPECT_EQ(list[1].spec().smem_bytes, plan.steps[0].smem_bytes);
     EXPECT_LE(plan.steps[0].smem_bytes, 227 << 10);
-    EXPECT_EQ(plan.shared_bytes, 2 * kBatch * kHeads * 512 * 4) << "LSE and delta, and no dQ";
+    EXPECT_EQ(plan.steps[0].workspace_bytes, 2 * kBatch * kHeads * 512 * 4) << "LSE and delta, and no dQ";
     const auto p = params_of<BwdSm90Params>(list[1]);
     EXPECT_EQ(p.key_tiles, 4);
     EXPECT_EQ(p.section_heads, 1);
