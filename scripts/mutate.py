@@ -379,7 +379,9 @@ def main():
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--part", type=int, default=1, help="of the case table's shards one in PART: a quick look")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "mutants")
-    parser.add_argument("--report", type=pathlib.Path, help="report_SEED.json in the folder; what it has is not tried again")
+    parser.add_argument(
+        "--report", type=pathlib.Path, help="report_SEED.json in the folder; what it has is not tried again"
+    )
     parser.add_argument("--replay", action="append", metavar="FILE:LINE:NUMBER")
     parser.add_argument("--draw", type=pathlib.Path, metavar="FILE", help="write COUNT faults and end")
     parser.add_argument("--faults", type=pathlib.Path, metavar="FILE", help="take the faults that --draw wrote")
