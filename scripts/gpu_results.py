@@ -34,7 +34,7 @@ def latest_cells(case: str, direction: str) -> list[dict]:
     cells = {}
     for result in results():
         for cell in result["cells"]:
-            if (cell["case"], cell.get("direction")) == (case, direction):
+            if (cell.get("case"), cell.get("direction")) == (case, direction):
                 cells[cell["name"]] = {**cell, "machine": result["machine"], "file": result["file"]}
     return list(cells.values())
 

@@ -125,11 +125,13 @@ def summary() -> list[str]:
         cells = gpu_results.latest_cells("grid", direction)
         if not cells:
             continue
-        gpu = cells[-1]["machine"]["gpu"].split()[1]
+        # Cells of different runs may come from different GPUs; the one of most cells first.
+        gpus = [cell["machine"]["gpu"].split()[1] for cell in cells]
+        gpu = ", ".join(sorted(set(gpus), key=gpus.count, reverse=True))
         for title, of in grid_ratios(direction).items():
             if not of:
                 continue
-            what = f"{direction}, head sizes 64, 128 and 256, 512 to 16384 tokens, full and causal"
+            what = f"{direction}, head sizes 64, 128 and 256, up to 16384 tokens, full and causal"
             lines.append(f"| {what} | {gpu} | best {title}: {mean_and_least(of)} |")
             slower.append((f"{direction}, the grid", f"best {title}", of))
     lines += [*ELSEWHERE, ""]
