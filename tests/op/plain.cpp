@@ -308,6 +308,8 @@ class Plain {
     // What is cut off makes every product smaller: these errors of a row add up.
     for (int64_t j = 0; fp8_tensor_cores_ && j < head_.sk; ++j)
       if (p_[j] > 0) worst += kFp8Sum * std::fabs(static_cast<double>(s_[j] * (p_[j] / sum)));
+    // A scale of 8-bit keys is a factor of its own: where a row's keys share it, its rounding moves all of them alike.
+    if (c_.scales != kNoScales) worst += epsilon_ * std::fabs(lse);
     // A shift of the LSE shifts the whole row; and it passes through a logarithm and a change of base.
     constexpr double kLseRoundings = 2;
     const double lse_noise = kLseRoundings * epsilon_ * std::fabs(lse);

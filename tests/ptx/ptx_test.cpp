@@ -242,6 +242,7 @@ TEST(PtxTests, NameEveryFunction) {
                                           "high_codes",
                                           "operator",
                                           "StridedLoads",
+                                          "widen_pair",
                                           "stage"};
   std::string bodies = kPrelude;
   for (const DeviceTest& test : registered()) bodies += test.body + "\n";

@@ -242,7 +242,8 @@ bool made_for_entries(const Descriptor& folder) {
   return true;
 }
 
-double age_of(const struct stat& info) { return std::difftime(std::time(nullptr), info.st_mtime); }
+// At least 0: a file system's clock may be a tick ahead of time()'s, and a copied folder's files may be of any time.
+double age_of(const struct stat& info) { return std::max(0.0, std::difftime(std::time(nullptr), info.st_mtime)); }
 
 }  // namespace
 

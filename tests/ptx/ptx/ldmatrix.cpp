@@ -68,7 +68,7 @@ const DeviceTests kTests({
      .body = "out[t] = ptx::movmatrix_trans(in[t]);"},
     {.name = "shared_words",
      .header = "tessera/ptx/mma.cuh",
-     .expected = {1, 2, 3, 4, 5, word(2.5f), word(3.5f), 0, 0, 0, 0},
+     .expected = {1, 2, 3, 4, 5, word(2.5f), word(3.5f), word(1.5f), word(3.5f), 0, 0, 0, 0},
      .body = R"(
   alignas(16) __shared__ uint32 s[12];
   if (t == 0) {
@@ -81,8 +81,10 @@ const DeviceTests kTests({
     ptx::st_shared_f32x4(shared_address(s + 4), 1.5f, 2.0f, 2.5f, 3.5f);
     const float2 y = ptx::ld_shared_f32x2(shared_address(s + 6));
     out[5] = __float_as_uint(y.x), out[6] = __float_as_uint(y.y);
+    const float4 z = ptx::ld_shared_f32x4(shared_address(s + 4));
+    out[7] = __float_as_uint(z.x), out[8] = __float_as_uint(z.w);
     ptx::st_shared_zero_16(shared_address(s + 4));
-    for (int i = 0; i < 4; ++i) out[7 + i] = s[4 + i];
+    for (int i = 0; i < 4; ++i) out[9 + i] = s[4 + i];
   })"},
 });
 
