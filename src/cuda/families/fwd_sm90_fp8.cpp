@@ -115,8 +115,10 @@ constexpr Supports kSupports{
 
 // At launch; afterwards each of two consumers has 216 up to head size 128, and 232 above.
 constexpr Limits kLimits{.registers = 128};
+// Of producers, which have 24 registers above head size 128.
+constexpr Limits kLargeLimits{.registers = 128, .spill_bytes = 24, .stack_bytes = 8};
 constexpr PrebuiltRow kPrebuilt[] = {
-    {Use::kPrefill, 64, kLimits}, {Use::kPrefill, 128, kLimits}, {Use::kPrefill, 256, kLimits}};
+    {Use::kPrefill, 64, kLimits}, {Use::kPrefill, 128, kLimits}, {Use::kPrefill, 256, kLargeLimits}};
 
 // TMA and the stores of O need rows at multiples of 16 bytes; TMA sees two elements as one.
 std::string refuse_layout(const tessera_plan& plan) {
