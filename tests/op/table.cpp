@@ -672,7 +672,7 @@ constexpr const char* kProgramLayouts[] = {
 // scales whose products and scores differ in sign and size, scores that options have made, hidden keys with NaN.
 constexpr const char* kHidingPrograms[] = {
     "mask_mod='j < prefix || j <= q_pos' scale=-0.2",
-    "mask_mod='j < prefix || j <= q_pos' scale=1e12",
+    "mask_mod='j < prefix || j <= q_pos' scale=1e8",
     "mask_mod='j < prefix || j <= q_pos' data=huge_bias bias=bhqk low=1",
     "mask_mod='j < prefix || j <= q_pos' data=nan_key causal=1",
     "mask_mod='s > -0.5 && j <= q_pos + 3' softcap=5 sink=1 d_sink=1",
