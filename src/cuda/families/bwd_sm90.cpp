@@ -82,7 +82,7 @@ bool by_whole_heads(const tessera_plan& plan) {
   return p.q.dtype == TESSERA_BFLOAT16 && largest_head_dim(plan) <= kHeadDim &&
          std::max(plan.max_seqlen_q, plan.max_seqlen_k) <= kBwdWholeHeadRows && !varies_in_length(p) &&
          plan.heads_q == plan.heads_kv && plan.batch * plan.heads_q >= kRounds * plan.device.cores && !score.any() &&
-         !score.program && !core::present(p.places) && !core::present(p.block_mask) && !core::present(p.d_bias) &&
+         !core::present(p.places) && !core::present(p.block_mask) && !core::present(p.d_bias) &&
          !core::present(p.d_sink) && !writes_sums(p) && environment_variable(kForcedBackwardTile).empty();
 }
 

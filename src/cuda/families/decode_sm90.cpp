@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/dtypes.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
@@ -95,11 +96,9 @@ int64_t row_tiles_of(const tessera_plan& plan, int64_t queries) {
   return divide_up(queries * group_of(plan), kDecodeRows);
 }
 
-bool has_codes(const tessera_problem& p) { return tessera_dtype_bytes(p.k.dtype) == 1; }
-
 // K or V as the kernel's tiles see it: two codes are an element of 16 bits.
 tessera_layout as_16_bits(const tessera_layout& layout) {
-  return tessera_dtype_bytes(layout.dtype) == 1 ? codes_in_pairs(layout) : layout;
+  return core::is_8bit(layout.dtype) ? codes_in_pairs(layout) : layout;
 }
 
 // Whether TMA can load tiles of block_n keys.
@@ -108,7 +107,7 @@ bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   const core::Sizes size = core::sizes(p);
   if (size.rows_k == 0 || size.batch == 0 || (core::paged(p) && size.page_size % block_n != 0)) return false;
   const auto odd = [](const tessera_layout& x) { return x.shape[x.rank - 1] % 2 != 0; };
-  if (has_codes(p) && (odd(p.k) || odd(p.v))) return false;
+  if (core::is_8bit(p.k.dtype) && (odd(p.k) || odd(p.v))) return false;
   return refuse_tensor_map("k", as_16_bits(p.k)).empty() && refuse_tensor_map("v", as_16_bits(p.v)).empty();
 }
 
@@ -136,7 +135,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   DecodeSm90Config config{};
   config.dtype = static_cast<Dtype>(p.q.dtype), config.cache = static_cast<Dtype>(p.k.dtype);
-  const bool codes = has_codes(p);
+  const bool codes = core::is_8bit(p.k.dtype);
   config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), codes ? 32 : 16));
   config.key_scales = codes && (p.k_descale.rank == 3 || p.v_descale.rank == 3);
   config.paged = core::paged(p);
@@ -260,7 +259,7 @@ double merges_us(const tessera_plan& plan) {
 double estimate_us(const tessera_plan& plan) {
   const int64_t rows = rows_of_kv_head(plan), tiles = divide_up(rows, kDecodeRows), keys = plan.max_seqlen_k;
   const KeyTimes& times = row_of(kKeyTimes, plan);
-  const double of_codes = has_codes(plan.problem) ? kCodesTime : 1;
+  const double of_codes = core::is_8bit(plan.problem.k.dtype) ? kCodesTime : 1;
   const double a_tile = (times.four_tiles - times.two_tiles) / 2;
   const double ns = tiles <= 1 ? times.one_tile : times.two_tiles + a_tile * static_cast<double>(tiles - 2);
   double us = forward_us(plan, kv_heads(plan) * ns * of_codes);
@@ -296,7 +295,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   const tessera_problem& problem = plan.problem;
   if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
   DecodeSm90Params p{};
-  if (has_codes(problem)) {
+  if (core::is_8bit(problem.k.dtype)) {
     p.k_scales = scale_tensor(problem.k_descale, buffers.k_descale, own.config.paged);
     p.v_scales = scale_tensor(problem.v_descale, buffers.v_descale, own.config.paged);
   }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/asking.hpp"
+#include "core/dtypes.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
@@ -123,8 +124,6 @@ struct Choice {
   int slices = 1;
 };
 
-bool codes_of(const tessera_problem& p) { return tessera_dtype_bytes(p.k.dtype) == 1; }
-
 int slice_width(const FwdTile& tile, const tessera_plan& plan) {
   return static_cast<int>(std::min<int64_t>(tile.slice, padded_to(plan.head_dim_v, 16)));
 }
@@ -151,7 +150,7 @@ FwdSm80Config make_config(const tessera_plan& plan, const FwdTile& tile, bool pa
   config.aligned = true;
   config.paged = core::paged(plan.problem);
   config.pack_gqa = pack_gqa;
-  if (codes_of(plan.problem)) {
+  if (core::is_8bit(plan.problem.k.dtype)) {
     config.codes = static_cast<Dtype>(plan.problem.k.dtype);
     config.key_scales = plan.problem.k_descale.rank == 3 || plan.problem.v_descale.rank == 3;
   }
@@ -171,7 +170,7 @@ Choice find_choice(const tessera_plan& plan) {
   const bool float32 = p.q.dtype == TESSERA_FLOAT32;
   const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
   Choice choice;
-  for (const FwdTile& tile : codes_of(p) ? std::span<const FwdTile>(kCodeTiles) : kTiles) {
+  for (const FwdTile& tile : core::is_8bit(p.k.dtype) ? std::span<const FwdTile>(kCodeTiles) : kTiles) {
     const int64_t head_dim = padded_to(plan.head_dim, 16);
     if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.problems == For::kPages && !core::paged(p)))
       continue;
@@ -373,7 +372,7 @@ double find_us(const tessera_plan& plan) {
     ns = listed_part(listed) * estimate_tiles_ns(plan, times), more_us = 0;
   }
   const double us = more_us + forward_us(plan, plan.problem.q.dtype == TESSERA_FLOAT32 ? kFloat32Factor * ns : ns);
-  return codes_of(plan.problem) ? kIdleFactor * us : us;  // not measured
+  return core::is_8bit(plan.problem.k.dtype) ? kIdleFactor * us : us;  // not measured
 }
 
 double estimate_us(const tessera_plan& plan) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/dtypes.hpp"
 #include "core/geometry.hpp"
 #include "cuda/estimate.hpp"
 #include "cuda/families/decode_sm90.hpp"
@@ -65,7 +66,7 @@ double estimate_us(const tessera_plan& plan) {
     if (beside_us > kFarAhead * kFwdSm90.estimate_us(plan)) return kCallUs + beside_us;
   }
   // A token of an 8-bit cache takes half of decode_sm90's time for 16 bits; of fwd_sm80, a whole tile.
-  const bool codes = tessera_dtype_bytes(plan.problem.k.dtype) == 1;
+  const bool codes = core::is_8bit(plan.problem.k.dtype);
   if (plan.problem.batch_invariant || codes || decodes_chunks(plan)) return most;
   if (by_fwd_sm90) {
     const tessera_plan others = planned_for(plan, decoded_queries(plan));

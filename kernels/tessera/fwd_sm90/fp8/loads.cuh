@@ -48,14 +48,13 @@ TESSERA_DEVICE void transpose_blocks(Fp8SharedMemory<kCfg>& shared, int warp) {
   RingPosition<kCfg.v_stages> at;
   RingPosition<kCfg.raw_stages> raw_at;
   // Equal rings are at equal positions: with two consumers of large heads a register more would spill.
-  const auto& raw = [&]() -> const RingPosition<kCfg.raw_stages>& {
-    if constexpr (kCfg.raw_stages == kCfg.v_stages) {
+  const auto raw_position = [&]() -> const RingPosition<kCfg.raw_stages>& {
+    if constexpr (kCfg.raw_stages == kCfg.v_stages)
       return at;
-    } else {
+    else
       return raw_at;
-    }
-  }
-  ();
+  };
+  const RingPosition<kCfg.raw_stages>& raw = raw_position();
   while (true) {
     shared.tile_ring.wait_full(tile_at);
     const WorkTile<kCfg.tiles()>& tile = shared.work_tiles[tile_at.stage()];
