@@ -133,9 +133,9 @@ class DecodeLoader {
   int tile = 0, end = 0;  // the next tile if `found`, and the end of its segment
   bool found = false;
   int empty_stages = kCfg.stages;
-  // paged: the entry of key `tile` * block_n + lane % block_n. If a box lies in one page, each lane has the entry of one
-  // box of the warp's next kEntryTiles tiles, from the last multiple of kEntryTiles up to tile_number on; entry_ahead
-  // holds those of the tiles after them once `ahead` is set.
+  // paged: the entry of key `tile` * block_n + lane % block_n. If a box lies in one page, each lane has the entry of
+  // one box of the warp's next kEntryTiles tiles, from the last multiple of kEntryTiles up to tile_number on;
+  // entry_ahead holds those of the tiles after them once `ahead` is set.
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
   bool ahead = false;
   int row = 0, page = 0;  // find_row
@@ -236,8 +236,8 @@ class DecodeLoader {
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
   }
 
-  // Copies the scales of tile `tile`, each lane that of one key and of its value, in the group of K's copies or, where K
-  // comes by TMA, in one of their own.
+  // Copies the scales of tile `tile`, each lane that of one key and of its value, in the group of K's copies or, where
+  // K comes by TMA, in one of their own.
   TESSERA_DEVICE void load_scales(DecodeTileScales<kCfg>& to) {
     if (found) {
       const Segment& segment = segments[number];
