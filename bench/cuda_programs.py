@@ -2,9 +2,10 @@
 function.
 
     python bench/cuda_programs.py [--csv FILE] [--lengths 4096 16384] [--head-dims 64 128] [--programs NAME ...]
-                                  [--directions forward backward decode] [--no-flex]
+                                  [--directions forward backward deterministic decode lists] [--no-flex]
 
-bfloat16, batch 1, 16 heads. FlexAttention is compiled by torch.compile; its results are compared with Tessera's before
+bfloat16, batch 1, 16 heads. deterministic: backward, without FlexAttention, which has none. lists: of one head, the
+kernels alone that list the blocks which a mask shows, for `--lengths 1048576`. FlexAttention is compiled by torch.compile; its results are compared with Tessera's before
 it is timed (relative RMS error, at most 1 %). Milliseconds, and the ratios of FlexAttention's time and of the
 built-in's to the program's.
 """
@@ -16,6 +17,7 @@ import csv
 import sys
 from typing import Callable, Optional
 
+import kernel_times
 import tessera
 import tessera.torch
 import torch
@@ -86,10 +88,10 @@ def programs(n: int) -> dict[str, Callable[[], Program]]:
 
 
 class Calls:
-    def __init__(self, program: Program, queries: int, n: int, d: int, flex: Optional[Callable]):
+    def __init__(self, program: Program, queries: int, n: int, d: int, flex: Optional[Callable], heads: int = HEADS):
         torch.manual_seed(0)
         self.program, self.flex, self.n = program, flex, n
-        shapes = [(1, rows, HEADS, d) for rows in (queries, n, n, queries)]
+        shapes = [(1, rows, heads, d) for rows in (queries, n, n, queries)]
         self.q, self.k, self.v, self.d_o = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
         self.swapped = [x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v, self.d_o)]
         self.block_mask = None
@@ -99,10 +101,12 @@ class Calls:
             self.block_mask = create_block_mask(program.flex_mask, None, None, queries, n, device="cuda")
 
     def ours(self, direction: str, options: dict, gradients=()) -> Callable:
-        if direction != "backward":
+        if direction not in ("backward", "deterministic"):
             return lambda: tessera.attention(self.q, self.k, self.v, **options)
         o, lse = tessera.attention(self.q, self.k, self.v, return_lse=True, **options)
         more = {"grad_captured": list(gradients)} if gradients else {}
+        if direction == "deterministic":
+            more["deterministic"] = True
         return lambda: tessera.attention_backward(self.q, self.k, self.v, o, lse, self.d_o, **options, **more)
 
     def programmed(self, direction: str) -> Callable:
@@ -137,6 +141,11 @@ def difference(ours, theirs, direction: str) -> float:
     )
 
 
+def milliseconds_of_lists(call: Callable) -> float:
+    times = kernel_times.kernels(call)
+    return sum(us for name, (_, us) in times.items() if name in ("tessera_program_bounds", "tessera_program_lists")) / 1e3
+
+
 def milliseconds(call: Callable) -> float:
     return timing.contest({"": call}, timing.Steadiness(30, 60, 1))[""].seconds * 1e3
 
@@ -162,17 +171,23 @@ def main() -> int:
             for name, make in programs(n).items():
                 if options.programs and name not in options.programs:
                     continue
-                if direction != "backward" and "gradient" in name:
+                if direction not in ("backward", "deterministic") and "gradient" in name:
+                    continue
+                if direction == "lists" and not make().mask:
                     continue
                 for d in options.head_dims:
                     torch.compiler.reset()
-                    flex = torch.compile(compiled, dynamic=False) if compiled and direction != "decode" else None
-                    calls = Calls(make(), 1 if direction == "decode" else n, n, d, flex)
+                    beside = compiled is not None and direction in ("forward", "backward")
+                    flex = torch.compile(compiled, dynamic=False) if beside else None
+                    heads = 1 if direction == "lists" else HEADS
+                    calls = Calls(make(), 1 if direction == "decode" else n, n, d, flex, heads)
                     line = {"direction": direction, "program": name, "length": n, "head_dim": d}
                     try:
                         call = calls.programmed(direction)
-                        line["program_ms"] = milliseconds(call)
-                        line["builtin_ms"] = milliseconds(calls.ours(direction, calls.program.nearest))
+                        lists = direction == "lists"
+                        line["program_ms"] = milliseconds_of_lists(call) if lists else milliseconds(call)
+                        if not lists:
+                            line["builtin_ms"] = milliseconds(calls.ours(direction, calls.program.nearest))
                         if flex is not None:
                             theirs = calls.theirs(direction)
                             line["difference"] = difference(call(), theirs(), direction)
