@@ -108,14 +108,24 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }
 
-KernelSpec spec_of(const BlockListsConfig& config, bool dq_order) {
-  return {.name = dq_order ? "bwd_sm90_dq_order" : "block_lists",
-          .header = dq_order ? "tessera/bwd_sm90/dq_order.cuh" : "tessera/block_lists/kernel.cuh",
+KernelSpec spec_of(const BlockListsConfig& config) {
+  return {.name = "block_lists",
+          .header = "tessera/block_lists/kernel.cuh",
           .params = "BlockListsParams",
           .config = config_text(config),
           .threads = kBlockListsWarps * kWarpThreads,
           .limits = {.registers = 64},
           .claim = "sizeof(tessera::BlockListsParams) == " + std::to_string(sizeof(BlockListsParams))};
+}
+
+KernelSpec spec_of(const DqOrderConfig& config) {
+  return {.name = "dq_order",
+          .header = "tessera/block_lists/dq_order.cuh",
+          .params = "DqOrderParams",
+          .config = config_text(config),
+          .threads = kBlockListsWarps * kWarpThreads,
+          .limits = {.registers = 64},
+          .claim = "sizeof(tessera::DqOrderParams) == " + std::to_string(sizeof(DqOrderParams))};
 }
 
 KernelSpec spec_of(const ProgramListsConfig& config, bool bounds) {
@@ -356,9 +366,9 @@ void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, G
 }
 
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
-  const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), false); };
   const int64_t warps = int64_t{params.batches} * params.heads * params.lists.tiles;
-  launches.add("block_lists", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
+  launch_kernel("block_lists", config, params, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))},
+                launches);
 }
 
 KernelSpec spec_of_program_lists(const void* config) {
@@ -373,10 +383,11 @@ void launch_program_lists(const ProgramListsConfig& config, const ProgramListsPa
   launches.add("program_lists", config, spec_of_program_lists, Grid{static_cast<uint32_t>(lists)}, params);
 }
 
-void launch_bwd_sm90_dq_order(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
-  const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), true); };
-  const int64_t warps = int64_t{params.batches} * params.heads * params.lists.most;
-  launches.add("bwd_sm90_dq_order", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))},
+KernelSpec spec_of_dq_order(const void* config) { return spec_of(*static_cast<const DqOrderConfig*>(config)); }
+
+void launch_dq_order(const DqOrderConfig& config, const DqOrderParams& params, LaunchList& launches) {
+  const int64_t warps = int64_t{params.masks} * params.blocks;
+  launches.add("dq_order", config, spec_of_dq_order, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))},
                params);
 }
 

@@ -13,7 +13,8 @@ namespace tessera::cuda {
 // How each kernel is compiled. `smem_bytes` is the size of its SharedMemoryPlan.
 KernelSpec spec_of(const FwdSm80Config& config);
 KernelSpec spec_of(const FwdSm90Config& config);
-KernelSpec spec_of(const BlockListsConfig& config, bool dq_order);
+KernelSpec spec_of(const BlockListsConfig& config);
+KernelSpec spec_of(const DqOrderConfig& config);
 KernelSpec spec_of(const ProgramListsConfig& config, bool bounds);
 KernelSpec spec_of(const LiveTilesConfig& config);
 KernelSpec spec_of(const ProgramSumsConfig& config);
@@ -64,7 +65,9 @@ KernelSpec spec_of_program_lists(const void* config);
 // `lists`: how many are made.
 void launch_program_lists(const ProgramListsConfig& config, const ProgramListsParams& params, int lists,
                           LaunchList& launches);
-void launch_bwd_sm90_dq_order(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
+// LaunchList's spec_of of the kernel that orders the additions to dQ.
+KernelSpec spec_of_dq_order(const void* config);
+void launch_dq_order(const DqOrderConfig& config, const DqOrderParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params& params, Grid grid,
                          LaunchList& launches);

@@ -98,6 +98,11 @@ int64_t program_lists_bytes(const tessera_plan& plan) {
   int64_t bytes = 0;
   if (!core::score::has_program(plan) || lower(plan, tessera_buffers{}, nullptr, list).code != TESSERA_OK) return 0;
   for (const Launch& launch : list) {
+    if (launch.spec_of == spec_of_dq_order) {
+      DqOrderParams params;
+      std::memcpy(&params, launch.params, sizeof params);
+      bytes += params.order.beside * int64_t{sizeof(int)};
+    }
     if (launch.spec_of != spec_of_program_lists) continue;
     ProgramListsConfig config;
     ProgramListsParams params;

@@ -30,6 +30,9 @@ constexpr const char* kCases[] = {
     "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 causal_seqs=1",
     "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 csr=1 causal=1",
     "dtype=bf16 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=16 tree=2 causal=1",
+    "dtype=bf16 b=5 sq=300 sk=500 hq=2 hkv=1 d=64 dv=64 q=packed k=packed mask_mod='(q_pos - j) % 300 < 200'",
+    "dtype=f16 b=4 few=3 sq=200 sk=500 hq=2 hkv=1 d=128 dv=128 q=packed k=paged page=16 causal=1 "
+    "mask_mod='i // 100 % 3 == j // 130 % 3'",
     "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };
 

@@ -702,6 +702,51 @@ constexpr const char* kProgramPartLists[] = {
     "dtype=f16 hq=4 hkv=2 d=64 dv=64 first_kv=1 first_b=2 mask_mod='doc[b, i] == doc[b, j] && (i + h) % 5 != 0'",
 };
 
+// Deterministic additions to dQ in an order that lists give: dense and packed, a mask for each head, heads that several
+// blocks share, dropout, from the last keys on, on their own and in a part; and, of pools without room, by position.
+constexpr const char* kProgramOrders[] = {
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 mask_mod='i // 100 % 3 == j // 130 % 3' lists=7",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 q=packed k=packed tail=70 mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 q=packed k=packed lead=3 lists=2 mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=4 hkv=1 d=64 dv=64 causal=1 cores=1 mask_mod='(i // 64 + h) % 3 != j // 128 % 3'",
+    "dtype=bf16 hq=8 hkv=2 d=96 dv=96 wl=300 wr=60 k=packed mask_mod='(i + h) // 70 % 4 != j // 100 % 4'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 dropout=0.2 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=f32 hq=4 hkv=2 d=64 dv=64 causal=1 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=f32 hq=2 hkv=1 d=64 dv=64 lists=7 d_captured=1 score_mod='s * temperature[h]' "
+    "mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=f16 hq=2 hkv=2 d=64 dv=64 used=1 block_mask=qk block_q=64 block_k=64 mask_mod='(i - j) % 300 < 200'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 block_mask=hqk block_q=64 block_k=128 mask_mod='(q_pos - j) % 300 < 200'",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 places=1 first_q=40 first_k=7 top_left=1 causal=1 "
+    "mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=bf16 hq=2 hkv=1 d=256 dv=256 mask_mod='i // 100 % 3 == j // 130 % 3'",
+};
+// Head sizes above 128, whose blocks work in pairs, with and without lists.
+constexpr const char* kProgramPairs[] = {
+    "dtype=bf16 hq=4 hkv=2 d=256 dv=256 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=f16 hq=2 hkv=1 d=256 dv=256 q=packed k=packed lead=3 tail=9 lists=2 mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=2 hkv=1 d=192 dv=128 causal=1 score_mod='s * temperature[h] + relative[h, i - j + len_k]'",
+    "dtype=f16 hq=2 hkv=2 d=192 dv=192 used=1 score_mod='s * temperature[h]' mask_mod='(i + h) // 70 % 4 != j // 99 % "
+    "4'",
+    "dtype=bf16 hq=2 hkv=2 d=256 dv=256 deterministic=1 score_mod='s + place[i] * place[j]'",
+    "dtype=bf16 hq=2 hkv=2 d=192 dv=192 dropout=0.2 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=bf16 hq=2 hkv=1 d=256 dv=256 block_mask=hqk block_q=64 block_k=128 mask_mod='(q_pos - j) % 300 < 200'",
+    "dtype=bf16 hq=2 hkv=1 d=200 dv=256 data=outlier score_mod='s + 0.5 * temperature[h]'",
+};
+// Forward over pages, beside a tree mask, and without regard to the rest of the batch.
+constexpr const char* kProgramPages[] = {
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 k=paged page=16 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 q=packed k=paged page=64 csr=1 causal=1 mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 q=packed k=paged page=48 lists=3 wl=300 wr=0 mask_mod='(q_pos - j) % 300 < 200'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 k=paged page=7 mask_mod='(q_pos + h) // 64 % 3 != j // 128 % 3'",
+    "dtype=f32 hq=2 hkv=1 d=32 dv=32 k=paged page=16 csr=1 mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 tree=1 causal=1 mask_mod='i // 64 % 3 != j // 128 % 3'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 q=packed k=paged page=16 tree=1 causal=1 mask_mod='(q_pos - j) % 300 < 200'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 invariant=1 q=packed k=paged page=16 causal=1 "
+    "mask_mod='i // 100 % 3 == j // 130 % 3'",
+    "dtype=f32 hq=2 hkv=1 d=64 dv=64 invariant=1 tree=1 causal=1 mask_mod='i // 64 % 3 != j // 128 % 3'",
+};
+
 void add_programs(Table& table) {
   const auto add = [&](const Definition& definition, const std::string& frame) {
     Case c = *parse_case(frame, nullptr);
@@ -733,6 +778,11 @@ void add_programs(Table& table) {
   for (const char* line : kProgramPartLists) {
     table.add((std::string(line) + " backward=1 b=2 sq=150 sk=330").c_str());
   }
+  for (const char* line : kProgramOrders) {
+    table.add((std::string(line) + " backward=1 deterministic=1 b=2 sq=300 sk=500").c_str());
+  }
+  for (const char* line : kProgramPairs) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
+  for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");
   // A program sees the -inf of a bias, and its result counts.

@@ -41,20 +41,10 @@ struct BlockListsConfig {
 };
 TESSERA_CONFIG_FIELDS(BlockListsConfig, rows, cols, transposed)
 
-// For the deterministic backward pass, with transposed lists: the order in which the blocks of keys that see a tile of
-// queries add to its dQ.
-struct DqOrder {
-  int* words;
-  int lists, most;  // lists: all lists of BlockLists; most: tiles of queries
-  TESSERA_HOST_DEVICE int* before(int list, int block) const { return words + static_cast<int64>(list) * most + block; }
-  TESSERA_HOST_DEVICE int* adders(int mask_number, int block) const { return before(lists + mask_number, block); }
-};
-
 inline constexpr int kBlockListsWarps = 4;  // of a thread block; each warp makes one list
 
 struct BlockListsParams : ProblemParams {
   BlockLists lists;
-  DqOrder dq_order;
   int batches, heads;  // of the mask; 1 if it is broadcast
   int* long_lists;     // or NULL; zero at launch, and the kernel adds the number of long lists
   int* tile_counter;   // or NULL; set to 0 for the kernel that walks the lists
@@ -73,11 +63,11 @@ TESSERA_HOST_DEVICE constexpr bool list_is_full(int entry, int half) {
   return (entry >> (kListHalves + half) & 1) != 0;
 }
 
-// The lists have any lengths and share a pool. BlockLists::words is the number of words that are taken of the pool,
-// then from kProgramHeadsAt on two words for each list: the number of entries and the word at which they begin; then
-// the pool. A list that found no room has kListNotMade entries: the kernel then visits every block that is visible by
-// position, and evaluates the mask in each.
-inline constexpr int kProgramHeadsAt = 8, kListNotMade = -1;
+// The lists have any lengths and share a pool. BlockLists::words is the number of words that are taken of the pool and,
+// at kProgramLacksRoom, whether some list found no room; then from kProgramHeadsAt on two words for each list: the
+// number of entries and the word at which they begin; then the pool. A list that found no room has kListNotMade
+// entries: the kernel then visits every block that is visible by position, and evaluates the mask in each.
+inline constexpr int kProgramLacksRoom = 1, kProgramHeadsAt = 8, kListNotMade = -1;
 struct ListHead {
   int count;
   const int* entries;
@@ -100,9 +90,10 @@ struct ProgramListsConfig {
   int cols;  // of a block
   bool transposed;
   bool varlen;  // sequences are packed, or use only some of their keys
+  bool paged;   // keys are in pages
   ScoreConfig score;
 };
-TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, score)
+TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, paged, score)
 
 // Bounds of blocks of columns are kept for each block and for each group of so many.
 inline constexpr int kBoundsGroup = 32;
@@ -119,6 +110,31 @@ struct ProgramListsParams : ProblemParams {
   // What the mask reads of a column, bounded: [column_masks, column_blocks], then [column_masks, column_groups].
   void* bounds;
   int column_masks, column_blocks, column_groups;  // blocks and groups: as lists.tiles
+};
+
+// ---- the order of deterministic additions to dQ, of transposed lists of both kinds ----
+
+// Blocks of keys add to a tile of queries in the order in which they start. Beside each entry of a list is its place:
+// the number of blocks that add to that tile before the list's block.
+struct DqOrder {
+  int64 beside;  // words from an entry to its place
+  int* adders;   // [masks, blocks]: how many blocks add to each tile of queries; only of a block mask, else NULL
+};
+
+struct DqOrderConfig {
+  int rows, cols;  // keys of a tile, queries of a block
+  bool varlen;     // as in ProgramListsConfig
+  bool program;    // the lists are a program's: if some of them found no room, none of them counts
+};
+TESSERA_CONFIG_FIELDS(DqOrderConfig, rows, cols, varlen, program)
+
+struct DqOrderParams : ProblemParams {
+  BlockLists lists;
+  DqOrder order;
+  int count;            // of the lists
+  int heads;            // that have lists of their own; 1 if all share them
+  int masks, blocks;    // ProgramListsParams::column_masks, column_blocks
+  int last_keys_first;  // blocks start with the last tile of keys
 };
 
 }  // namespace tessera

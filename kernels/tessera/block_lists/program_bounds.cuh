@@ -34,7 +34,7 @@ TESSERA_DEVICE void bound_columns(const ProgramListsParams& p, const ScoreProgra
   if (lane == 0) sBounds[warp] = of_warp;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (index == 0) p.lists.words[0] = 0;
+  if (index == 0) p.lists.words[0] = p.lists.words[kProgramLacksRoom] = 0;
   for (int n = 1; n < kWarps; ++n) of_warp.join(sBounds[n]);
   Columns(p).groups[index] = of_warp;
 }

@@ -78,6 +78,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
     const int begin = sCandidates > room || *p.lists.words > room ? room : atomicAdd(p.lists.words, sCandidates);
     const bool made = sCandidates == 0 || begin <= room - sCandidates;
     sBegin = made ? pool + begin : kListNotMade;
+    if (!made) p.lists.words[kProgramLacksRoom] = 1;
     if (p.tile_counter && list == 0) *p.tile_counter = 0;
   }
   __syncthreads();

@@ -41,7 +41,7 @@ struct SideTiles {
     } else {
       at.batch = mask / p.heads, at.head = mask % p.heads;
     }
-    at.s = load_sequence<kCfg.varlen, false, kCfg.score>(p, at.batch);
+    at.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, at.batch);
     if (packed()) at.tile = min(at.tile, ((kOfKeys ? at.s.sk : at.s.sq) + kRows - 1) / kRows);
     return at;
   }
@@ -55,7 +55,7 @@ struct SideTiles {
   TESSERA_DEVICE const int* offsets() const { return kOfKeys ? p.keys.begins : p.cu_seqlens_q; }
   TESSERA_DEVICE int64 stride() const { return kOfKeys ? p.keys.begins_stride : p.cu_seqlens_q_stride; }
   TESSERA_DEVICE int limit() const { return kOfKeys ? p.keys_limit : p.rows_q; }
-  TESSERA_DEVICE bool packed() const { return kCfg.varlen && offsets(); }
+  TESSERA_DEVICE bool packed() const { return kCfg.varlen && !(kOfKeys && kCfg.paged) && offsets(); }
 };
 
 // ---- what is read of them ----

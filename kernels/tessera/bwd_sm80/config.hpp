@@ -68,6 +68,7 @@ TESSERA_HOST_DEVICE constexpr BwdLayout bwd_layout(const BwdConfig& c) {
 
 struct BwdSm80Params : BwdParams {
   BlockLists lists;  // with a program: of the query tiles to which its mask shows keys; no words: there are none
+  DqOrder dq_order;  // with lists and deterministic
 };
 
 // The preprocess and the postprocess of the backward pass: bwd_sm80/rows.cuh.

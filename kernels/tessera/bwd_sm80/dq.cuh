@@ -108,14 +108,13 @@ struct DqPart {
 
 // Adds rdQ, a warp's part of a step's product, to dQ of the query tile that begins at row row0 of the sequence.
 template <BwdConfig kCfg>
-TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const QueryStep& step, int stage, int row0,
-                           const DqPart<kCfg>& part_of_warp,
+TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const typename QuerySteps<kCfg>::Step& step,
+                           int stage, int row0, const DqPart<kCfg>& part_of_warp,
                            const float (&rdQ)[DqPart<kCfg>::kM][DqPart<kCfg>::kN][4]) {
   using Semaphore = DqSemaphore<kCfg.deterministic>;
   const int slot = step.head * p.q_slots + b.slot0 + step.tile;
   if constexpr (kCfg.deterministic) {
-    const int first_key = visible_keys<kCfg.score>(p, b.s, row0).low;  // the first that some of the tile's queries see
-    Semaphore::wait(p.dq_semaphore + slot, b.key0 / kCfg.block_n - first_key / kCfg.block_n);
+    Semaphore::wait(p.dq_semaphore + slot, QuerySteps<kCfg>::adders_before(b, step));
   }
   float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
   DqAccumulator<kCfg>::add(b, gdQ, rdQ, stage, row0, part_of_warp.group, part_of_warp.columns);

@@ -155,6 +155,14 @@ struct KeyBlock {
   }
 };
 
+// Deterministic: the number of blocks that add to a step's tile of dQ before this one, in the order of their keys, if
+// all blocks do that the tile sees by position.
+template <BwdConfig kCfg>
+TESSERA_DEVICE int adders_by_position(const KeyBlock<kCfg>& b, const QueryStep& step) {
+  const int first_key = visible_keys<kCfg.score>(b.p, b.s, step.tile * kCfg.block_m).low;
+  return b.key0 / kCfg.block_n - first_key / kCfg.block_n;
+}
+
 // The steps of a block: all query tiles that see some of its keys by position, for each head of the group.
 template <BwdConfig kCfg>
 struct QuerySteps {
@@ -162,12 +170,14 @@ struct QuerySteps {
   TESSERA_DEVICE static int count(const KeyBlock<kCfg>& b) { return b.tiles * b.p.group; }
   TESSERA_DEVICE static Step first(const KeyBlock<kCfg>& b) { return {b.head_kv * b.p.group, b.first_tile}; }
   TESSERA_DEVICE static void advance(const KeyBlock<kCfg>& b, Step& step) { step.advance(b.first_tile, b.tiles); }
+  TESSERA_DEVICE static int adders_before(const KeyBlock<kCfg>& b, const Step& step) {
+    return adders_by_position(b, step);
+  }
 };
 // With lists of a program's mask: the tiles of each head's list. If there are no lists, or the head's was not made, all
-// that see some of the keys by position. The order of additions to dQ is by position, so a deterministic kernel reads
-// no lists.
+// that see some of the keys by position.
 template <BwdConfig kCfg>
-requires(kCfg.score.program && !kCfg.deterministic) struct QuerySteps<kCfg> {
+requires(kCfg.score.program) struct QuerySteps<kCfg> {
   struct Step : QueryStep {
     int entry;  // of the head's list, or number from the block's first tile on
   };
@@ -184,6 +194,11 @@ requires(kCfg.score.program && !kCfg.deterministic) struct QuerySteps<kCfg> {
   TESSERA_DEVICE static void advance(const KeyBlock<kCfg>& b, Step& step) {
     ++step.entry;
     find(b, step);
+  }
+  TESSERA_DEVICE static int adders_before(const KeyBlock<kCfg>& b, const Step& step) {
+    const ListHead of_head = list(b, step.head);
+    if (of_head.count == kListNotMade) return adders_by_position(b, step);
+    return of_head.entries[step.entry + static_cast<const BwdSm80Params&>(b.p).dq_order.beside];
   }
 
  private:

@@ -32,11 +32,8 @@ struct BwdSm90Config {
   // A block has a head and all of its keys, and keeps dQ in shared memory: whole_head.cuh.
   bool whole_head;
 
-  // Whether the lists are made from a program's mask. A deterministic kernel has no order of the additions to dQ for
-  // these, nor have the warps that generate dropout bits.
-  TESSERA_HOST_DEVICE constexpr bool program_lists() const {
-    return block_mask && score.program && !deterministic && !score.dropout;
-  }
+  // Whether the lists are made from a program's mask.
+  TESSERA_HOST_DEVICE constexpr bool program_lists() const { return block_mask && score.program; }
   // Of V and dO: 128 if Q and K have 192 columns.
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
   // Queries whose scores a warpgroup computes at once: 32 with head sizes 192 and 128, whose dK and dV leave no
@@ -64,6 +61,7 @@ struct BwdSm90RowsConfig {
   bool d_sink;
   bool d_bias;  // as in the main kernel's config
   // As in the main kernel's config: the first block to add stores dQ, so only tiles to which no block adds are cleared.
+  // With a program's lists, which do not say what these are, all are.
   bool deterministic;
   // As in the main kernel's config: an additional block computes the order of the key tiles (rows.cuh).
   bool block_mask;

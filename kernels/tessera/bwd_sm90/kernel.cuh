@@ -16,7 +16,6 @@
 //   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
 //   kernel.cuh       the roles of a block's warps
 //   rows.cuh         the kernels before and after this one: delta, LSE, the order of key tiles, dQ's rounding
-//   dq_order.cuh     deterministic, with a block mask, a kernel before it: the order of additions to dQ
 //   group_sums.cuh   a kernel after it: the sums of dK and dV of a split group
 #pragma once
 

@@ -55,7 +55,8 @@ struct BwdSm90Producer {
 
   TESSERA_DEVICE int load_adders_before() const {
     if constexpr (!kCfg.deterministic) return 0;
-    return *p.dq_order.before(list_of<kCfg.block_n>(p, block, block.load_head), list_block(block.load_entry));
+    const int list = list_of<kCfg.block_n, kCfg.program_lists()>(p, block, block.load_head);
+    return listed_adders_before<kCfg>(p, block, list, load_row0());
   }
 
   // Loads the tiles of the next step; `left` counts the remaining steps, with this one. The first step loads K and V

@@ -75,7 +75,8 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   bool clears = true;
   if constexpr (kCfg.deterministic) {
     if constexpr (kCfg.block_mask) {
-      clears = *p.dq_order.adders(p.lists.at(t.batch, t.head, 0) / p.lists.tiles, t.row0 / kCfg.block_m) == 0;
+      clears =
+          p.dq_order.adders[p.lists.at(t.batch, t.head, 0) / p.lists.tiles * p.lists.most + t.row0 / kCfg.block_m] == 0;
     } else {
       const KeyRange keys = visible_keys<kCfg.positions()>(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
       clears = keys.low > keys.high;

@@ -24,10 +24,12 @@ struct BwdSm90D256Config {
   bool deterministic;   // clusters add to a tile of dQ in a fixed order
   bool d_bias;          // every query has its own bias entries; sequences and heads may share them
   ScoreConfig score;    // as in bwd_sm90
-  bool block_mask;      // query tiles come from block lists (block_lists/kernel), not all from first to last
+  bool block_mask;      // as in bwd_sm90: query tiles come from block lists
   bool staged_dq;       // not deterministic: dQ is added by bulk copies from shared memory, not from registers
   bool sums;            // dK and dV are float32 sums (attention/backward/sums.cuh)
 
+  // Whether the lists are made from a program's mask.
+  TESSERA_HOST_DEVICE constexpr bool program_lists() const { return block_mask && score.program; }
   // Columns of a half of Q (also of the part of dQ that a block computes), and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
   TESSERA_HOST_DEVICE constexpr int half_dim_v() const { return head_dim_v / 2; }

@@ -61,10 +61,10 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     int index = static_cast<int>(blockIdx.x) / 2;
     if constexpr (kCfg.block_mask) {
       ptx::griddepcontrol_wait();  // the previous kernel computed the order
-      index = p.order[index];
+      if constexpr (!kCfg.program_lists()) index = p.order[index];
     }
     block = key_block<kCfg>(p, index);
-    if constexpr (kCfg.block_mask) use_lists<kCfg.block_n>(p, block);
+    if constexpr (kCfg.block_mask) use_lists<kCfg.block_n, kCfg.program_lists()>(p, block);
   }
   __syncthreads();
   ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised

@@ -50,8 +50,8 @@ struct BwdSm90D256Producer {
 #pragma unroll 1
     for (int left = block.steps; left > 0; --left) {
       if constexpr (kCfg.block_mask) {
-        head = block.load_head, tile = list_block(block.load_entry);
-        hidden = block.load_entry & kListHidden;
+        head = block.load_head, tile = list_block<kCfg.program_lists()>(block.load_entry);
+        hidden = block.load_entry & (kCfg.program_lists() ? (1 << kProgramEntryBits) - 1 : kListHidden);
       }
       const int slot = head * p.q_slots + block.slot0 + tile;
 #pragma unroll 1
@@ -90,7 +90,7 @@ struct BwdSm90D256Producer {
       if (++stage == kBwdD256StatStages) stage = 0;
       if constexpr (kCfg.block_mask) {
         ++block.load_tile;
-        if (left > 1) find_entry<kCfg.block_n>(p, block);
+        if (left > 1) find_entry<kCfg.block_n, kCfg.program_lists()>(p, block);
         continue;
       }
       tile = next_tile(block, tile);

@@ -197,7 +197,15 @@ struct KeyWarpgroup {
 
   // Turns S - LSE into P and sends it to block 1.
   TESSERA_DEVICE void probabilities(int word) {
-    if constexpr (kCfg.score.has_step()) score_step.apply(Coordinates(*this), rS[0]);
+    if constexpr (kCfg.program_lists()) {
+      if (list_is_full(word, warpgroup)) {
+        score_step.template apply<true>(Coordinates(*this), rS[0]);
+      } else {
+        score_step.apply(Coordinates(*this), rS[0]);
+      }
+    } else if constexpr (kCfg.score.has_step()) {
+      score_step.apply(Coordinates(*this), rS[0]);
+    }
     if (far) [[unlikely]] {
       far_exponents(word);
     } else if (Step::kHiddenByWeight || masked(word)) {

@@ -237,8 +237,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "setmaxnreg has numbers for these");
   static_assert(kCfg.cluster == 1 || !kCfg.varying_tile_cost, "a cluster's blocks see the same keys");
   static_assert(!kCfg.score.facts().blocks, "a mask has an entry for every key");
-  static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && kCfg.page_rows == 0 && kCfg.consumers == kListHalves),
-                "a list a tile");
+  static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && kCfg.consumers == kListHalves), "a list a tile");
   static_assert(!(kCfg.block_mask && kCfg.varlen) || kCfg.program_lists(), "a block mask is of dense sequences");
   static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
   static_assert(!kCfg.pack_gqa || !kCfg.score.any(), "options take one head a tile");
@@ -287,8 +286,8 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     if (threadIdx.x == 0) load_q<kCfg>(p, shared);
     if (threadIdx.x == 96) schedule_tiles<kCfg>(p, shared);
     if constexpr (kCfg.page_rows > 0) {
-      if (threadIdx.x / 32 == 1) load_kv_pages<kCfg>(p, shared, shared.k_ring, shared.sK, &p.k_map);
-      if (threadIdx.x / 32 == 2) load_kv_pages<kCfg>(p, shared, shared.v_ring, shared.sV, &p.v_map);
+      if (threadIdx.x / 32 == 1) load_kv_pages<kCfg, true>(p, shared, shared.k_ring, shared.sK, &p.k_map);
+      if (threadIdx.x / 32 == 2) load_kv_pages<kCfg, false>(p, shared, shared.v_ring, shared.sV, &p.v_map);
     } else {
       if (threadIdx.x == 32) load_kv<kCfg, true>(p, shared, shared.k_ring, shared.sK, &p.k_map);
       if (threadIdx.x == 64) load_kv<kCfg, false>(p, shared, shared.v_ring, shared.sV, &p.v_map);

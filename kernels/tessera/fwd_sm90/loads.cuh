@@ -122,6 +122,27 @@ TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& sh
   }
 }
 
+// With lists: the entries of a work tile's list or, if that was not made, of the blocks that are visible by position.
+template <FwdSm90Config kCfg, bool kListed = kCfg.block_mask>
+struct TileBlocks {
+  ListHead list;
+  int first_block;
+  TESSERA_DEVICE TileBlocks(const FwdSm90Params& p, const WorkTile<kCfg>& tile)
+      : list(list_head<kCfg.program_lists()>(p.lists, tile.list(p))), first_block(tile.first_visible_block()) {}
+  TESSERA_DEVICE int entry(int n) const {
+    if (kCfg.program_lists() && list.count == kListNotMade) return unlisted_entry(first_block, n);
+    return list.entries[n];
+  }
+  TESSERA_DEVICE static int block(int entry) { return list_block<kCfg.program_lists()>(entry); }
+};
+// Without lists an entry is a block's number.
+template <FwdSm90Config kCfg>
+struct TileBlocks<kCfg, false> {
+  TESSERA_DEVICE TileBlocks(const FwdSm90Params&, const WorkTile<kCfg>&) {}
+  TESSERA_DEVICE static int entry(int n) { return n; }
+  TESSERA_DEVICE static int block(int entry) { return entry; }
+};
+
 // Loads K, or V: all blocks that a work tile sees.
 template <FwdSm90Config kCfg, bool kIsK, int kStages, class Tile>
 TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
@@ -136,22 +157,17 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
               begin = tile.s.k_begin;
     const int batch = tile.k_batch(p);
     if constexpr (kCfg.block_mask) {
-      const ListHead list = list_head<kCfg.program_lists()>(p.lists, tile.list(p));
-      [[maybe_unused]] const int first_block = tile.first_visible_block();
-      const auto entry_at = [&](int n) {
-        if (kCfg.program_lists() && list.count == kListNotMade) return unlisted_entry(first_block, n);
-        return list.entries[n];
-      };
+      const TileBlocks<kCfg> blocks(p, tile);
       shared.tile_ring.release_alone(tile_at);
       tile_at.advance();
-      int entry = last > 0 ? entry_at(0) : 0;
+      int entry = last > 0 ? blocks.entry(0) : 0;
       for (int n = 0; n < last; ++n) {
-        const int next = n + 1 < last ? entry_at(n + 1) : 0;  // loaded by the time the stage is free
+        const int next = n + 1 < last ? blocks.entry(n + 1) : 0;  // loaded by the time the stage is free
         ring.wait_empty(at);
         // Before the arrival that makes it visible to consumers.
         if constexpr (kIsK) shared.k_entries.of[at.stage()] = entry;
         ring.expect(at, Tile::kBytes);
-        const int key0 = list_block<kCfg.program_lists()>(entry) * kCfg.block_n;
+        const int key0 = blocks.block(entry) * kCfg.block_n;
         copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(), kCfg.varlen ? begin + key0 : key0, head,
                   batch);
         at.advance();
@@ -178,7 +194,7 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
 // page table is not read for it. The box that contains the sequence's end also loads the page's rows after it; as with
 // any seqused_k, which every paged call has, consumers mask them in K and clear them in V. A page index out of range is
 // clamped.
-template <FwdSm90Config kCfg, int kStages, class Tile>
+template <FwdSm90Config kCfg, bool kIsK, int kStages, class Tile>
 TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
                                   Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
   constexpr int kBoxes = kCfg.block_n / kCfg.page_rows;
@@ -197,6 +213,7 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     const int first = tile.first, last = tile.last, head = kCfg.pack_gqa ? tile.head : tile.head / p.group;
     const uint32 sk = tile.s.sk;
     const int* table = pages_of(p, tile.s, tile.batch);
+    const TileBlocks<kCfg> blocks(p, tile);
     __syncwarp(kLanes);  // every lane has read the work tile
     if (lane == 0) shared.tile_ring.release_alone(tile_at);
     tile_at.advance();
@@ -206,9 +223,14 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
       page = 0, row = p.keys.page_size;
       if (key < sk) page = table[p.keys.table_col * (key / size)], row = key % size;
     };
-    look_up(first);
-    for (int block = first; block < last; ++block) {
+    int entry = !kCfg.block_mask || first < last ? blocks.entry(first) : 0;
+    look_up(blocks.block(entry));
+    for (int n = first; n < last; ++n) {
+      const int next = !kCfg.block_mask || n + 1 < last ? blocks.entry(n + 1) : 0;
       ring.wait_empty(at);
+      if constexpr (kCfg.block_mask && kIsK) {  // before the arrival that makes it visible to consumers
+        if (lane == 0) shared.k_entries.of[at.stage()] = entry;
+      }
       const uint32 full = ring.full[at.stage()].address();
       if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
 #pragma unroll
@@ -216,7 +238,8 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
         const uint32 to = shared_address(sTiles[at.stage()].data) + chunk * Tile::kChunkBytes + my_row * kChunkRowBytes;
         ptx::cp_async_bulk_tensor_4d(to, map, full, chunk * kChunkCols, row, head, clamp(page, 0, p.keys.pages - 1));
       }
-      look_up(block + 1);
+      look_up(blocks.block(next));
+      entry = next;
       at.advance();
     }
   }

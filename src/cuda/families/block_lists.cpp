@@ -59,12 +59,13 @@ bool find_lists_program(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (!core::score::has_program(plan)) return false;
   if (core::present(p.block_mask)) return true;
-  if (plan.max_seqlen_q < kLeastQueries || plan.max_seqlen_k < kLeastKeys) return false;
+  // With batch_invariant the lengths of the other sequences may not decide which kernel serves one.
+  const bool any_lengths = p.batch_invariant && varies_in_length(p);
+  if (!any_lengths && (plan.max_seqlen_q < kLeastQueries || plan.max_seqlen_k < kLeastKeys)) return false;
   if (core::score::bind(plan).program().mask < 0) return false;
   // A mixed batch, or a shared prefix, is served by two kernels, which see different lengths.
   const bool one_kernel = plan.decode_queries == 0 && !is_part(plan);
-  return one_kernel && plan.batch > 0 && !core::paged(p) && !core::present(p.causal_seqs) &&
-         !core::present(p.tree_mask);
+  return one_kernel && plan.batch > 0 && !core::present(p.causal_seqs);
 }
 }  // namespace
 
@@ -76,7 +77,7 @@ bool lists_program(const tessera_plan& plan) {
 ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed) {
   ProgramListsConfig config{};
   config.rows = rows, config.cols = cols, config.transposed = transposed;
-  config.varlen = varies_in_length(plan.problem);
+  config.varlen = varies_in_length(plan.problem), config.paged = core::paged(plan.problem);
   const ScoreConfig score = score_config(plan);
   config.score.program = true, config.score.places = score.places, config.score.sequence_places = score.sequence_places;
   return config;
@@ -178,15 +179,37 @@ BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& conf
 }
 
 int64_t dq_order_bytes(const tessera_problem& problem, const BlockLists& lists) {
-  return (lists_count(problem, lists) + masks(problem)) * lists.most * int64_t{sizeof(int)};
+  return block_lists_bytes(problem, lists) + masks(problem) * lists.most * int64_t{sizeof(int)};
 }
 
-DqOrder list_dq_order(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
-                      const tessera_buffers& buffers, void* memory, LaunchList& launches) {
-  BlockListsParams p = params_of(plan, lists, buffers);
-  p.dq_order = {static_cast<int*>(memory), static_cast<int>(lists_count(plan.problem, lists)), lists.most};
-  launch_bwd_sm90_dq_order(config, p, launches);
-  return p.dq_order;
+DqOrder order_blocks(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
+                     const tessera_buffers& buffers, LaunchList& launches) {
+  DqOrderParams p{};
+  fill_problem_params(p, plan, buffers);
+  p.lists = lists;
+  p.order.beside = lists_count(plan.problem, lists) * lists.stride();
+  p.order.adders = lists.words ? lists.words + 2 * p.order.beside : nullptr;
+  p.count = static_cast<int>(lists_count(plan.problem, lists));
+  p.heads = static_cast<int>(plan.problem.block_mask.shape[1]);
+  p.masks = static_cast<int>(masks(plan.problem)), p.blocks = lists.most;
+  p.last_keys_first = last_keys_first(p);
+  launch_dq_order({config.rows, config.cols, false, false}, p, launches);
+  return p.order;
+}
+
+DqOrder order_program(const tessera_plan& plan, const ProgramListsConfig& config, int words, const BlockLists& lists,
+                      const tessera_buffers& buffers, bool last_keys_first, LaunchList& launches) {
+  const ProgramListsShape shape = program_lists_of(plan, config);
+  DqOrderParams p{};
+  fill_problem_params(p, plan, buffers);
+  p.lists = lists;
+  p.order.beside = words - kProgramHeadsAt - 2 * int64_t{shape.count()};
+  p.count = shape.count();
+  p.heads = shape.heads;
+  p.masks = shape.column_masks, p.blocks = shape.column_blocks;
+  p.last_keys_first = last_keys_first;
+  launch_dq_order({config.rows, config.cols, config.varlen, true}, p, launches);
+  return p.order;
 }
 
 }  // namespace tessera::cuda

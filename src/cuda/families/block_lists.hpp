@@ -21,7 +21,7 @@ int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& list
 // ---- lists of a score program's mask, which kernels/tessera/block_lists/program_lists makes for every call ----
 
 // Whether a kernel that reads block lists gets such lists: the program has a mask, or a block mask is beside it; there
-// are enough blocks of keys to skip some; and keys are not in pages, nor do two kernels share the sequences.
+// are enough blocks of keys to skip some; and no two kernels share the sequences.
 bool lists_program(const tessera_plan& plan);
 
 // The part of the blocks that a program's lists leave, for estimates: only the data tell.
@@ -37,6 +37,8 @@ struct ProgramListsShape {
   int64_t words;  // of the heads and the pool
   int count() const { return row_masks * lists.tiles; }
   int64_t bytes() const { return bounds_bytes + words * int64_t{sizeof(int)}; }
+  // Of the order of deterministic additions, stored after the lists: a place for each entry of the pool.
+  int64_t order_bytes() const { return (words - kProgramHeadsAt - 2 * int64_t{count()}) * int64_t{sizeof(int)}; }
 };
 // Tiles of `rows` rows and blocks of `cols` columns: queries and keys, or transposed keys and queries.
 ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed);
@@ -61,9 +63,14 @@ BlockLists list_program(const tessera_plan& plan, const ProgramListsConfig& conf
                         const tessera_buffers& buffers, void* memory, LaunchList& launches,
                         const ListCounters& counters = {});
 
-// The same for the order in which deterministic kernels add to dQ, made from transposed lists.
+// The order in which deterministic kernels add to dQ, made from a block mask's transposed lists. It is stored after the
+// lists.
 int64_t dq_order_bytes(const tessera_problem& problem, const BlockLists& lists);
-DqOrder list_dq_order(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
-                      const tessera_buffers& buffers, void* memory, LaunchList& launches);
+DqOrder order_blocks(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
+                     const tessera_buffers& buffers, LaunchList& launches);
+// The same of a program's lists; its memory has ProgramListsShape::order_bytes more. last_keys_first: the main kernel's
+// blocks start with the last keys.
+DqOrder order_program(const tessera_plan& plan, const ProgramListsConfig& config, int words, const BlockLists& lists,
+                      const tessera_buffers& buffers, bool last_keys_first, LaunchList& launches);
 
 }  // namespace tessera::cuda

@@ -127,8 +127,7 @@ Choice choose(const tessera_plan& plan) {
 // Whether query tiles come from lists of a score program's mask. A block mask beside it has blocks of any size. A
 // list's kernel evaluates 32 keys at once, of each half of a tile's keys.
 bool reads_lists(const tessera_plan& plan, const BwdConfig& config) {
-  return !config.deterministic && config.block_n % (32 * kListHalves) == 0 && !core::present(plan.problem.block_mask) &&
-         lists_program(plan);
+  return config.block_n % (32 * kListHalves) == 0 && !core::present(plan.problem.block_mask) && lists_program(plan);
 }
 ProgramListsConfig listed_blocks(const tessera_plan& plan, const BwdConfig& config) {
   return program_lists_config(plan, config.block_n, config.block_m, true);
@@ -217,7 +216,11 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   own.rows.aligned &= rows_aligned(problem.o, buffers.o) && d_o_aligned;
   if (own.program_words > 0) {
     char* const memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
-    p.lists = list_program(plan, listed_blocks(plan, own.config), own.program_words, buffers, memory, launches);
+    const ProgramListsConfig lists = listed_blocks(plan, own.config);
+    p.lists = list_program(plan, lists, own.program_words, buffers, memory, launches);
+    if (own.config.deterministic) {
+      p.dq_order = order_program(plan, lists, own.program_words, p.lists, buffers, false, launches);
+    }
   }
   launch_bwd_rows(own.rows, p, own.before, launches);
   launch_bwd_sm80(own.config, p, own.products, launches);
@@ -258,7 +261,11 @@ void add_bwd_sm80(tessera_plan& plan) {
   step.smem_bytes = smem_bytes(config);
   step.num_items = choice.blocks;
   const BwdSm80Plan own = planned(plan, choice);
-  const int64_t lists = own.program_words > 0 ? program_lists_of(plan, listed_blocks(plan, config)).bytes() : 0;
+  int64_t lists = 0;
+  if (own.program_words > 0) {
+    const ProgramListsShape shape = program_lists_of(plan, listed_blocks(plan, config));
+    lists = shape.bytes() + (config.deterministic ? shape.order_bytes() : 0);
+  }
   step.workspace_bytes = own.workspace.bytes + lists + program_sums_bytes(plan);
   core::keep_config(step, own);
 }

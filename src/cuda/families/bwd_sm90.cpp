@@ -98,7 +98,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.sums = writes_sums(p);
   config.score = score_config_beside_block_mask(plan);
   config.block_mask = core::present(p.block_mask);
-  if (!config.block_mask && !config.deterministic && !config.score.dropout) config.block_mask = lists_program(plan);
+  config.block_mask = config.block_mask || lists_program(plan);
   if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys
   // The code for variable lengths fits its registers; that for dense sequences is short of two, or of sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
@@ -139,7 +139,10 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
 }
 
 bool by_whole_heads(const BwdSm90Plan& own) { return !own.pair && !own.quad && own.config.whole_head; }
-bool lists_are_programs(const BwdSm90Plan& own) { return !own.pair && !own.quad && own.config.program_lists(); }
+bool lists_are_programs(const BwdSm90Plan& own) {
+  if (own.quad) return false;
+  return own.pair ? own.pair_config.program_lists() : own.config.program_lists();
+}
 ProgramListsConfig listed_blocks(const tessera_plan& plan, const BlockShape& shape) {
   return program_lists_config(plan, shape.block_n, shape.block_m, true);
 }
@@ -179,11 +182,11 @@ int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const T
 // a head then wait for each other in a circle, so all of them must be resident. They may use at most half of the
 // multiprocessors, so that if two such kernels run at the same time, each with some of a head's blocks, one of them
 // still has enough.
-int64_t rotation(const tessera_plan& plan, const Tiles& tiles, int cluster) {
+int64_t rotation(const tessera_plan& plan, const BwdSm90Plan& own, const Tiles& tiles, int cluster) {
   const tessera_problem& p = plan.problem;
   const bool every_block_sees_every_query = !is_causal(p) && p.window_left < 0 && p.window_right < 0 &&
                                             !core::packed_q(p) && !core::packed_k(p) && !core::present(p.seqused_k) &&
-                                            !core::present(p.block_mask);
+                                            !core::present(p.block_mask) && !lists_are_programs(own);
   if (!p.deterministic || !every_block_sees_every_query || tiles.key_tiles * cluster > plan.device.cores / 2) {
     return 0;
   }
@@ -223,7 +226,7 @@ std::string refuse_softcap(const tessera_problem& p) {
 std::string refuse_score_program(const tessera_plan& plan) {
   if (!core::score::has_program(plan)) return "";
   const tessera_problem& p = plan.problem;
-  if (plan.head_dim > kBwdSm90HeadDim || by_pairs(plan)) return "score programs: not supported above head size 128";
+  if (by_quads(plan)) return "score programs: not supported above head size 256";
   if (p.softcap > 0) return "score programs: not supported with softcap";
   if (core::present(p.bias)) return "score programs: not supported with bias";
   if (core::present(p.mask)) return "score programs: not supported with mask";
@@ -316,16 +319,17 @@ int64_t group_splits(const tessera_plan& plan, const Tiles& tiles) {
 BwdSm90Plan planned(const tessera_plan& plan) {
   BwdSm90Plan own = configs_of(plan);
   const BlockShape shape = shape_of(own);
-  own.rows = {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
-              .head_dim = shape.head_dim,
-              .block_m = shape.block_m,
-              .d_sink = core::present(plan.problem.d_sink),
-              .d_bias = core::present(plan.problem.d_bias),
-              .deterministic = plan.problem.deterministic != 0 && !by_whole_heads(own),
-              .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own),
-              .sums = writes_sums(plan.problem),
-              .whole_head = by_whole_heads(own),
-              .sequence_places = plan.problem.deterministic && core::present(plan.problem.places)};
+  own.rows = {
+      .dtype = static_cast<Dtype>(plan.problem.q.dtype),
+      .head_dim = shape.head_dim,
+      .block_m = shape.block_m,
+      .d_sink = core::present(plan.problem.d_sink),
+      .d_bias = core::present(plan.problem.d_bias),
+      .deterministic = plan.problem.deterministic != 0 && !by_whole_heads(own) && !lists_are_programs(own),
+      .block_mask = core::present(plan.problem.block_mask) && !lists_are_programs(own),
+      .sums = writes_sums(plan.problem),
+      .whole_head = by_whole_heads(own),
+      .sequence_places = plan.problem.deterministic && core::present(plan.problem.places) && !lists_are_programs(own)};
   Tiles tiles = tiles_of(plan, shape);
   own.group_splits = own.pair || own.quad || by_whole_heads(own) ? 1 : static_cast<int>(group_splits(plan, tiles));
   if (own.group_splits > 1) own.config.split_group = true, own.config.sums = false;
@@ -335,7 +339,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.section_heads =
       Divisor(by_whole_heads(own) ? 1 : static_cast<int>(section_heads(plan, shape, tiles, own.group_splits)));
   own.heads = static_cast<int>(tiles.heads);
-  own.rotation = by_whole_heads(own) ? 0 : static_cast<int>(rotation(plan, tiles, shape.cluster));
+  own.rotation = by_whole_heads(own) ? 0 : static_cast<int>(rotation(plan, own, tiles, shape.cluster));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
   own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
   own.products.x = static_cast<uint32_t>((by_whole_heads(own) ? tiles.heads : tiles.blocks()) * shape.cluster);
@@ -377,7 +381,10 @@ void configure(tessera_plan& plan) {
   if (own.rows.block_mask) {
     step.workspace_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
   }
-  if (lists_are_programs(own)) step.workspace_bytes += program_lists_of(plan, listed_blocks(plan, shape)).bytes();
+  if (lists_are_programs(own)) {
+    const ProgramListsShape program = program_lists_of(plan, listed_blocks(plan, shape));
+    step.workspace_bytes += program.bytes() + (plan.problem.deterministic ? program.order_bytes() : 0);
+  }
   core::keep_config(step, own);
 }
 
@@ -457,14 +464,18 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     p.lists = list_blocks(plan, config, own.lists, buffers, memory, launches);
     if (memory) memory += block_lists_bytes(plan.problem, own.lists);
     if (own.rows.deterministic) {
-      p.dq_order = list_dq_order(plan, config, own.lists, buffers, memory, launches);
+      p.dq_order = order_blocks(plan, config, p.lists, buffers, launches);
     } else {
       p.order = reinterpret_cast<int*>(memory);
     }
   }
   if (lists_are_programs(own)) {
     char* const memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
-    p.lists = list_program(plan, listed_blocks(plan, shape), own.program_words, buffers, memory, launches);
+    const ProgramListsConfig config = listed_blocks(plan, shape);
+    p.lists = list_program(plan, config, own.program_words, buffers, memory, launches);
+    if (plan.problem.deterministic) {
+      p.dq_order = order_program(plan, config, own.program_words, p.lists, buffers, last_keys_first(p), launches);
+    }
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
   if (own.pair) {

@@ -4,6 +4,7 @@
 
 #include "core/geometry.hpp"
 #include "cuda/families/backward.hpp"
+#include "cuda/families/block_lists.hpp"
 #include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -45,7 +46,7 @@ BwdSm90D256Config configure(const tessera_plan& plan) {
           .deterministic = plan.problem.deterministic != 0,
           .d_bias = core::present(plan.problem.d_bias),
           .score = score_config_beside_block_mask(plan),
-          .block_mask = core::present(plan.problem.block_mask),
+          .block_mask = core::present(plan.problem.block_mask) || (!plan.problem.deterministic && lists_program(plan)),
           .staged_dq = staged_dq,
           .sums = writes_sums(plan.problem)};
 }

@@ -76,18 +76,18 @@ TEST_P(CudaScorePrograms, CompileWithoutLocalMemory) {
 INSTANTIATE_TEST_SUITE_P(Score, CudaScorePrograms, ::testing::Values(80, 90),
                          [](const auto& arch) { return target_name(arch.param); });
 
-// A problem of 8 heads and head size 128 with a program of a table [8, 2 S] and an int [B, S].
+// A problem of 8 heads with a program of a table [8, 2 S] and an int [B, S].
 struct Programmed {
   Programmed(const char* score, const char* mask, int64_t batch, int64_t queries, int64_t keys, bool backward,
-             bool captured_gradients = true) {
+             bool captured_gradients = true, int64_t head_dim = 128) {
     const tessera_program_name names[] = {{"table", TESSERA_VALUE_FLOAT, 2},
                                           {"doc", TESSERA_VALUE_INT, 2},
                                           {"factor", TESSERA_VALUE_FLOAT, TESSERA_SCALAR_RANK}};
     const tessera_status made = tessera_program_create(score, mask, names, 3, &program);
     EXPECT_EQ(made.code, TESSERA_OK) << made.message;
     tessera_problem_init(&problem);
-    problem.q = problem.o = layout(bfloat16, {batch, queries, 8, 128});
-    problem.k = problem.v = layout(bfloat16, {batch, keys, 8, 128});
+    problem.q = problem.o = layout(bfloat16, {batch, queries, 8, head_dim});
+    problem.k = problem.v = layout(bfloat16, {batch, keys, 8, head_dim});
     problem.lse = layout(float32, {batch, 8, queries});
     problem.program = program;
     problem.captured[0] = layout(float32, {8, 2 * keys}), problem.captured[1] = layout(int32, {batch, keys});
@@ -99,8 +99,9 @@ struct Programmed {
   // Of sequences of any lengths up to the given ones.
   void pack() {
     const int64_t batch = problem.q.shape[0], queries = problem.q.shape[1], keys = problem.k.shape[1];
-    problem.q = problem.o = layout(bfloat16, {batch * queries, 8, 128});
-    problem.k = problem.v = layout(bfloat16, {batch * keys, 8, 128});
+    const int64_t head_dim = problem.q.shape[3];
+    problem.q = problem.o = layout(bfloat16, {batch * queries, 8, head_dim});
+    problem.k = problem.v = layout(bfloat16, {batch * keys, 8, head_dim});
     problem.lse = layout(float32, {8, batch * queries});
     problem.cu_seqlens_q = problem.cu_seqlens_k = layout(int32, {batch + 1});
     problem.max_seqlen_q = queries, problem.max_seqlen_k = keys;
@@ -179,16 +180,26 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
     if (of_arch != arch) continue;
     struct Given {
       const char *score, *mask;
-      bool packed;
+      bool packed = false, deterministic = false;
+      int64_t head_dim = 128;
     };
-    for (const auto& [score, mask, packed] : {Given{kRelative, "", false},
-                                              {"", kDocuments, false},
-                                              {"", kDocuments, true},
-                                              {"3.0 * tanh(s / factor)", "", false}}) {
-      if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
+    for (const auto& [score, mask, packed, deterministic, head_dim] : {Given{kRelative, ""},
+                                                                       {"", kDocuments},
+                                                                       {"", kDocuments, true},
+                                                                       {"", kDocuments, true, true},
+                                                                       {"3.0 * tanh(s / factor)", ""},
+                                                                       {kRelative, "", false, true},
+                                                                       {"", kDocuments, false, true, 64},
+                                                                       {kRelative, kDocuments, false, false, 192},
+                                                                       {kRelative, kDocuments, true, false, 256},
+                                                                       {kRelative, "", false, true, 256}}) {
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
+      if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
+      if (!backward && (deterministic || head_dim > 128)) continue;
+      if (!sm90 && head_dim > 128) continue;
       if (sm90 && std::string_view(score).find("tanh") != std::string_view::npos) continue;  // refused
-      Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90);
+      Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90, head_dim);
+      call.problem.deterministic = deterministic;
       if (packed) call.pack();
       call.launches(arch, kernel, [&](const Launch& launch) {
         if (!launch.program) return;
@@ -198,7 +209,8 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
         const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log);
         ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
         const bool lists = std::string_view(spec.header).find("block_lists") != std::string_view::npos;
-        EXPECT_LE(binary.spill_bytes, lists ? 0 : most) << spec.name << " " << score << mask << " " << packed;
+        EXPECT_LE(binary.spill_bytes, lists ? 0 : most)
+            << spec.name << " " << score << mask << " " << packed << deterministic << head_dim;
         if (lists) {
           EXPECT_EQ(binary.stack_bytes, 0) << spec.name << " " << mask << " " << packed;
         }

@@ -26,13 +26,6 @@ struct KeyBlock {
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
-// Deterministic: blocks add to a tile of dQ in the order in which they start, so a block waits only for blocks that
-// have started. Under a causal mask the last key tile starts first: each block begins with the query tile on its
-// diagonal, and is the first to add to it. Without a mask all blocks would begin with the first query tile and wait for
-// one another. With rotation each begins with the query tile at its own keys, and no block waits if all run at the same
-// speed.
-TESSERA_DEVICE bool last_keys_first(const ProblemParams& p) { return p.causal || p.window_right >= 0; }
-
 // Deterministic: the query tile of a block's first step. The first query tile follows the last one.
 template <auto kCfg>
 TESSERA_DEVICE int start_tile(const BwdSm90Params& p, const KeyBlock& b) {
@@ -145,6 +138,14 @@ TESSERA_DEVICE int adders_before(const BwdSm90Params& p, const KeyBlock& b, int 
   }
   const KeyRange keys = visible_keys<kCfg.score>(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
+}
+
+// Deterministic, with lists: the same for entry b.load_tile of a list.
+template <auto kCfg>
+TESSERA_DEVICE int listed_adders_before(const BwdSm90Params& p, const KeyBlock& b, int list, int row0) {
+  const ListHead head = list_head<kCfg.program_lists()>(p.lists, list);
+  if (kCfg.program_lists() && head.count == kListNotMade) return adders_before<kCfg>(p, b, row0);
+  return head.entries[b.load_tile + p.dq_order.beside];
 }
 
 // Deterministic: calls body(slot, before) for every kThreads-th step of a block, from step `thread` on, in order. slot:

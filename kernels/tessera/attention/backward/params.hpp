@@ -32,6 +32,13 @@ TESSERA_HOST_DEVICE constexpr int bwd_dq_columns(int columns) { return columns =
 TESSERA_HOST_DEVICE constexpr bool bwd_lowers_early(Dtype dtype) { return dtype == Dtype::kFloat16; }
 TESSERA_HOST_DEVICE constexpr float bwd_lower_late(Dtype dtype) { return bwd_lowers_early(dtype) ? 1.0f : kBwdLower; }
 
+// Deterministic: blocks add to a tile of dQ in the order in which they start, so a block waits only for blocks that
+// have started. Under a causal mask the last key tile starts first: each block begins with the query tile on its
+// diagonal, and is the first to add to it. Without a mask all blocks would begin with the first query tile and wait for
+// one another. With rotation each begins with the query tile at its own keys, and no block waits if all run at the same
+// speed.
+TESSERA_HOST_DEVICE constexpr bool last_keys_first(const ProblemParams& p) { return p.causal || p.window_right >= 0; }
+
 inline constexpr int kBwdSm90BlockBytes = 96;  // sizeof(KeyBlock), rounded up
 
 // Deterministic: the number of threads that add dQ, each every second step. With head sizes of 128 and 256, the time
@@ -50,7 +57,7 @@ struct BwdSm90Params : BwdParams {
   int group_splits;
   float *d_k_parts, *d_v_parts;  // of a split group: [heads, key_tiles * block_n, head_dim or head_dim_v of the config]
   BlockLists lists;              // with a block mask: its transposed lists
-  DqOrder dq_order;              // with a block mask and deterministic
+  DqOrder dq_order;              // with lists and deterministic
   int* order;  // with a block mask, not deterministic: [heads x key_tiles], the key tile of each block
   // Deterministic: each key block begins this many query tiles after the key block before it; 0: no rotation.
   int rotation;

@@ -99,9 +99,10 @@ struct DropoutWarps {
   TESSERA_DEVICE int find(int step, int& head) const {
     if constexpr (kCfg.block_mask) {
       while (true) {
-        const int64 list = list_of<kCfg.block_n>(p, block, head);
-        const int count = *p.lists.count(list);
-        if (step < count) return list_block(p.lists.entries(list)[step]);
+        constexpr bool kProgram = kCfg.program_lists();
+        const int list = list_of<kCfg.block_n, kProgram>(p, block, head);
+        const int count = listed_tiles<kProgram>(p, block, list);
+        if (step < count) return list_block<kProgram>(listed_entry<kProgram>(p, block, list, step));
         step -= count, ++head;
       }
     } else {

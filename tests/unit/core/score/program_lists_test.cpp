@@ -1,10 +1,13 @@
 // The lists of blocks that a program's mask shows (kernels/tessera/block_lists/program_lists.cuh), made by emulated
 // blocks of threads, against the mask of every pair: which blocks are listed, hidden from a half of the rows, or full.
+// And the order in which blocks of keys add to dQ (dq_order.cuh).
 // Sequences are dense, use some of their keys, or are packed: queries, keys, or both.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "core/score/cuda_programs.hpp"
@@ -14,6 +17,7 @@
 #include "core/score/facts.hpp"
 #include "core/score/storage.hpp"
 #include "cuda/score_program.hpp"
+#include "tessera/block_lists/dq_order.cuh"
 
 namespace tessera::testing {
 namespace {
@@ -87,11 +91,46 @@ struct Lists {
     const int bytes = 8 * values * p.column_masks * (p.column_blocks + p.column_groups);
     bounds.resize(static_cast<size_t>(std::max(bytes, 1)), '\xff');
     p.bounds = bounds.data();
-    words.assign(static_cast<size_t>(kProgramHeadsAt + count * (2 + p.lists.most)), 0x55555555);
-    p.lists.words = words.data(), p.end_word = static_cast<int>(words.size());
+    words.assign(static_cast<size_t>(kProgramHeadsAt + count * (2 + 2 * p.lists.most)), 0x55555555);
+    p.lists.words = words.data();
+    set_room(count * p.lists.most);
   }
+  // The entries that the pool holds.
+  void set_room(int entries) { p.end_word = kProgramHeadsAt + 2 * count + entries; }
 
   void make(const ScoreProgramParams& program) { (transposed ? text.transposed_lists : text.lists)(p, count, program); }
+
+  // The places of the entries of transposed lists in the order of additions; if some list found no room, no list counts.
+  void expect_ordered(bool last_keys_first) {
+    DqOrderParams o{};
+    static_cast<ProblemParams&>(o) = p;
+    o.lists = p.lists, o.order.beside = p.end_word - kProgramHeadsAt - 2 * count;
+    o.count = count, o.heads = p.heads, o.masks = p.column_masks, o.blocks = p.column_blocks;
+    o.last_keys_first = last_keys_first;
+    const auto blocks = static_cast<unsigned>((o.masks * o.blocks + kBlockListsWarps - 1) / kBlockListsWarps);
+    EXPECT_EQ(emulated::run_blocks({.x = blocks}, 32 * kBlockListsWarps, 0,
+                                   [&] {
+                                     dq_order<DqOrderConfig{kListRows, kListCols, true, true}>(o);
+                                   }),
+              0);
+    std::map<std::tuple<int, int, int>, int> added;  // sequence, head, tile of queries
+    const int batches = p.lists.batch > 0 || !cu_seqlens[1].empty() || !cu_seqlens[0].empty() ? p.batch : 1;
+    for (int batch = 0; batch < batches; ++batch) {
+      const int tiles = (load_sequence<true>(p, batch).sk + kListRows - 1) / kListRows;
+      for (int head = 0; head < p.heads; ++head) {
+        for (int n = 0; n < tiles; ++n) {
+          const ListHead list =
+              list_head<true>(p.lists, first_list(batch, head) + (last_keys_first ? tiles - 1 - n : n));
+          if (words[kProgramLacksRoom] != 0) ASSERT_EQ(list.count, kListNotMade);
+          for (int entry = 0; entry < list.count; ++entry) {
+            ASSERT_EQ(list.entries[entry + o.order.beside],
+                      (added[{batch, head, list_block<true>(list.entries[entry])}]++))
+                << "sequence " << batch << ", head " << head << ", keys " << n << ", entry " << entry;
+          }
+        }
+      }
+    }
+  }
 
   struct Half {
     bool shows = false, hides = false;
@@ -203,18 +242,21 @@ TEST_P(ProgramLists, ListWhatTheMaskShows) {
     params.whole.group = lists.p.group;
     lists.make(params);
     ASSERT_EQ(lists.expect_right(params), lists.count);
+    if (transposed) lists.expect_ordered(draw(0, 1) != 0);
     if (HasFailure()) return;
 
     // Captured tensors change, and the pool holds a part of what is needed.
     for (auto& [name, bytes] : storage.bytes)
       std::rotate(bytes.begin(), bytes.begin() + bytes.size() / 16 * 8, bytes.end());
     const int taken = lists.words[0];
-    lists.p.end_word -= static_cast<int>(lists.words.size()) - kProgramHeadsAt - 2 * lists.count - taken / 2;
+    lists.set_room(taken / 2);
     lists.make(params);
     const int made = lists.expect_right(params);
     if (taken > 1 && program.checked->program.tensors.empty()) {
       EXPECT_LT(made, lists.count);
+      EXPECT_NE(lists.words[kProgramLacksRoom], 0);
     }
+    if (transposed) lists.expect_ordered(draw(0, 1) != 0);
   }
 }
 

@@ -12,8 +12,8 @@
 
 #include "bwd_sm90_config.hpp"
 #include "drawn_block_mask.hpp"
+#include "tessera/block_lists/dq_order.cuh"
 #include "tessera/block_lists/kernel.cuh"
-#include "tessera/bwd_sm90/dq_order.cuh"
 #include "tessera/bwd_sm90/rows.cuh"
 #include "unit_launch.hpp"
 
@@ -108,12 +108,17 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
     made.lists.head = made.heads > 1 ? made.lists.tiles : 0;
     made.lists.batch = made.batches > 1 ? made.heads * made.lists.tiles : 0;
     const int lists = masks * made.lists.tiles;
-    std::vector<int> words(static_cast<size_t>(lists) * made.lists.stride(), -1),
-        order(static_cast<size_t>(lists + masks) * made.lists.most, -1);
-    made.lists.words = words.data(), made.dq_order = {order.data(), lists, made.lists.most};
+    const int64 entries = int64{lists} * made.lists.stride();
+    std::vector<int> words(static_cast<size_t>(2 * entries), -1), adders(static_cast<size_t>(masks) * p.q_tiles, -1);
+    made.lists.words = words.data();
     run_grid(lists, [&] { block_lists<kLists>(made); });
-    run_grid(masks * made.lists.most, [&] { bwd_sm90_dq_order<kLists>(made); });
-    p.lists = made.lists, p.dq_order = made.dq_order;
+    DqOrderParams ordered{};
+    static_cast<ProblemParams&>(ordered) = made;
+    ordered.lists = made.lists, ordered.order = {entries, adders.data()};
+    ordered.count = lists, ordered.heads = made.heads, ordered.masks = masks, ordered.blocks = p.q_tiles;
+    ordered.last_keys_first = last_keys_first(p);
+    run_grid(masks * p.q_tiles, [&] { dq_order<DqOrderConfig{kLists.rows, kLists.cols, false, false}>(ordered); });
+    p.lists = made.lists, p.dq_order = ordered.order;
 
     std::map<std::pair<int, int>, int> added;  // query head of a sequence, tile of queries
     for (int index = 0; index < p.heads * p.key_tiles; ++index) {
@@ -125,7 +130,8 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
         const int tile = list_block(b.load_entry);
         ASSERT_LT(tile, last) << "in descending order";
         last = tile;
-        const int before = *p.dq_order.before(list_of<kLists.rows>(p, b, head), tile);
+        const int list = list_of<kLists.rows>(p, b, head);
+        const int before = listed_adders_before<kDeterministic>(p, b, list, tile * kLists.cols);
         ASSERT_EQ(before, (added[{b.batch * heads_kv * group + head, tile}]++))
             << "waits for a block that starts later";
         ++b.load_tile;
@@ -135,7 +141,7 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
     for (int batch = 0; batch < p.batch; ++batch)
       for (int head = 0; head < heads_kv * group; ++head)
         for (int tile = 0; tile < p.q_tiles; ++tile) {
-          ASSERT_EQ(*p.dq_order.adders(p.lists.at(batch, head, 0) / p.lists.tiles, tile),
+          ASSERT_EQ(adders[static_cast<size_t>(p.lists.at(batch, head, 0) / p.lists.tiles * p.q_tiles + tile)],
                     (added[{batch * heads_kv * group + head, tile}]));
         }
   }
