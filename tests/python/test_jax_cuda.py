@@ -63,9 +63,13 @@ def check_all(platform, ours, arrays, d_o, dtype, **options):
     exact = library([x.astype(np.float64) for x in arrays], d_o, **options)
     plain = library(arrays, d_o, **options)
     assert len(ours) == len(exact)
-    for a, b, c in zip(ours, exact, plain):
+    names = ("o", "lse", "d_q", "d_k", "d_v", *(f"d_{name}" for name in ("bias", "sink") if name in options))
+    for name, a, b, c in zip(names, ours, exact, plain):
         of = dtype if a.dtype == jnp.dtype(dtype) else "float32"
-        assert_close(on(platform, a).astype(np.float64), b, np.asarray(c, np.float64), of)
+        try:
+            assert_close(on(platform, a).astype(np.float64), b, np.asarray(c, np.float64), of)
+        except AssertionError as wrong:
+            pytest.fail(f"{name}: {wrong}")
 
 
 def o_lse_and_gradients(arrays, d_o, options):
