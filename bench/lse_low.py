@@ -3,8 +3,8 @@
     python bench/lse_low.py                  on a GPU: bfloat16, 16384 tokens in all and 2048 / D heads
     python bench/lse_low.py --device cpu     float32 and bfloat16, one sequence and 4 heads, one thread's CPU time
 
-Each cell once with scores of a few units and once with scores that share 1e4, whose rows the backward pass computes from
-both floats. Microseconds a call, and the time with lse_low over that without.
+Each cell once with scores of a few units and once with scores that share 1e4, whose rows the backward pass computes
+from both floats. Microseconds a call, and the time with lse_low over that without.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> int:
                 for causal in (False, True):
                     for shared in (False, True):
                         made = inputs(shape, dtype, options.device, shared)
-                        for direction, contestants in calls(*made, causal).items():
+                        for direction, contestants in calls(*made, causal=causal, **threads).items():
                             us = (gpu_us if on_gpu else cpu_us)(contestants, options)
                             print(
                                 f"{str(dtype)[6:]:8} {d:3} {n:5}  {'causal' if causal else 'full':6}"
