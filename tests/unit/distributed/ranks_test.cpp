@@ -341,7 +341,28 @@ TEST(Ranks, AllGatherSeesEachPairOnce) {
       Problem problem(ranks, {2 * ranks * 2});
       problem.strategy = TESSERA_STRATEGY_ALL_GATHER, problem.layout = layout;
       problem.heads_q = 2, problem.heads_kv = 2;
-      expect_proved_in_both_directions(problem);
+      for (problem.chunk_rows = 0; problem.chunk_rows < 2; ++problem.chunk_rows) {
+        expect_proved_in_both_directions(problem);
+      }
+    }
+  }
+}
+
+// Each row is in one call, and those that need no other rank's keys hide the exchanges.
+TEST(Ranks, AllGatherMergesNothing) {
+  Problem problem(4, {8 * 1024});
+  problem.causal = 1, problem.window_left = 256, problem.strategy = TESSERA_STRATEGY_ALL_GATHER;
+  for (problem.direction = 0; problem.direction < 2; ++problem.direction) {
+    for (const RankSchedule& rank : schedules_of(plan_of(problem))) {
+      const auto steps = rank.steps();
+      ASSERT_EQ(steps.size(), problem.direction ? 3u : 2u);
+      int64_t rows = 0;
+      for (const tessera_rank_step& step : steps) {
+        for (const tessera_rank_pair& pair : rank.pairs(step)) rows += pair.q_length;
+      }
+      EXPECT_EQ(rows, 2 * 1024);
+      EXPECT_GT(steps.front().area, problem.direction ? steps[1].area / 2 : 2 * steps[1].area);
+      EXPECT_GT(steps.back().area, problem.direction ? steps[1].area / 2 : 0);
     }
   }
 }
