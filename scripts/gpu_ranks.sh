@@ -45,8 +45,7 @@ cpp() {
   local headers crt libraries
   headers=$(folder cuda_runtime_api.h) crt=$(folder crt/host_defines.h) libraries=$(folder 'libcudart.so.*')
   if [[ -z $headers || -z $crt || -z $libraries ]]; then
-    echo "C++: not run: no folder has all of CUDA's headers (cuda_runtime_api.h '$headers', crt/host_defines.h '$crt')" \
-      "and its runtime ('$libraries')"
+    echo "C++: not run: found cuda_runtime_api.h in '$headers', crt/host_defines.h in '$crt', libcudart in '$libraries'"
     return 0
   fi
   "${CXX:-g++}" -std=c++20 -O2 -Iinclude -I"$headers" -I"${crt%/crt}" examples/ranks_cuda.cpp \
