@@ -1,7 +1,6 @@
 #include "distributed/model.hpp"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -22,23 +21,13 @@ double products_us(const tessera_ranks_problem& p, double area, double heads_q) 
   return flops / (backward ? p.tflops_backward : p.tflops_forward) * 1e-6;
 }
 
-struct Rows {
-  int32_t sequence;
-  Range range;
-};
+constexpr int64_t kApart = int64_t{1} << 32;  // of the rows of two sequences or chunks
 
 // Rows of several ranges, each counted once.
-int64_t count(std::vector<Rows> rows) {
-  std::sort(rows.begin(), rows.end(), [](const Rows& a, const Rows& b) {
-    return std::pair(a.sequence, a.range.begin) < std::pair(b.sequence, b.range.begin);
-  });
-  int64_t all = 0, end = 0;
-  for (size_t n = 0; n < rows.size(); ++n) {
-    if (n == 0 || rows[n].sequence != rows[n - 1].sequence) end = rows[n].range.begin;
-    all += std::max<int64_t>(rows[n].range.end - std::max(rows[n].range.begin, end), 0);
-    end = std::max(end, rows[n].range.end);
-  }
-  return all;
+int64_t count(std::vector<Range> ranges) {
+  int64_t rows = 0;
+  for (const Range& range : united(std::move(ranges))) rows += range.length();
+  return rows;
 }
 
 // Device-memory traffic of one rank beside the kernels' own: what executes the lists does it.
@@ -51,10 +40,10 @@ class Traffic {
     const auto heads_kv = static_cast<double>(mesh.heads_kv(rank).count), d = static_cast<double>(p.head_dim);
     const auto batch = static_cast<double>(p.batch), d_v = static_cast<double>(p.head_dim_v);
     o_row_ = batch * heads_q * d_v, keys_row_ = batch * heads_kv * (d + d_v);
-    std::vector<Rows> all;
+    std::vector<Range> all;
     int64_t of_steps = 0;
     for (const tessera_rank_step& step : s.steps) {
-      const std::vector<Rows> of_step = queries(step);
+      const std::vector<Range> of_step = rows(step, &tessera_rank_pair::q_begin, &tessera_rank_pair::q_length);
       of_steps += count(of_step);
       all.insert(all.end(), of_step.begin(), of_step.end());
       if (step.num_pairs > 0) last_ = &step;
@@ -68,21 +57,16 @@ class Traffic {
   }
 
  private:
-  std::vector<Rows> queries(const tessera_rank_step& step) const {
-    std::vector<Rows> rows;
+  // The queries or the keys of a step's pairs; those of different sequences are far apart.
+  std::vector<Range> rows(const tessera_rank_step& step, int64_t tessera_rank_pair::*begin,
+                          int64_t tessera_rank_pair::*length) const {
+    std::vector<Range> rows;
     for (int64_t i = step.first_pair; i < step.first_pair + step.num_pairs; ++i) {
       const tessera_rank_pair& pair = s_.pairs[static_cast<size_t>(i)];
-      rows.push_back({pair.sequence, {pair.q_begin, pair.q_begin + pair.q_length}});
+      const int64_t first = pair.sequence * kApart + pair.*begin;
+      rows.push_back({first, first + pair.*length});
     }
     return rows;
-  }
-  double key_rows(const tessera_rank_step& step) const {
-    std::vector<Rows> rows;
-    for (int64_t i = step.first_pair; i < step.first_pair + step.num_pairs; ++i) {
-      const tessera_rank_pair& pair = s_.pairs[static_cast<size_t>(i)];
-      rows.push_back({pair.sequence, {pair.k_begin, pair.k_begin + pair.k_length}});
-    }
-    return static_cast<double>(count(std::move(rows)));
   }
   int64_t group(int32_t rank) const { return rank / p_.head_ranks; }
 
@@ -100,27 +84,28 @@ class Traffic {
   // with 0 and is rounded at the end.
   double of_partials(const tessera_rank_step& step) const {
     if (!merges_) return 0;
-    const double parts = 16.0 * static_cast<double>(count(queries(step)));
+    const double parts =
+        16.0 * static_cast<double>(count(rows(step, &tessera_rank_pair::q_begin, &tessera_rank_pair::q_length)));
     return o_row_ * (parts + (&step == last_ ? 10.0 * static_cast<double>(rows_) : 0));
   }
   // Backward, dK and dV are sums that begin with 0, to which each call adds; this rank's are rounded at the end.
   double of_sums(const tessera_rank_step& step) const {
-    return keys_row_ * (12.0 * key_rows(step) + (&step == last_ ? 6.0 * static_cast<double>(rows_) : 0));
+    const int64_t keys = count(rows(step, &tessera_rank_pair::k_begin, &tessera_rank_pair::k_length));
+    return keys_row_ * (12.0 * static_cast<double>(keys) + (&step == last_ ? 6.0 * static_cast<double>(rows_) : 0));
   }
   // Keys of several ranks are joined for one call.
   double joined(const tessera_rank_step& step) const {
-    std::set<int64_t> chunks;
+    std::vector<Range> chunks;
     bool several = false;
     for (int64_t i = step.first_pair; i < step.first_pair + step.num_pairs; ++i) {
       const tessera_rank_pair& pair = s_.pairs[static_cast<size_t>(i)];
       for (int64_t c = pair.k_chunk; c < pair.k_chunk + pair.k_chunks; ++c) {
-        chunks.insert(c);
+        chunks.push_back({c * kApart, c * kApart + chunk(c).length});
         several |= group(chunk(c).rank) != group(chunk(pair.k_chunk).rank);
       }
     }
-    double rows = 0;
-    for (const int64_t c : chunks) rows += static_cast<double>(chunk(c).length);
-    return several ? 2.0 * rows * keys_row_ * static_cast<double>(tessera_dtype_bytes(p_.dtype)) : 0;
+    const double elements = keys_row_ * static_cast<double>(several ? count(std::move(chunks)) : 0);
+    return 2.0 * elements * static_cast<double>(tessera_dtype_bytes(p_.dtype));
   }
   const tessera_chunk& chunk(int64_t c) const { return chunks_[static_cast<size_t>(c)]; }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <set>
 
 namespace tessera::distributed {
 namespace {
@@ -261,11 +260,16 @@ std::vector<Pass::PlannedCall> Pass::planned(const std::vector<tessera_rank_pair
                         [&](const Block& b) { return b.has(pair.k_chunk, pair.k_chunks); });
   };
   if (!std::all_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return block_of(pair) != blocks.end(); })) {
-    std::set<int64_t> needed;  // the keys of several ranks in one call
-    for (const tessera_rank_pair& pair : pairs) {
-      for (int64_t n = 0; n < pair.k_chunks; ++n) needed.insert(pair.k_chunk + n);
+    std::vector<int64_t> needed;  // the keys of several ranks in one call
+    for (const Block& block : blocks) {
+      std::copy_if(block.numbers().begin(), block.numbers().end(), std::back_inserter(needed),
+                   [&pairs](int64_t number) {
+                     return std::any_of(pairs.begin(), pairs.end(), [number](const tessera_rank_pair& pair) {
+                       return number >= pair.k_chunk && number < pair.k_chunk + pair.k_chunks;
+                     });
+                   });
     }
-    blocks.assign(1, Block(schedule_.chunks, {needed.begin(), needed.end()}));
+    blocks.assign(1, Block(schedule_.chunks, needed));
   }
   std::vector<PlannedCall> calls;
   for (auto block = blocks.begin(); block != blocks.end(); ++block) {

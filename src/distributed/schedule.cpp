@@ -121,18 +121,13 @@ std::pair<std::vector<Mesh::Run>, std::vector<Mesh::Run>> Mesh::divide(const std
       seeing.push_back({run.rows.begin + first * problem_.chunk_rows,
                         std::min(run.rows.begin + last * problem_.chunk_rows, run.rows.end)});
     }
-    std::sort(seeing.begin(), seeing.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
     int64_t row = run.rows.begin;
     const auto add = [&run](std::vector<Run>& runs, int64_t begin, int64_t end) {
       if (begin < end) runs.push_back({run.sequence, {begin, end}, run.chunk, run.chunks});
     };
-    for (size_t n = 0; n < seeing.size();) {
-      Range joined = seeing[n];
-      for (++n; n < seeing.size() && seeing[n].begin <= joined.end; ++n) {
-        joined.end = std::max(joined.end, seeing[n].end);
-      }
-      add(none, row, joined.begin), add(some, joined.begin, joined.end);
-      row = joined.end;
+    for (const Range& rows : united(std::move(seeing))) {
+      add(none, row, rows.begin), add(some, rows.begin, rows.end);
+      row = rows.end;
     }
     add(none, row, run.rows.end);
   }
