@@ -2,12 +2,14 @@
 function.
 
     python bench/cuda_programs.py [--csv FILE] [--lengths 4096 16384] [--head-dims 64 128] [--programs NAME ...]
-                                  [--directions forward backward decode] [--no-flex] [--seconds 140] [--processes 14]
+                                  [--directions forward backward decode] [--no-flex] [--processes 14]
+                                  [--prepare-seconds 250] [--seconds 400]
 
 bfloat16, batch 1, 16 heads. FlexAttention is compiled by torch.compile; its results are compared with Tessera's before
-it is timed (relative RMS error, at most 1 %). Cells are prepared by --processes at once, then timed one by one; what
-has no result after --seconds is counted. For each cell: the program's milliseconds, and the ratios of FlexAttention's
-time (x) and of the program's to the built-in's (/). The last lines say which cells miss their bounds.
+it is timed (relative RMS error, at most 1 %). Cells are prepared by --processes at once, for at most --prepare-seconds,
+then timed one by one, up to --seconds; what has no result then is counted. For each cell: the program's milliseconds,
+and the ratios of FlexAttention's time (x) and of the program's to the built-in's (/). The last lines say which cells
+miss their bounds.
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ def main() -> int:
     parser.add_argument("--directions", nargs="+", default=DIRECTIONS, choices=DIRECTIONS)
     parser.add_argument("--programs", nargs="+")
     parser.add_argument("--no-flex", action="store_true")
-    parser.add_argument("--seconds", type=float, default=140)
+    parser.add_argument("--seconds", type=float, default=400)
+    parser.add_argument("--prepare-seconds", type=float, default=250)
     parser.add_argument("--processes", type=int, default=14)
     options = parser.parse_args()
     machine.need_gpu()
@@ -133,28 +136,33 @@ def main() -> int:
         for direction, n, name in kinds
         for d in options.head_dims
     ]
-    cells = sorted((cell for cell in drawn if cell.is_measured()), key=lambda c: DIRECTIONS.index(c.direction) != 1)
-    found = taking_turns.measure(prepare, cells, options.processes, 0.55 * options.seconds, options.seconds)
-    lines = {cell: found.get(number) for number, cell in enumerate(cells)}
+    # What is not prepared in time is of the last head dimension.
+    cells = sorted((c for c in drawn if c.is_measured()), key=lambda c: (-c.head_dim, DIRECTIONS.index(c.direction)))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; program ms, x FlexAttention's, / built-in's")
-    print(f"{'':40}" + "".join(f"{'D ' + str(d):>12}{'':12}" for d in options.head_dims))
+    lines: dict[Cell, dict] = {}
+    for number, line in taking_turns.measure(
+        prepare, cells, options.processes, options.prepare_seconds, options.seconds
+    ):
+        cell = cells[number]
+        lines[cell] = line
+        print(f"{cell.direction:8} {cell.length:6} {cell.program:25} D {cell.head_dim:3}{text_of(line)}", flush=True)
+    print(f"{'':41}" + "".join(f"{'D ' + str(d):>12}{'':12}" for d in options.head_dims))
     for direction, n, name in kinds:
-        of_kind = [cell for cell in lines if (cell.direction, cell.length, cell.program) == (direction, n, name)]
-        if of_kind:
-            print(f"{direction:8} {n:6} {name:25}" + "".join(text_of(lines[cell]) for cell in of_kind))
-    failed = {cell: missed(cell, line) for cell, line in lines.items() if line and missed(cell, line)}
+        of_kind = [cell for cell in cells if (cell.direction, cell.length, cell.program) == (direction, n, name)]
+        if any(cell in lines for cell in of_kind):
+            print(f"{direction:8} {n:6} {name:25}" + "".join(text_of(lines.get(cell)) for cell in of_kind))
+    failed = {cell: missed(cell, line) for cell, line in lines.items() if missed(cell, line)}
     for cell, why in failed.items():
         print(f"{cell.direction} {cell.program}, {cell.length}, D {cell.head_dim}: {', '.join(why)}")
-    measured = [line for line in lines.values() if line is not None]
-    print(f"{len(measured) - len(failed)} of {len(cells)} cells hold, {len(cells) - len(measured)} not measured")
+    print(f"{len(lines) - len(failed)} of {len(cells)} cells hold, {len(cells) - len(lines)} not measured")
     if options.csv:
         with open(options.csv, "w", newline="") as file:
             columns = ["program_ms", "builtin_ms", "flex_ms", "difference", "error"]
             writer = csv.DictWriter(file, [*Cell._fields[:4], *columns])
             writer.writeheader()
             for cell, line in lines.items():
-                writer.writerow({**dict(list(cell._asdict().items())[:4]), **(line or {})})
-    return 1 if failed or len(measured) < len(cells) else 0
+                writer.writerow({**dict(list(cell._asdict().items())[:4]), **line})
+    return 1 if failed or len(lines) < len(cells) else 0
 
 
 if __name__ == "__main__":

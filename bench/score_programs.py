@@ -64,7 +64,7 @@ def programs(n: int, heads: int, device: str) -> dict[str, Callable[[], Program]
             flex_mask=lambda b, h, i, j: ((i - j) % 16 == 0) & (torch.abs(i - j) < 1024), window=(1023, 1023),
         ),  # fmt: skip
         "neighbours in an image": lambda: Program(
-            mask="abs(i // 64 - j // 64) <= 3 && abs(i % 64 - j % 64) <= 3",
+            mask="abs(q_pos // 64 - j // 64) <= 3 && abs(q_pos % 64 - j % 64) <= 3",
             flex_mask=lambda b, h, i, j: (torch.abs(i // 64 - j // 64) <= 3) & (torch.abs(i % 64 - j % 64) <= 3),
             window=(195, 195),
         ),  # fmt: skip
