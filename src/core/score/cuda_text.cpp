@@ -381,7 +381,10 @@ class Values {
       return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}, kNear>(" + tensor(value) +
              ", " + (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
     }
-    const std::string pattern = operation(value.op).cuda;
+    // A divisor that all pairs share has a reciprocal.
+    const Op divisor = value.op == Op::kDiv ? at(value.operands[1]).op : Op::kDiv;
+    const bool shared = divisor == Op::kConstant || divisor == Op::kScalar;
+    const std::string pattern = shared ? "divide_by(%0, SharedDivisor(%1))" : operation(value.op).cuda;
     std::string text;
     for (size_t n = 0; n < pattern.size(); ++n) {
       if (pattern[n] == '%' && n + 1 < pattern.size() && pattern[n + 1] >= '0' && pattern[n + 1] <= '2') {
