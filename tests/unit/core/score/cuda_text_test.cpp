@@ -38,8 +38,8 @@ double ulp(double x) {
 }
 
 // How far an operation of floats may be from the exact value for its operands: what is one correctly rounded operation
-// half an ulp, a quotient (whose divisor all pairs may share) one, what only chooses or changes a sign nothing, functions
-// 4 ulp.
+// half an ulp, a quotient (whose divisor all pairs may share) one, what only chooses or changes a sign nothing,
+// functions 4 ulp.
 double ulps_of(Op op) {
   switch (op) {
     case Op::kAdd:
