@@ -429,8 +429,8 @@ def prefix(cell: Cell, generator) -> Contest:
 
 
 def append(cell: Cell, generator) -> Contest:
-    """New tokens of every sequence into dense and paged caches, q and k rotated, of bfloat16 and, in pages, of e4m3; and
-    a copy of as many bytes as bfloat16 has."""
+    """New tokens of every sequence into dense and paged caches, q and k rotated, of bfloat16 and, in pages, of e4m3;
+    and a copy of as many bytes as bfloat16 has."""
     import torch
 
     import tessera
