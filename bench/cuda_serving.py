@@ -429,7 +429,8 @@ def prefix(cell: Cell, generator) -> Contest:
 
 
 def append(cell: Cell, generator) -> Contest:
-    """New tokens of every sequence into dense and paged caches, q and k rotated; and a copy of as many bytes."""
+    """New tokens of every sequence into dense and paged caches, q and k rotated, of bfloat16 and, in pages, of e4m3;
+    and a copy of as many bytes as bfloat16 has."""
     import torch
 
     import tessera
@@ -453,6 +454,17 @@ def append(cell: Cell, generator) -> Contest:
         exact = torch.cat([turned(q[-1, :, 0]), turned(new[0, -1, :, 0]), new[1, -1, :, 0].double()], -1)
         return float((got - exact).norm() / exact.norm())
 
+    def differing(codes, scales, table, _):
+        """The share of the last sequence's codes of the first head that are not the exact values' nearest ones."""
+        shares = []
+        for x, scale, exact in zip(codes, scales, (turned(new[0, -1, :, 0]), new[1, -1, :, 0].double())):
+            new_keys = slice(cell.keys - tokens, cell.keys)
+            got = x[table[-1].long()].flatten(0, 1)[new_keys, 0]
+            of = scale[0] if scale.dim() == 1 else scale[table[-1].long()].flatten(0, 1)[new_keys, 0, None]
+            nearest = (exact / of.double()).float().to(got.dtype)
+            shares.append((got.float() != nearest.float()).double().mean())
+        return float(max(shares))
+
     for layout in cell.layouts:
         kv = torch.zeros(2, cell.batch, cell.keys, cell.heads_kv, cell.dim, device=DEVICE, dtype=q.dtype)
         *caches, table = (*kv, None) if layout == DENSE else in_pages(kv, layout, generator)
@@ -466,6 +478,17 @@ def append(cell: Cell, generator) -> Contest:
 
         name = "dense" if layout == DENSE else f"pages of {layout}"
         contest.add(name, call, right)
+        if layout == DENSE:
+            continue
+        for scheme in ("head", "token"):
+            codes = [x.to(torch.float8_e4m3fn) for x in caches]
+            shape = (cell.heads_kv,) if scheme == "head" else (*codes[0].shape[:2], cell.heads_kv)
+            scales = [torch.full(shape, 1 / 64, device=DEVICE) for _ in codes]
+            of_codes = functools.partial(
+                tessera.append, *new, *codes, used, page_table=table, q=q, q_out=q_out, cos=cos, sin=sin,
+                k_descale=scales[0], v_descale=scales[1], compute_scales=scheme == "token",
+            )  # fmt: skip
+            contest.add(f"{name} by {scheme}", of_codes, functools.partial(differing, codes, scales, table))
     source = torch.zeros(cell.bytes, dtype=torch.uint8, device=DEVICE)
     contest.add("copy", functools.partial(torch.empty_like(source).copy_, source))
     return contest

@@ -297,7 +297,7 @@ def goals(results: Iterable[dict]) -> list[Goal]:
             if (cell.heads, cell.heads_kv, cell.batch, cell.prefix) == (32, 8, 64, 8192):
                 prefix.got.append((us["each alone"] / us["read once"], name))
         elif cell.case == "append":
-            calls = [(x, f"{name}, {layout}") for layout, x in us.items() if layout != "copy"]
+            calls = [(x, f"{name}, {layout}") for layout, x in us.items() if layout != "copy" and " by " not in layout]
             if cell.bytes >= 64 * MIB and "copy" in us:
                 append.got += [(us["copy"] / x, layout) for x, layout in calls]
             if (cell.batch, cell.queries) == (64, 1):

@@ -243,6 +243,8 @@ TEST(PtxTests, NameEveryFunction) {
                                           "operator",
                                           "StridedLoads",
                                           "widen_pair",
+                                          "has_special",
+                                          "widen_codes",
                                           "stage"};
   std::string bodies = kPrelude;
   for (const DeviceTest& test : registered()) bodies += test.body + "\n";

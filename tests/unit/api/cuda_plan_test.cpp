@@ -778,6 +778,29 @@ TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   }
 }
 
+// A tile of 32 codes lies in one page, in two, or comes row by row.
+TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrTwo) {
+  struct Row {
+    std::int64_t page_size;
+    const char *bulk, *boxes;
+  };
+  for (const Row& row : {Row{64, ".bulk = true", ".boxes = 1"}, Row{48, ".bulk = true", ".boxes = 2"},
+                         Row{16, ".bulk = true", ".boxes = 2"}, Row{8, ".bulk = false", ".boxes = 1"}}) {
+    for (const std::int64_t d : {64, 128}) {
+      Problem problem;
+      problem.q = problem.o = layout(bfloat16, {64, 1, 64, d});
+      problem.k = problem.v = layout(float8_e4m3, {64 * 192, row.page_size, 8, d});
+      problem.page_table = layout(int32, {64, 192});
+      problem.seqused_k = layout(int32, {64});
+      const Plan plan = tessera::plan(problem, gpu());
+      ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
+      const std::string config = launches(plan)[0].config;
+      EXPECT_NE(config.find(row.bulk), std::string::npos) << row.page_size << ": " << config;
+      EXPECT_NE(config.find(row.boxes), std::string::npos) << row.page_size << ": " << config;
+    }
+  }
+}
+
 // Another tile of K and V is under way while warps meet: often where work tiles are short, or cut into many parts
 // whatever the batch.
 TEST(DecodeSm90, HasTwoStagesWhereWarpsMeetOften) {

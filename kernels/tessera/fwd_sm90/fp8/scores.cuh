@@ -67,15 +67,13 @@ struct Fp8Consumer {
       load_block_scales();
       at.begin_turn();
       issue_scores();
-      if constexpr (kCfg.turn == 1) at.end_turn();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(scores.rS));
       scores.softmax.reset();
       const float unit = finish_scores();
       update_max(unit, factor);
-      if constexpr (kCfg.turn == 2) at.end_turn();
+      at.end_turn();
       exponentiate_all(unit);
-      if constexpr (kCfg.turn == 3) at.end_turn();
       pack();
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
@@ -102,13 +100,12 @@ struct Fp8Consumer {
     issue_scores();
     at.wait_v();
     issue_output<0>();
-    if constexpr (kCfg.turn == 1) at.end_turn();
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(scores.rS));
     const float unit = finish_scores();
     float next_factor[2];
     update_max(unit, next_factor);
-    if constexpr (kCfg.turn == 2) at.end_turn();
+    at.end_turn();
     SumParts total;
     const bool ready = scores.softmax.ready;
     if (!ready) [[unlikely]]
@@ -128,7 +125,6 @@ struct Fp8Consumer {
   template <int kPart>
   TESSERA_DEVICE void exponentiate_and_multiply(float unit, bool ready, SumParts& total) {
     if (not_hoisted(ready)) exponentiate<kN * kPart / kParts, kN*(kPart + 1) / kParts>(unit, total);
-    if constexpr (kPart == 0 && kCfg.turn == 3) at.end_turn();
     add_part<kPart>();
     if constexpr (kPart + 1 < kParts) {
       issue_output<kPart + 1>();
