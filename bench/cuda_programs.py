@@ -5,9 +5,9 @@ function.
                                   [--directions forward backward deterministic decode lists] [--no-flex]
 
 bfloat16, batch 1, 16 heads. deterministic: backward, without FlexAttention, which has none. lists: of one head, the
-kernels alone that list the blocks which a mask shows, for `--lengths 1048576`. FlexAttention is compiled by torch.compile; its results are compared with Tessera's before
-it is timed (relative RMS error, at most 1 %). Milliseconds, and the ratios of FlexAttention's time and of the
-built-in's to the program's.
+kernels alone that list the blocks which a mask shows, say with `--lengths 1048576 --programs documents`. FlexAttention
+is compiled by torch.compile; its results are compared with Tessera's before it is timed (relative RMS error, at most
+1 %). Milliseconds, and the ratios of FlexAttention's time and of the built-in's to the program's.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def difference(ours, theirs, direction: str) -> float:
 
 def milliseconds_of_lists(call: Callable) -> float:
     times = kernel_times.kernels(call)
-    return sum(us for name, (_, us) in times.items() if name in ("tessera_program_bounds", "tessera_program_lists")) / 1e3
+    return sum(times[name][1] for name in ("tessera_program_bounds", "tessera_program_lists") if name in times) / 1e3
 
 
 def milliseconds(call: Callable) -> float:
