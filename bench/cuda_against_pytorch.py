@@ -1,13 +1,15 @@
-"""Tessera beside PyTorch's flash (FA2) and cuDNN backends on a GPU: one run, the steady state, results checked.
+"""Tessera beside PyTorch's flash (FA2) and cuDNN backends and FlashAttention-4 on a GPU: one run, the steady state,
+results checked.
 
     python bench/cuda_against_pytorch.py [--cases grid beyond pages options decode] [--direction forward] [--json FILE]
     python bench/cuda_against_pytorch.py --contestants sm80 flash       # the kernels of every GPU against FA2
     python bench/cuda_against_pytorch.py --contestants tessera cudnn    # the best kernel against cuDNN
+    python bench/cuda_against_pytorch.py --contestants tessera flash4 cudnn   # with the package flash-attn-4 installed
     python bench/cuda_against_pytorch.py --lead-ms 30 --measure-ms 50 --rounds 1     # a quick look, not for reports
     python bench/cuda_against_pytorch.py --table FILE ...               # the contents of such files, as Markdown
 
 grid: D 64, 128, 256, full and causal, 512 .. 16384 tokens a sequence, 16384 tokens and 2048 / D heads in all. beyond:
-other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. options:
+other head sizes, GQA, windows, packed sequences, deterministic gradients. pages: keys and values in pages. options:
 softcap, ALiBi, dropout, a bias, a mask; these also against PyTorch's memory-efficient backend. decode: one query token
 a sequence, microseconds and TB/s of keys and values read, large batches also in pages. FLOPs: 4 B H Sq Sk D, halved
 when causal, times 2.5 backward. A cell takes 0.8 s a contestant: the whole grid about five minutes, one direction
@@ -29,7 +31,7 @@ import sys
 import time
 
 CASES = ("grid", "beyond", "pages", "options", "decode")
-CONTESTANTS = ("tessera", "sm80", "sm90", "flash", "cudnn", "efficient")
+CONTESTANTS = ("tessera", "sm80", "sm90", "flash", "flash4", "cudnn", "efficient")
 OURS, PEERS = CONTESTANTS[:3], CONTESTANTS[3:]
 OFFERED = ("tessera", "sm80")  # in every cell
 

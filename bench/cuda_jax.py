@@ -1,4 +1,4 @@
-"""tessera.jax on a GPU beside cuDNN and XLA (jax.nn.dot_product_attention) and beside Tessera through PyTorch.
+"""tessera.jax on a GPU beside cuDNN and XLA (jax.nn.dot_product_attention), tokamax and Tessera through PyTorch.
 
     python bench/cuda_jax.py [--head-dims 64 128 256] [--lengths 2048 8192] [--json FILE]
     python bench/cuda_jax.py --platform cpu [--threads N]      # beside XLA on the CPU
@@ -122,6 +122,15 @@ def torch_contestant(arrays: tuple, causal: bool, both: bool) -> Contestant:
     return Contestant(launch, lambda _: torch.cuda.synchronize(), values)
 
 
+def tokamax_contestant(arrays: tuple, causal: bool, both: bool) -> Contestant:
+    """Google's kernels for Hopper, where the package is installed."""
+    import tokamax
+
+    return jax_contestant(
+        lambda *x: tokamax.dot_product_attention(*x, is_causal=causal, implementation="mosaic"), arrays, both
+    )
+
+
 def contestants(options: argparse.Namespace, arrays: tuple, causal: bool, both: bool) -> dict[str, Contestant | str]:
     """Those that this machine has, or why one is not there."""
     import jax
@@ -142,6 +151,7 @@ def contestants(options: argparse.Namespace, arrays: tuple, causal: bool, both: 
             lambda *x: theirs(*x, is_causal=causal, implementation=name), arrays, both
         )
     if options.platform == "cuda":
+        makers["tokamax"] = lambda: tokamax_contestant(arrays, causal, both)
         makers["tessera, PyTorch"] = lambda: torch_contestant(arrays, causal, both)
     found: dict[str, Contestant | str] = {}
     for name, make in makers.items():

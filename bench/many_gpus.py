@@ -216,9 +216,9 @@ class Bench:
         self.measure("window", "ideal", "", [length], lambda: self._ideal((1, length), **window))
         for strategy, layout in (
             ("auto", "zig_zag"),
+            ("ring", "zig_zag"),
+            ("all_gather", "zig_zag"),
             ("auto", "contiguous"),
-            ("ring", "contiguous"),
-            ("all_to_all", "contiguous"),
         ):
             if self.in_time():
                 self.measure(

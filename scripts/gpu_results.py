@@ -1,7 +1,7 @@
 """The committed measurements in bench/results: the latest of each cell, and the peers of a dated run.
 
 Results are the files that bench/cuda_against_pytorch.py --json and bench/cuda_serving.py write, named
-<date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not run beside Tessera, and -2, which some runs lack, are
+<date>-<gpu>-<cases>.json. FlashAttention-3, which is not run beside Tessera, and -2 and -4, which some runs lack, are
 in peers-<date>.csv beside the cuDNN of their own run: here they are a result's cuDNN times their ratio to cuDNN in the
 dated run.
 """
@@ -15,7 +15,7 @@ import pathlib
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "bench/results"
 PEERS_DATE = "2026-11-21"
 PEERS = FOLDER / f"peers-{PEERS_DATE}.csv"
-PEERS_OF_A_RUN = ("cudnn", "flash")
+PEERS_OF_A_RUN = ("cudnn", "flash", "flash4")
 CARRIED = ("fa2", "fa3", "fa4")
 
 
@@ -69,8 +69,8 @@ def rate(cell: dict, name: str) -> float | None:
 
 def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
     """TFLOP/s of a cell of the grid: measured in one run (tessera, sm80, PEERS_OF_A_RUN), and by the dated ratio
-    (CARRIED, fa2 unless flash was measured)."""
-    rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
+    (CARRIED; fa2 and fa4 unless flash and flash4 were measured)."""
+    rates = {name: rate(cell, name) for name in ("tessera", *PEERS_OF_A_RUN) if rate(cell, name)}
     if rate(cell, "sm90"):  # requested by name: a plan chose bwd_sm80 then
         rates |= {"tessera": rate(cell, "sm90"), "sm80": rates["tessera"]}
     dated = table.get((cell["direction"], cell["head_dim"], cell["mask"], cell["length"]))
@@ -78,5 +78,6 @@ def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, floa
         if "flash" not in rates:
             rates["fa2"] = rates["cudnn"] * dated["flash_attention_2"] / dated["cudnn"]
         rates["fa3"] = rates["cudnn"] * dated["flash_attention_3"] / dated["cudnn"]
-        rates["fa4"] = rates["cudnn"] * dated["flash_attention_4"] / dated["cudnn"]
+        if "flash4" not in rates:
+            rates["fa4"] = rates["cudnn"] * dated["flash_attention_4"] / dated["cudnn"]
     return rates

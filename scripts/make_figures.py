@@ -210,6 +210,7 @@ SERIES = {
     "tessera": ("Tessera", TESSERA, "o-", 2.2),
     "cudnn": ("cuDNN", "#495057", "s-", 1.2),
     "flash": ("FlashAttention-2", "#adb5bd", "v-", 1.2),
+    "flash4": ("FlashAttention-4", "#862e9c", "d-", 1.2),
     "fa2": ("FlashAttention-2*", "#adb5bd", "v--", 1.2),
     "fa3": ("FlashAttention-3*", STANDARD, "^--", 1.2),
     "fa4": ("FlashAttention-4*", "#862e9c", "d--", 1.2),

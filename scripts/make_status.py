@@ -40,8 +40,8 @@ ELSEWHERE = [
     "| PyTorch: 3.4; 2.2 in the weakest of 32 cells (512 tokens, D 128) |",
 ]
 TITLES = {
-    "tessera": "Tessera", "sm80": "bwd_sm80", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3*",
-    "fa4": "FA4*"
+    "tessera": "Tessera", "sm80": "bwd_sm80", "cudnn": "cuDNN", "flash": "FA2", "flash4": "FA4", "fa2": "FA2*",
+    "fa3": "FA3*", "fa4": "FA4*"
 }  # fmt: skip
 
 

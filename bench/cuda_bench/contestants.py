@@ -242,6 +242,47 @@ class Cudnn(_Sdpa):
         return lambda: aten._scaled_dot_product_cudnn_attention_backward(d_o, self.q, self.k, self.v, *saved)
 
 
+class Flash4(Contestant):
+    """FlashAttention-4: `flash_attn.cute` of the package flash-attn-4, which is asked for by name, since its package and
+    tessera_flash_attn are both imported as flash_attn. A first call of each shape compiles for one to three seconds."""
+
+    name, title = "flash4", "FA4"
+
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        super().__init__(problem, inputs, direction)
+        if problem.lengths or problem.page_size or problem.option:
+            raise NotOffered("measured in dense cells without options only")
+        try:
+            from flash_attn.cute import interface
+        except ImportError as missing:
+            raise NotOffered(f"flash-attn-4 is not installed: {missing}") from None
+        self._interface = interface
+        # FlashAttention-4 has a window or is causal: with a window of `window` keys, none of them to the right.
+        mask = {"window_size_left": problem.window, "window_size_right": 0}
+        self.options = mask if problem.window >= 0 else {"causal": problem.causal}
+
+    def forward(self) -> tuple[Call, Results]:
+        x = self.inputs
+
+        def call() -> tuple:
+            with torch.no_grad():
+                return self._interface._flash_attn_fwd(x.q, x.k, x.v, **self.options)
+
+        return call, lambda returned: {"o": returned[0]}
+
+    def backward(self) -> tuple[Call, Results]:
+        x = self.inputs
+        with torch.no_grad():
+            o, lse = self._interface._flash_attn_fwd(x.q, x.k, x.v, return_lse=True, **self.options)[:2]
+        options = self.options | {"deterministic": self.problem.deterministic}
+
+        def call() -> tuple:
+            with torch.no_grad():
+                return self._interface._flash_attn_bwd(x.q, x.k, x.v, o, x.d_o, lse, **options)
+
+        return call, _gradients
+
+
 class Efficient(_Sdpa):
     """The backend that supports any mask, for cells that the others do not support."""
 
@@ -253,7 +294,7 @@ class Efficient(_Sdpa):
         super().__init__(problem, inputs, direction)
 
 
-CONTESTANTS = (Tessera, Sm80, Sm90, Flash, Cudnn, Efficient)
+CONTESTANTS = (Tessera, Sm80, Sm90, Flash, Flash4, Cudnn, Efficient)
 
 
 def enter(

@@ -183,6 +183,14 @@ def beyond(dtype: str) -> list[Problem]:
         for dim in (64, 128, 256)
         for causal in (False, True)
     ]  # fmt: skip
+    problems += [
+        _square(f"GQA 64 / 8, D 128, {length}", max(1, TOKENS // length), length, 64, 8, 128, 128, True, dtype=dtype)
+        for length in (2048, 8192, 32768)
+    ]
+    problems += [_square("D 192, Dv 128, 128 heads", 1, 4096, 128, 128, 192, 128, causal, dtype=dtype)
+                 for causal in (False, True)]  # fmt: skip
+    problems.append(_square("window 128 of 16384, D 64, 128 heads", 1, 16384, 128, 128, 64, 64, True, dtype=dtype,
+                            window=128))  # fmt: skip
     return problems
 
 

@@ -30,7 +30,7 @@ class PlanCache {
   const tessera_plan& find_or_make(const Call& call) {
     // Most recent first. Problems usually differ within the first hundred bytes, so this is fast.
     const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) {
-      return entry->kernel == call.kernel && entry->threads == call.threads &&
+      return entry->kernel == call.kernel && entry->threads == call.threads && entry->cores == call.cores &&
              entry->place.device_type == call.place.place().device_type &&
              entry->place.device_id == call.place.place().device_id &&
              std::memcmp(&entry->problem, &call.problem, sizeof call.problem) == 0;
@@ -44,10 +44,12 @@ class PlanCache {
     entry->program = call.program;  // kept, so that no other program can get its address
     entry->kernel = call.kernel;
     entry->threads = call.threads;
+    entry->cores = call.cores;
     entry->place = call.place.place();
     tessera_device where = device_at(entry->place, call.place.first() ? call.place.first() : "q");
     set_family(where, call.kernel);
     if (call.threads > 0) where.threads = call.threads;
+    if (call.cores > 0) where.cores = call.cores;
     const tessera_status status = tessera_make_plan(&call.problem, &where, &entry->plan);
     if (status.code != TESSERA_OK) throw Error(status.message + hint(call, status.message));
     if (entries_.size() == kMostEntries) entries_.pop_back();
@@ -60,7 +62,7 @@ class PlanCache {
   struct Entry {
     tessera_problem problem;
     ProgramHandle program;
-    int32_t kernel, threads;
+    int32_t kernel, threads, cores;
     Place place;
     tessera_plan plan;
   };

@@ -166,23 +166,22 @@ bool is_state_in_halves(const core::TensorField& field, XLA_FFI_DataType dtype, 
 }
 
 // "captured2" and "d_captured2" are the third tensor of the call's program, and its gradient.
-bool set_captured(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer) {
-  constexpr std::string_view kCaptured = "captured";
-  const bool is_gradient = name.starts_with("d_");
-  if (is_gradient) name.remove_prefix(2);
-  if (!name.starts_with(kCaptured)) return false;
+bool is_captured(std::string_view name) { return name.starts_with("captured") || name.starts_with("d_captured"); }
+
+void set_captured(Call& call, std::string_view name, const tessera_layout& layout, void* data) {
   const auto slot = static_cast<size_t>(name.back() - '0');
-  const tessera_layout layout = contiguous(to_dtype(buffer.dtype), buffer.dims, buffer.rank, "captured");
-  if (is_gradient) {
-    call.problem.d_captured[slot] = layout, call.buffers.d_captured[slot] = buffer.data;
+  if (name.starts_with("d_")) {
+    call.problem.d_captured[slot] = layout, call.buffers.d_captured[slot] = data;
   } else {
-    call.problem.captured[slot] = layout, call.buffers.captured[slot] = buffer.data;
+    call.problem.captured[slot] = layout, call.buffers.captured[slot] = data;
   }
-  return true;
 }
 
 void set_buffer(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer) {
-  if (set_captured(call, name, buffer)) return;
+  if (is_captured(name)) {
+    const tessera_layout layout = contiguous(to_dtype(buffer.dtype), buffer.dims, buffer.rank, "captured");
+    return set_captured(call, name, layout, buffer.data);
+  }
   const core::TensorField& field = field_named(name);
   tessera_layout& layout = call.problem.*field.layout;
   if (is_state_in_halves(field, buffer.dtype, buffer.rank, buffer.dims)) {
@@ -244,11 +243,22 @@ void set_program(Call& call, const Attributes& attributes) {
   if (scalars) std::copy_n(scalars, count, call.buffers.scalars);
 }
 
-Call call_of(const XLA_FFI_CallFrame& frame) {
+// Scratch memory of a call on a GPU: its result "workspace", uint8 [bytes].
+struct Scratch {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+Call call_of(const XLA_FFI_CallFrame& frame, Scratch& scratch) {
   const Attributes attributes(frame.attrs);
   Call call(attributes.integer("backward") ? TESSERA_BACKWARD : TESSERA_FORWARD);
-  for_each_buffer(attributes, frame,
-                  [&call](std::string_view name, const XLA_FFI_Buffer& buffer) { set_buffer(call, name, buffer); });
+  for_each_buffer(attributes, frame, [&](std::string_view name, const XLA_FFI_Buffer& buffer) {
+    if (name == "workspace") {
+      scratch = {buffer.data, buffer.dims[0]};
+    } else {
+      set_buffer(call, name, buffer);
+    }
+  });
   set_options(call.problem, attributes);
   set_program(call, attributes);
   call.kernel = static_cast<int32_t>(attributes.integer("kernel"));
@@ -261,6 +271,7 @@ tessera_append_call append_of(const XLA_FFI_CallFrame& frame) {
   const Attributes attributes(frame.attrs);
   tessera_append_call call{};
   call.interleaved = static_cast<int32_t>(attributes.integer("interleaved"));
+  call.compute_scales = static_cast<int32_t>(attributes.integer("compute_scales"));
   // A tensor that is written is both operand and result: XLA gives both the same memory.
   for_each_buffer(attributes, frame, [&call](std::string_view name, const XLA_FFI_Buffer& buffer) {
     for (const AppendField& field : kAppendFields) {
@@ -280,19 +291,25 @@ XLA_FFI_Error* error(const XLA_FFI_Api& api, XLA_FFI_Error_Code code, const char
   return api.XLA_FFI_Error_Create(&args);
 }
 
-// XLA asks once for the version of the interface that this was compiled for.
-bool told_metadata(const XLA_FFI_CallFrame& frame) {
+// XLA asks once for the version of the interface that this was compiled for, and for what a handler's calls allow.
+bool told_metadata(const XLA_FFI_CallFrame& frame, XLA_FFI_Handler_Traits traits) {
   XLA_FFI_Extension_Base* extension = frame.extension_start;
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
   XLA_FFI_Metadata& metadata = *reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
   metadata.api_version.major_version = XLA_FFI_API_MAJOR;
   metadata.api_version.minor_version = XLA_FFI_API_MINOR;
+  metadata.traits = traits;
   return true;
 }
 
+constexpr XLA_FFI_Handler_Traits kOnCpu = 0;
+// What a handler launches is a function of shapes and attributes, and all memory is XLA's: calls may be captured into
+// XLA's command buffers and replayed without the handler.
+constexpr XLA_FFI_Handler_Traits kOnCuda = XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE;
+
 template <class Execute>
-XLA_FFI_Error* handle(XLA_FFI_CallFrame& frame, Execute&& execute) noexcept {
-  if (told_metadata(frame)) return nullptr;
+XLA_FFI_Error* handle(XLA_FFI_CallFrame& frame, XLA_FFI_Handler_Traits traits, Execute&& execute) noexcept {
+  if (told_metadata(frame, traits)) return nullptr;
   if (frame.stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   try {
     return execute();
@@ -304,8 +321,9 @@ XLA_FFI_Error* handle(XLA_FFI_CallFrame& frame, Execute&& execute) noexcept {
 }
 
 XLA_FFI_Error* handle_cpu(XLA_FFI_CallFrame* frame) {
-  return handle(*frame, [frame]() -> XLA_FFI_Error* {
-    const Call call = call_of(*frame);
+  return handle(*frame, kOnCpu, [frame]() -> XLA_FFI_Error* {
+    Scratch none;  // the thread has its own
+    const Call call = call_of(*frame, none);
     tessera_executor executor{};
     check(run_on_cpu(call, plan_of(call), executor));
     return nullptr;
@@ -313,55 +331,13 @@ XLA_FFI_Error* handle_cpu(XLA_FFI_CallFrame* frame) {
 }
 
 XLA_FFI_Error* handle_append_on_cpu(XLA_FFI_CallFrame* frame) {
-  return handle(*frame, [frame]() -> XLA_FFI_Error* {
+  return handle(*frame, kOnCpu, [frame]() -> XLA_FFI_Error* {
     const tessera_append_call call = append_of(*frame);
     tessera_executor executor{};
     check(tessera_append(&call, &cpu(), &executor));
     return nullptr;
   });
 }
-
-// Scratch memory from XLA's allocator, which orders its use by the stream: it is returned once the work is launched.
-// XLA accepts alignments of at most 16 bytes, so the memory is larger by what kAlignment may skip.
-class Scratch {
- public:
-  Scratch(const XLA_FFI_Api& api, XLA_FFI_ExecutionContext* context, size_t bytes)
-      : api_(api), context_(context), bytes_(bytes == 0 ? 0 : bytes + kAlignment - kXlaAlignment) {
-    if (bytes_ == 0) return;
-    XLA_FFI_DeviceMemory_Allocate_Args args{
-        XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE, nullptr, context, bytes_, kXlaAlignment, nullptr};
-    failure_ = api.XLA_FFI_DeviceMemory_Allocate(&args);
-    data_ = args.data;
-  }
-  ~Scratch() {
-    if (!data_) return;
-    XLA_FFI_DeviceMemory_Free_Args args{XLA_FFI_DeviceMemory_Free_Args_STRUCT_SIZE, nullptr, context_, bytes_, data_};
-    destroy(api_.XLA_FFI_DeviceMemory_Free(&args));
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  void* data() const {
-    const auto address = reinterpret_cast<uintptr_t>(data_);
-    return reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
-  }
-  XLA_FFI_Error* failure() const { return failure_; }  // XLA's own, which the caller returns to it
-
- private:
-  static constexpr size_t kAlignment = 256, kXlaAlignment = 16;
-
-  void destroy(XLA_FFI_Error* failure) const {
-    if (!failure) return;
-    XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, failure};
-    api_.XLA_FFI_Error_Destroy(&args);
-  }
-
-  const XLA_FFI_Api& api_;
-  XLA_FFI_ExecutionContext* context_;
-  size_t bytes_;
-  void* data_ = nullptr;
-  XLA_FFI_Error* failure_ = nullptr;
-};
 
 // The device and stream that a call is for.
 XLA_FFI_Error* place_of(const XLA_FFI_CallFrame& frame, Place& place) {
@@ -374,25 +350,34 @@ XLA_FFI_Error* place_of(const XLA_FFI_CallFrame& frame, Place& place) {
   return nullptr;
 }
 
+// The plan for the call's device if its workspace has at most `bytes`. Otherwise that for fewer multiprocessors, among
+// which the keys are divided into fewer parts: on a GPU that differs from the usual ones of its architecture.
+const tessera_plan& plan_within(Call& call, int64_t bytes) {
+  const tessera_plan* plan = &plan_of(call);
+  for (int32_t cores = plan->device.cores / 2; plan->workspace_bytes > bytes && cores > 0; cores /= 2) {
+    call.cores = cores;
+    plan = &plan_of(call);
+  }
+  return *plan;  // execution refuses a workspace that is still too small
+}
+
 XLA_FFI_Error* handle_cuda(XLA_FFI_CallFrame* frame) {
-  return handle(*frame, [frame]() -> XLA_FFI_Error* {
-    Call call = call_of(*frame);
+  return handle(*frame, kOnCuda, [frame]() -> XLA_FFI_Error* {
+    Scratch scratch;
+    Call call = call_of(*frame, scratch);
     Place place;
     if (XLA_FFI_Error* failure = place_of(*frame, place)) return failure;
     call.place.join("q", place);
-    const tessera_plan& plan = plan_of(call);
-    const auto bytes = static_cast<size_t>(plan.workspace_bytes);
-    const Scratch scratch(*frame->api, frame->ctx, bytes);
-    if (scratch.failure()) return scratch.failure();
     tessera_executor executor{};
     executor.stream = place.stream;
-    check(run_plan(plan, call.buffers, scratch.data(), bytes, executor));
+    const tessera_plan& plan = plan_within(call, scratch.bytes);
+    check(run_plan(plan, call.buffers, scratch.data, static_cast<size_t>(scratch.bytes), executor));
     return nullptr;
   });
 }
 
 XLA_FFI_Error* handle_append_on_cuda(XLA_FFI_CallFrame* frame) {
-  return handle(*frame, [frame]() -> XLA_FFI_Error* {
+  return handle(*frame, kOnCuda, [frame]() -> XLA_FFI_Error* {
     const tessera_append_call call = append_of(*frame);
     Place place;
     if (XLA_FFI_Error* failure = place_of(*frame, place)) return failure;
@@ -430,16 +415,15 @@ int32_t dtype_named(const std::string& name, int32_t last) {
 
 using TracedTensor = std::tuple<std::string, std::string, std::vector<int64_t>>;  // name, dtype, shape
 
-// Refuses a problem of these layouts and options if every device would refuse it.
-void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
+// A call of these layouts and options, without data.
+Call traced_call(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
   Call call(backward ? TESSERA_BACKWARD : TESSERA_FORWARD);
-  size_t captured = 0;
   for (const auto& [name, dtype, shape] : tensors) {
-    if (name == "captured") {  // the program's next tensor
+    const auto rank = static_cast<int64_t>(shape.size());
+    if (is_captured(name)) {
       const int32_t known = dtype_named(dtype, TESSERA_UINT8);
       if (known < 0) throw Error("captured: dtype " + dtype + ", accepted floats, bool, uint8 and int8 to int64");
-      const auto rank = static_cast<int64_t>(shape.size());
-      call.problem.captured[captured++] = contiguous(known, shape.data(), rank, "captured");
+      set_captured(call, name, contiguous(known, shape.data(), rank, "captured"), nullptr);
       continue;
     }
     const core::TensorField& field = field_named(name);
@@ -447,10 +431,37 @@ void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, cons
     if (known < 0) {
       throw Error(name + ": dtype " + dtype + ", accepted " + core::dtypes_text(field.dtypes));
     }
-    call.problem.*field.layout = contiguous(known, shape.data(), static_cast<int64_t>(shape.size()), field.name);
+    call.problem.*field.layout = contiguous(known, shape.data(), rank, field.name);
   }
   set_options(call, "attention", options);  // including the order of axes
-  plan_of(call);
+  return call;
+}
+
+// Refuses a problem of these layouts and options if every device would refuse it.
+void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
+  plan_of(traced_call(backward, tensors, options));
+}
+
+// The most bytes of workspace that the call needs on a GPU of any architecture, with the usual number of
+// multiprocessors, with some of them, or with one. Opens no driver.
+int64_t workspace_on_gpus(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
+  const Call call = traced_call(backward, tensors, options);
+  constexpr int32_t kOldestArch = 80, kNewestArch = 129, kEighths = 8;
+  int64_t most = 0;
+  for (int32_t arch = kOldestArch; arch <= kNewestArch; ++arch) {
+    tessera_device device;
+    if (tessera_device_cuda_arch(arch, &device).code != TESSERA_OK) continue;
+    set_family(device, call.kernel);
+    const int32_t usual = device.cores;
+    for (const int32_t eighths : {kEighths, 7, 6, 4, 0}) {
+      device.cores = std::max(1, usual * eighths / kEighths);
+      tessera_plan plan;
+      if (tessera_make_plan(&call.problem, &device, &plan).code == TESSERA_OK) {
+        most = std::max(most, plan.workspace_bytes);
+      }
+    }
+  }
+  return most;
 }
 
 }  // namespace
@@ -458,6 +469,7 @@ void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, cons
 void add_jax(nb::module_& m) {
   m.def("jax_handlers", &handlers);
   m.def("check_layouts", &check_layouts, "backward"_a, "tensors"_a, "options"_a);
+  m.def("workspace_on_gpus", &workspace_on_gpus, "backward"_a, "tensors"_a, "options"_a);
 }
 
 }  // namespace tessera::python

@@ -23,6 +23,7 @@ struct Call {
   tessera_buffers buffers{};
   int32_t kernel = 0;
   int32_t threads = 0;       // 0 = the device's number
+  int32_t cores = 0;         // GPU: multiprocessors to plan for; 0 = the device's number
   bool openmp = false;       // on the process's OpenMP threads, if it has them
   bool heads_first = false;  // the arrays are [B, H, S, D]; the problem's layouts are [B, S, H, D] once options are set
   CommonPlace place;

@@ -120,8 +120,15 @@ def device(name: str = "cpu") -> dict[str, Any]:
 def jax_handlers() -> dict[str, Any]:
     """Capsules of the functions that XLA calls, by the name of the target and the platform."""
 
-def check_layouts(backward: bool, tensors: list[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]) -> None:
+def check_layouts(
+    backward: bool, tensors: Sequence[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]
+) -> None:
     """Raises Error if a problem of these tensors (name, dtype, shape) and options would be refused on any device."""
+
+def workspace_on_gpus(
+    backward: bool, tensors: Sequence[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]
+) -> int:
+    """The most bytes of workspace that such a problem needs on a GPU of any architecture. Opens no driver."""
 
 def busy_text(threads: int) -> str:
     """A sentence if other processes leave fewer than this number of processors idle, otherwise "". Takes a fifth of a

@@ -78,17 +78,11 @@ inline AppendParams append_params(const tessera_append_call& call, const AppendC
                      .units = Divisor(groups * of_head),
                      .begin = 0};
   };
-  // A row a unit.
+  // All columns of a unit's heads.
   const auto coded = [&](const tessera_tensor& from, const tessera_tensor& to, int64_t columns, bool rotates) {
-    return AppendWay{.from = rows(from),
-                     .to = rows(to),
-                     .heads = static_cast<int>(size.heads_kv),
-                     .groups = 0,
-                     .column = 0,
-                     .rotates = rotates,
-                     .columns = Divisor(static_cast<int>(columns)),
-                     .units = Divisor(static_cast<int>(size.heads_kv)),
-                     .begin = 0};
+    AppendWay all = way(from, to, size.heads_kv, 0, columns, rotates);
+    all.columns = Divisor(static_cast<int>(columns)), all.units = Divisor(all.groups);
+    return all;
   };
   const auto scales = [&](const tessera_tensor& tensor) {
     if (!core::present(tensor)) return AppendScales{};

@@ -165,7 +165,7 @@ tessera_ranks_answer answer_of(const tessera_ranks_problem& p, const Candidate& 
     return answer;
   }
   const tessera_ranks_problem chosen = with(p, answer);
-  prediction = predict(chosen, Mesh(chosen, chunks));
+  prediction = predict(chosen, chunks, Mesh(chosen, chunks));
   answer.accepted = 1;
   answer.steps = prediction.steps;
   answer.predicted_us = prediction.predicted_us;
@@ -268,7 +268,7 @@ RankSchedule schedule_of(const tessera_ranks_plan& plan, int32_t rank) {
   result.heads_q = mesh.heads_q(rank);
   result.heads_kv = mesh.heads_kv(rank);
   result.schedule = mesh.schedule(rank);
-  add_times(plan.problem, result.heads_q, rank, result.schedule);
+  add_times(plan.problem, result.chunks, mesh, rank, result.schedule);
   return result;
 }
 

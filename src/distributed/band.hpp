@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "tessera/distributed.h"
 
@@ -12,7 +13,23 @@ namespace tessera::distributed {
 struct Range {
   int64_t begin, end;
   int64_t length() const { return end - begin; }
+  bool operator<(const Range& other) const { return begin < other.begin; }
 };
+
+// The rows of several ranges as ranges that do not touch, in order.
+inline std::vector<Range> united(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  size_t count = 0;
+  for (const Range& range : ranges) {
+    if (count > 0 && range.begin <= ranges[count - 1].end) {
+      ranges[count - 1].end = std::max(ranges[count - 1].end, range.end);
+    } else {
+      ranges[count++] = range;
+    }
+  }
+  ranges.resize(count);
+  return ranges;
+}
 
 struct Band {
   int64_t left, right;  // query i sees keys i - left .. i + right, -1 = unbounded

@@ -1,6 +1,10 @@
 #include "distributed/model.hpp"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "distributed/band.hpp"
 
 namespace tessera::distributed {
 namespace {
@@ -17,25 +21,103 @@ double products_us(const tessera_ranks_problem& p, double area, double heads_q) 
   return flops / (backward ? p.tflops_backward : p.tflops_forward) * 1e-6;
 }
 
-// Device-memory traffic beside the products: rows packed for an exchange of heads and unpacked, partial outputs merged
-// (float32, read and written, and the new one read), partial gradients added.
-double memory_bytes(const tessera_ranks_problem& p, const Heads& heads_q, int32_t rank, const Schedule& s,
-                    const tessera_rank_step& step) {
-  double bytes = 0;
-  for (int64_t t = step.first_transfer; t < step.first_transfer + step.num_transfers; ++t) {
-    const tessera_rank_transfer& transfer = s.transfers[static_cast<size_t>(t)];
-    const bool packed = transfer.peer / p.head_ranks == rank / p.head_ranks;
-    if (transfer.partial && transfer.receive) bytes += 3.0 * static_cast<double>(transfer.bytes);
-    if (packed) bytes += 2.0 * static_cast<double>(transfer.bytes);
-  }
-  if (p.direction == TESSERA_BACKWARD) return bytes;
-  const bool merges = step.first_pair > 0;
-  for (int64_t i = step.first_pair; merges && i < step.first_pair + step.num_pairs; ++i) {
-    const int64_t rows = s.pairs[static_cast<size_t>(i)].q_length * p.batch;
-    bytes += 12.0 * static_cast<double>(rows * heads_q.count * p.head_dim_v);
-  }
-  return bytes;
+constexpr int64_t kApart = int64_t{1} << 32;  // of the rows of two sequences or chunks
+
+// Rows of several ranges, each counted once.
+int64_t count(std::vector<Range> ranges) {
+  int64_t rows = 0;
+  for (const Range& range : united(std::move(ranges))) rows += range.length();
+  return rows;
 }
+
+// Device-memory traffic of one rank beside the kernels' own: what executes the lists does it.
+class Traffic {
+ public:
+  Traffic(const tessera_ranks_problem& p, const std::vector<tessera_chunk>& chunks, const Mesh& mesh, int32_t rank,
+          const Schedule& s)
+      : p_(p), chunks_(chunks), s_(s), rank_(rank) {
+    const auto heads_q = static_cast<double>(mesh.heads_q(rank).count);
+    const auto heads_kv = static_cast<double>(mesh.heads_kv(rank).count), d = static_cast<double>(p.head_dim);
+    const auto batch = static_cast<double>(p.batch), d_v = static_cast<double>(p.head_dim_v);
+    o_row_ = batch * heads_q * d_v, keys_row_ = batch * heads_kv * (d + d_v);
+    std::vector<Range> all;
+    int64_t of_steps = 0;
+    for (const tessera_rank_step& step : s.steps) {
+      const std::vector<Range> of_step = rows(step, &tessera_rank_pair::q_begin, &tessera_rank_pair::q_length);
+      of_steps += count(of_step);
+      all.insert(all.end(), of_step.begin(), of_step.end());
+      if (step.num_pairs > 0) last_ = &step;
+    }
+    rows_ = count(std::move(all));
+    merges_ = of_steps > rows_;
+  }
+
+  double bytes(const tessera_rank_step& step) const {
+    return of_transfers(step) + (p_.direction == TESSERA_BACKWARD ? of_sums(step) : of_partials(step)) + joined(step);
+  }
+
+ private:
+  // The queries or the keys of a step's pairs; those of different sequences are far apart.
+  std::vector<Range> rows(const tessera_rank_step& step, int64_t tessera_rank_pair::*begin,
+                          int64_t tessera_rank_pair::*length) const {
+    std::vector<Range> rows;
+    for (int64_t i = step.first_pair; i < step.first_pair + step.num_pairs; ++i) {
+      const tessera_rank_pair& pair = s_.pairs[static_cast<size_t>(i)];
+      const int64_t first = pair.sequence * kApart + pair.*begin;
+      rows.push_back({first, first + pair.*length});
+    }
+    return rows;
+  }
+  int64_t group(int32_t rank) const { return rank / p_.head_ranks; }
+
+  // Heads are copied for an exchange and out of it, and so are this rank's own. Received sums are added to its own.
+  double of_transfers(const tessera_rank_step& step) const {
+    double bytes = 0, exchanged = 0;
+    for (int64_t t = step.first_transfer; t < step.first_transfer + step.num_transfers; ++t) {
+      const tessera_rank_transfer& transfer = s_.transfers[static_cast<size_t>(t)];
+      if (transfer.partial && transfer.receive) bytes += 3.0 * static_cast<double>(transfer.bytes);
+      if (group(transfer.peer) == group(rank_)) exchanged += static_cast<double>(transfer.bytes);
+    }
+    return bytes + 2.0 * exchanged + (p_.head_ranks > 1 ? exchanged / (p_.head_ranks - 1) : 0);
+  }
+  // Forward, rows of several steps are summed in float32: a part is written, read, and added to the sum, which begins
+  // with 0 and is rounded at the end.
+  double of_partials(const tessera_rank_step& step) const {
+    if (!merges_) return 0;
+    const double parts =
+        16.0 * static_cast<double>(count(rows(step, &tessera_rank_pair::q_begin, &tessera_rank_pair::q_length)));
+    return o_row_ * (parts + (&step == last_ ? 10.0 * static_cast<double>(rows_) : 0));
+  }
+  // Backward, dK and dV are sums that begin with 0, to which each call adds; this rank's are rounded at the end.
+  double of_sums(const tessera_rank_step& step) const {
+    const int64_t keys = count(rows(step, &tessera_rank_pair::k_begin, &tessera_rank_pair::k_length));
+    return keys_row_ * (12.0 * static_cast<double>(keys) + (&step == last_ ? 6.0 * static_cast<double>(rows_) : 0));
+  }
+  // Keys of several ranks are joined for one call.
+  double joined(const tessera_rank_step& step) const {
+    std::vector<Range> chunks;
+    bool several = false;
+    for (int64_t i = step.first_pair; i < step.first_pair + step.num_pairs; ++i) {
+      const tessera_rank_pair& pair = s_.pairs[static_cast<size_t>(i)];
+      for (int64_t c = pair.k_chunk; c < pair.k_chunk + pair.k_chunks; ++c) {
+        chunks.push_back({c * kApart, c * kApart + chunk(c).length});
+        several |= group(chunk(c).rank) != group(chunk(pair.k_chunk).rank);
+      }
+    }
+    const double elements = keys_row_ * static_cast<double>(several ? count(std::move(chunks)) : 0);
+    return 2.0 * elements * static_cast<double>(tessera_dtype_bytes(p_.dtype));
+  }
+  const tessera_chunk& chunk(int64_t c) const { return chunks_[static_cast<size_t>(c)]; }
+
+  const tessera_ranks_problem& p_;
+  const std::vector<tessera_chunk>& chunks_;
+  const Schedule& s_;
+  int32_t rank_;
+  double o_row_, keys_row_;  // elements of a row of O, and of K and V
+  int64_t rows_ = 0;
+  bool merges_ = false;                      // forward: some row is computed in several steps
+  const tessera_rank_step* last_ = nullptr;  // that computes
+};
 
 // The greater of the times of sending and receiving, each over its own link.
 double exchange_us(const tessera_ranks_problem& p, int32_t rank, const Schedule& s, const tessera_rank_step& step) {
@@ -50,15 +132,18 @@ double exchange_us(const tessera_ranks_problem& p, int32_t rank, const Schedule&
 
 }  // namespace
 
-void add_times(const tessera_ranks_problem& p, const Heads& heads_q, int32_t rank, Schedule& s) {
+void add_times(const tessera_ranks_problem& p, const std::vector<tessera_chunk>& chunks, const Mesh& mesh, int32_t rank,
+               Schedule& s) {
+  const Traffic traffic(p, chunks, mesh, rank, s);
+  const double heads_q = mesh.heads_q(rank).count;
   for (tessera_rank_step& step : s.steps) {
-    step.compute_us = products_us(p, static_cast<double>(step.area), heads_q.count) +
-                      microseconds(memory_bytes(p, heads_q, rank, s, step), p.memory_gbps);
+    step.compute_us = products_us(p, static_cast<double>(step.area), heads_q) +
+                      microseconds(traffic.bytes(step), p.memory_gbps) + (step.num_pairs > 0 ? p.step_us : 0);
     step.exchange_us = exchange_us(p, rank, s, step);
   }
 }
 
-Prediction predict(const tessera_ranks_problem& p, const Mesh& mesh) {
+Prediction predict(const tessera_ranks_problem& p, const std::vector<tessera_chunk>& chunks, const Mesh& mesh) {
   struct Step {
     double compute_us, exchange_us;
     size_t first_peer, num_peers;
@@ -71,7 +156,7 @@ Prediction predict(const tessera_ranks_problem& p, const Mesh& mesh) {
     const auto r = static_cast<size_t>(rank);
     const Heads heads = mesh.heads_q(rank);
     Schedule schedule = mesh.schedule(rank);
-    add_times(p, heads, rank, schedule);
+    add_times(p, chunks, mesh, rank, schedule);
     double sent = 0, area = 0;
     for (const tessera_rank_step& step : schedule.steps) {
       const size_t first = peers[r].size();

@@ -1,6 +1,8 @@
 // Predicts the time of a schedule from a device's measured rates, see tessera_ranks_problem.
 #pragma once
 
+#include <vector>
+
 #include "distributed/schedule.hpp"
 
 namespace tessera::distributed {
@@ -15,10 +17,11 @@ struct Prediction {
 };
 
 // Sets the times of one rank's steps.
-void add_times(const tessera_ranks_problem& problem, const Heads& heads_q, int32_t rank, Schedule& schedule);
+void add_times(const tessera_ranks_problem& problem, const std::vector<tessera_chunk>& chunks, const Mesh& mesh,
+               int32_t rank, Schedule& schedule);
 
 // Simulates every rank's list: a step begins where the previous one ends, and an exchange begins when both ranks have
 // reached it.
-Prediction predict(const tessera_ranks_problem& problem, const Mesh& mesh);
+Prediction predict(const tessera_ranks_problem& problem, const std::vector<tessera_chunk>& chunks, const Mesh& mesh);
 
 }  // namespace tessera::distributed

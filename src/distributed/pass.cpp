@@ -260,9 +260,16 @@ std::vector<Pass::PlannedCall> Pass::planned(const std::vector<tessera_rank_pair
                         [&](const Block& b) { return b.has(pair.k_chunk, pair.k_chunks); });
   };
   if (!std::all_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return block_of(pair) != blocks.end(); })) {
-    std::vector<int64_t> all;  // the keys of several ranks in one call
-    for (const Block& block : blocks) all.insert(all.end(), block.numbers().begin(), block.numbers().end());
-    blocks.assign(1, Block(schedule_.chunks, all));
+    std::vector<int64_t> needed;  // the keys of several ranks in one call
+    for (const Block& block : blocks) {
+      std::copy_if(block.numbers().begin(), block.numbers().end(), std::back_inserter(needed),
+                   [&pairs](int64_t number) {
+                     return std::any_of(pairs.begin(), pairs.end(), [number](const tessera_rank_pair& pair) {
+                       return number >= pair.k_chunk && number < pair.k_chunk + pair.k_chunks;
+                     });
+                   });
+    }
+    blocks.assign(1, Block(schedule_.chunks, needed));
   }
   std::vector<PlannedCall> calls;
   for (auto block = blocks.begin(); block != blocks.end(); ++block) {
@@ -357,8 +364,11 @@ KeyBlock& Pass::key_block(const std::vector<int64_t>& numbers) {
   merged.k = make(problem_.dtype, merged.block.rows(), keys_.k.heads, problem_.head_dim);
   merged.v = make(problem_.dtype, merged.block.rows(), keys_.v.heads, problem_.head_dim_v);
   const auto add = [&](const KeyBlock& part) {
-    move_chunks(part.block.numbers(), part.block, part.k, 0, merged.block, merged.k, 0, merged.k.heads);
-    move_chunks(part.block.numbers(), part.block, part.v, 0, merged.block, merged.v, 0, merged.v.heads);
+    std::vector<int64_t> both;
+    std::copy_if(numbers.begin(), numbers.end(), std::back_inserter(both),
+                 [&part](int64_t number) { return part.block.has(number); });
+    move_chunks(both, part.block, part.k, 0, merged.block, merged.k, 0, merged.k.heads);
+    move_chunks(both, part.block, part.v, 0, merged.block, merged.v, 0, merged.v.heads);
   };
   add(keys_);
   for (const KeyBlock& block : fetched_) add(block);

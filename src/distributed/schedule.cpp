@@ -67,8 +67,17 @@ Mesh::Chunks Mesh::seen(int64_t queries, int64_t keys) const {
   return result;
 }
 
+Mesh::Run Mesh::cropped(const Run& run, Range rows) const {
+  int64_t first = run.chunk, end = run.chunk + run.chunks;
+  const auto chunk = [this](int64_t c) -> const tessera_chunk& { return chunks_[static_cast<size_t>(c)]; };
+  while (chunk(first).begin + chunk(first).length <= rows.begin) ++first;
+  while (chunk(end - 1).begin >= rows.end) --end;
+  return {run.sequence, rows, first, end - first};
+}
+
 tessera_rank_pair Mesh::pair_of(const Run& queries, const Run& keys, const Visible& visible) const {
   const Band local = local_band(band_, visible);
+  const Run q = cropped(queries, visible.q), k = cropped(keys, visible.k);
   return {queries.sequence,
           0,
           visible.q.begin,
@@ -77,10 +86,10 @@ tessera_rank_pair Mesh::pair_of(const Run& queries, const Run& keys, const Visib
           visible.k.length(),
           local.left,
           local.right,
-          queries.chunk,
-          queries.chunks,
-          keys.chunk,
-          keys.chunks,
+          q.chunk,
+          q.chunks,
+          k.chunk,
+          k.chunks,
           visible_area(band_, visible)};
 }
 
@@ -95,6 +104,34 @@ std::vector<tessera_rank_pair> Mesh::pairs_of(const std::vector<Run>& queries, c
     }
   }
   return pairs;
+}
+
+std::pair<std::vector<Mesh::Run>, std::vector<Mesh::Run>> Mesh::divide(const std::vector<Run>& queries,
+                                                                       const Chunks& keys) const {
+  std::vector<Run> none, some;
+  for (const Run& run : queries) {
+    std::vector<Range> seeing;
+    for (const int64_t c : keys) {
+      const tessera_chunk& chunk = chunks_[static_cast<size_t>(c)];
+      if (chunk.sequence != run.sequence) continue;
+      const auto visible = cut_to_visible(band_, run.rows, {chunk.begin, chunk.begin + chunk.length});
+      if (!visible) continue;
+      const int64_t first = (visible->q.begin - run.rows.begin) / problem_.chunk_rows;
+      const int64_t last = (visible->q.end - run.rows.begin + problem_.chunk_rows - 1) / problem_.chunk_rows;
+      seeing.push_back({run.rows.begin + first * problem_.chunk_rows,
+                        std::min(run.rows.begin + last * problem_.chunk_rows, run.rows.end)});
+    }
+    int64_t row = run.rows.begin;
+    const auto add = [&run](std::vector<Run>& runs, int64_t begin, int64_t end) {
+      if (begin < end) runs.push_back({run.sequence, {begin, end}, run.chunk, run.chunks});
+    };
+    for (const Range& rows : united(std::move(seeing))) {
+      add(none, row, rows.begin), add(some, rows.begin, rows.end);
+      row = rows.end;
+    }
+    add(none, row, run.rows.end);
+  }
+  return {none, some};
 }
 
 // Splits a pair at the row that halves its area: the rows below it, and the others.
@@ -266,19 +303,29 @@ class Mesh::Builder {
     return_gradients(distances.back());
   }
 
+  // No row needs a merge: those that see only this group's keys are computed while the others' keys arrive, and all
+  // other rows after that. Backward, half of the former come last, so that they overlap the exchange of gradients.
   void gather(bool backward) {
-    Chunks all = mesh_.chunks_of_group_[static_cast<size_t>(group_)];
+    Chunks fetched;
     begin_step();
     for (const int64_t distance : mesh_.distances_) {
       fetch_keys(distance);
-      const Chunks fetched = mesh_.seen(group_, group_at(-distance));
-      all.insert(all.end(), fetched.begin(), fetched.end());
+      const Chunks seen = mesh_.seen(group_, group_at(-distance));
+      fetched.insert(fetched.end(), seen.begin(), seen.end());
     }
-    std::sort(all.begin(), all.end());
-    if (!mesh_.distances_.empty()) begin_step();
-    compute(mesh_.pairs_of(own_runs(), mesh_.runs_of(all)));
-    if (!backward || mesh_.distances_.empty()) return;
+    const auto [alone, others] = mesh_.divide(own_runs(), fetched);
+    std::vector<tessera_rank_pair> first = mesh_.pairs_of(alone, own_runs()), last;
+    if (mesh_.distances_.empty()) return compute(first);
+    if (backward && !first.empty()) halve(mesh_.band_, first, last);
+    compute(first);
     begin_step();
+    Chunks all = mesh_.chunks_of_group_[static_cast<size_t>(group_)];
+    all.insert(all.end(), fetched.begin(), fetched.end());
+    std::sort(all.begin(), all.end());
+    compute(mesh_.pairs_of(others, mesh_.runs_of(all)));
+    if (!backward) return;
+    begin_step();
+    compute(last);
     for (const int64_t distance : mesh_.distances_) return_gradients(distance);
   }
 

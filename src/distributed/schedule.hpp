@@ -1,6 +1,7 @@
 // Each rank's list of steps: a pure function of a checked problem with a chosen strategy.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "distributed/band.hpp"
@@ -39,8 +40,13 @@ class Mesh {
   class Builder;
 
   std::vector<Run> runs_of(const Chunks& chunks) const;
+  // Some rows of a run, with only the chunks that have them.
+  Run cropped(const Run& run, Range rows) const;
   // The chunks of group `keys` with a key that some query of group `queries` sees.
   Chunks seen(int64_t queries, int64_t keys) const;
+  // The rows that see none of the keys, and those that see some; both begin at multiples of chunk_rows from a run's
+  // first row.
+  std::pair<std::vector<Run>, std::vector<Run>> divide(const std::vector<Run>& queries, const Chunks& keys) const;
   std::vector<tessera_rank_pair> pairs_of(const std::vector<Run>& queries, const std::vector<Run>& keys) const;
   static std::vector<tessera_rank_pair> cut(const Band& band, const tessera_rank_pair& whole);
   // Splits a rank's own pairs into two halves of about the same area.

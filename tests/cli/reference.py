@@ -109,4 +109,5 @@ def assert_close(result, exact, plain, dtype, ulps=4):
     assert np.isfinite(result).all()
     for measure in (lambda x: np.abs(x).max(initial=0), lambda x: np.sqrt(np.mean(x**2)) if x.size else 0.0):
         bound = 2 * measure(plain - exact) + ulps * EPSILON[dtype] * measure(exact)
-        assert measure(result - exact) <= bound
+        error = measure(result - exact)
+        assert error <= bound, f"error {error:.3g}, accepted {bound:.3g}; of the plain one {measure(plain - exact):.3g}"

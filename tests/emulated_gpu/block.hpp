@@ -39,7 +39,7 @@ class Block {
     struct ElementCopy {
       uint32_t to;
       const void* from;
-      int bytes;
+      int bytes, size;  // what is read, and what is written
       unsigned group;
     };
     std::vector<ElementCopy> element_copies{};  // cp.async copies that are not complete
@@ -136,7 +136,7 @@ class Block {
   // ---- copies ------------------------------------------------------------------------------------------------------
 
   // cp.async: completes at once, or at the latest when its thread waits for it; until then the destination holds NaN.
-  void copy_elements(uint32_t to, const void* from, int bytes);
+  void copy_elements(uint32_t to, const void* from, int bytes, int size);
   void commit_elements() { ++thread().element_groups; }
   void wait_elements(unsigned pending);
   void wait_all_elements() { land_groups(thread().element_groups + 1); }

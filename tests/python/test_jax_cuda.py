@@ -4,6 +4,9 @@ import os
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes most of a GPU's memory otherwise
 
+import re
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -60,9 +63,13 @@ def check_all(platform, ours, arrays, d_o, dtype, **options):
     exact = library([x.astype(np.float64) for x in arrays], d_o, **options)
     plain = library(arrays, d_o, **options)
     assert len(ours) == len(exact)
-    for a, b, c in zip(ours, exact, plain):
+    names = ("o", "lse", "d_q", "d_k", "d_v", *(f"d_{name}" for name in ("bias", "sink") if name in options))
+    for name, a, b, c in zip(names, ours, exact, plain):
         of = dtype if a.dtype == jnp.dtype(dtype) else "float32"
-        assert_close(on(platform, a).astype(np.float64), b, np.asarray(c, np.float64), of)
+        try:
+            assert_close(on(platform, a).astype(np.float64), b, np.asarray(c, np.float64), of)
+        except AssertionError as wrong:
+            pytest.fail(f"{name}: {wrong}")
 
 
 def o_lse_and_gradients(arrays, d_o, options):
@@ -178,6 +185,65 @@ def test_append_into_donated_caches(random, platform, paged):
     assert [x.unsafe_buffer_pointer() for x in out[:2]] == before and given[0].is_deleted()
     for a, b in zip(out[:2], expected):
         np.testing.assert_array_equal(on(platform, a), b)
+
+
+CALLS_IN_COMMAND_BUFFERS = """
+import functools, sys
+import jax, numpy as np
+import jax.numpy as jnp
+import tessera.jax
+
+attention = functools.partial(tessera.jax.attention, causal=True, deterministic=True)
+q, k, v, d_o = (jax.random.normal(key, (2, 200, 4, 64), jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 4))
+
+@jax.jit
+def train(q):
+    def step(q, _):
+        o, pull = jax.vjp(lambda q: attention(q, k, v), q)
+        return q + 0.1 * pull(d_o)[0], o.sum()
+
+    return jax.lax.scan(step, q, length=3)
+
+@functools.partial(jax.jit, donate_argnums=(1, 2))
+def decode(q, k_cache, v_cache, lengths):  # few queries of many keys, which are divided: parts are in scratch memory
+    cache = tessera.jax.append(q, 2 * q, k_cache, v_cache, lengths)
+    o = attention(q, *cache[:2], seqused_k=lengths)
+    return o, cache.k_cache, cache.v_cache
+
+found = []
+for n in range(6):  # other arrays each time
+    q, sums = train(q)
+    found += [q, sums]
+caches = [jax.random.normal(jax.random.key(n), (2, 4096, 4, 64), jnp.bfloat16) for n in range(2)]
+for n in range(12):
+    o, *caches = decode(found[0][:, n : n + 1], *caches, jnp.array([3000 + n, 70 + n], jnp.int32))
+    found.append(o)
+np.savez(sys.argv[1], *(np.asarray(x, np.float32) for x in found))
+"""
+
+
+def test_calls_within_command_buffers(tmp_path, platform):
+    """XLA captures the calls into its graphs, and replays them with other arrays: the bits without graphs."""
+    if platform != "cuda":
+        pytest.skip("only a GPU has command buffers")
+    results, buffers = [], []
+    for name, commands in (("without", ""), ("within", "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,DYNAMIC_SLICE_FUSION")):
+        folder = tmp_path / name
+        flags = {
+            "xla_gpu_enable_command_buffer": commands, "xla_gpu_graph_min_graph_size": 1, "xla_dump_to": folder,
+            "xla_dump_hlo_as_text": "true",
+        }  # fmt: skip
+        xla_flags = " ".join(f"--{flag}={value}" for flag, value in flags.items())
+        command = [sys.executable, "-c", CALLS_IN_COMMAND_BUFFERS, str(tmp_path / f"{name}.npz")]
+        run = subprocess.run(command, env={**os.environ, "XLA_FLAGS": xla_flags}, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr[-3000:]
+        texts = [path.read_text(errors="replace") for path in folder.glob("*.txt")]
+        buffers.append(sum(bool(re.search("kCommandBuffer|%command_buffer", text)) for text in texts))
+        results.append(np.load(tmp_path / f"{name}.npz"))
+    assert buffers[0] == 0 and buffers[1] > 0, buffers
+    assert all(np.isfinite(x).all() for x in results[0].values())
+    for name, expected in results[0].items():
+        np.testing.assert_array_equal(results[1][name], expected)
 
 
 def test_a_score_program(random, platform):

@@ -1,7 +1,8 @@
 // New keys and values for a cache of 8 bits an element: they are rotated in float32, divided by their scale and rounded
-// once. kCodeLanes lanes convert a row (a head of a token), 4 columns each at a time if aligned. With a computed scale
-// the row's largest finite magnitude becomes the format's largest number: the row is read twice then, the second time
-// from the L1 cache. Divisions are exact, so the same scales give the CPU's codes.
+// once. kCodeLanes lanes convert the same columns of kAppendHeads heads of a token, whose loads are in flight while the
+// token's place is found, once for these heads. With a computed scale a row's largest finite magnitude becomes the
+// format's largest number; a row of several steps is then read twice, the second time from the L1 cache. Quotients are
+// exact, so the same scales give the CPU's codes.
 #pragma once
 
 #include "tessera/append/place.cuh"
@@ -9,107 +10,202 @@
 
 namespace tessera {
 
+// x / divisor, rounded as IEEE 754 asks, by the reciprocal and two corrections (Markstein, "Computation of elementary
+// functions on the IBM RISC System/6000 processor", 1990): the first correction leaves an error below one unit in the
+// last place, from which the second one gives the exact quotient.
+struct ExactQuotient {
+  float divisor, reciprocal;
+
+  TESSERA_DEVICE explicit ExactQuotient(float d) : divisor(d), reciprocal(1.0f / d) {}
+
+  // Whether no step of a quotient that is not lost in 8 bits underflows, and a quotient of 0 keeps its sign.
+  TESSERA_DEVICE bool by_reciprocal() const { return divisor >= 0x1p-64f && divisor <= 0x1p64f; }
+
+  // For by_reciprocal(). `largest` grows to the magnitude of the first approximation; NaN does not count. An infinite
+  // one's quotient is wrong. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero.
+  TESSERA_DEVICE float approximate(float x, float& largest) const {
+    float quotient = x * reciprocal;
+    largest = fmaxf(largest, fabsf(quotient));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) quotient = fmaf(fmaf(quotient, divisor, -x), -reciprocal, quotient);
+    return quotient;
+  }
+  // Of several numbers.
+  template <int kN>
+  TESSERA_DEVICE void divide(float (&x)[kN]) const {
+    float quotients[kN], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) quotients[i] = approximate(x[i], largest);
+    const bool exact = by_reciprocal() && largest < __int_as_float(0x7f800000);
+    if (!exact) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < kN; ++i) quotients[i] = x[i] / divisor;
+    }
+#pragma unroll
+    for (int i = 0; i < kN; ++i) x[i] = quotients[i];
+  }
+};
+
+// The rows of kAppendHeads heads of a token, which kCodeLanes lanes convert in steps. In a step a lane has two vectors
+// of kWidth columns of each row: two that are rotated together or, of columns that are not rotated, two that are
+// kCodeLanes vectors apart.
 template <AppendConfig kCfg>
-struct CodedRow {
-  static constexpr int kWidth = append_code_width(kCfg);
+struct CodedRows {
+  static constexpr int kWidth = append_code_width(kCfg), kStep = kCodeLanes * 2 * kWidth;
+
   const AppendParams& p;
   const AppendWay& way;
-  int64 from, to;  // the row's first element
-  int position, lane;
+  int head, lane;  // the rows are heads head, head + way.groups, ...
+  int64 from;      // offset of the token's first head
 
-  // Stores the row; `scale` is the address of its scale, or NULL for 1. Called by all lanes of a warp, each with
-  // `exists` of its own row.
-  TESSERA_DEVICE void convert(float* scale, bool exists) const {
-    float divisor = 1.0f;
-    if (p.computes_scales) {
-      const float largest = exists ? largest_magnitude() : 0.0f;
-      divisor = largest_of_row(largest) / largest_code(kCfg.cache);
-      if (!(divisor > 0.0f)) divisor = 1.0f;  // of zeros, or the quotient vanishes
-      if (exists && lane == 0) *scale = divisor;
-    } else if (scale) {
-      divisor = *scale;
+  // A lane's columns of a step.
+  struct Columns {
+    RawColumns<kCfg.dtype, kWidth> low[kAppendHeads], high[kAppendHeads];
+  };
+  struct Place {
+    int low, to_high, pair;  // the first column, the distance to the second ones; pair: index of cos and sin, or -1
+    bool has_low, has_high;
+  };
+
+  TESSERA_DEVICE int rotated() const { return way.rotates ? p.rotary_dim : 0; }
+  TESSERA_DEVICE int rotated_steps() const { return (rotated() + kStep - 1) / kStep; }
+  TESSERA_DEVICE int steps() const { return rotated_steps() + (way.columns.value - rotated() + kStep - 1) / kStep; }
+  TESSERA_DEVICE Place place(int step) const {
+    const int others = step - rotated_steps();
+    if (others < 0) {
+      const int pair = (step * kCodeLanes + lane) * kWidth;
+      const bool has = pair < rotated() / 2;
+      if (p.interleaved) return {2 * pair, kWidth, pair, has, has};
+      return {pair, rotated() / 2, pair, has, has};
     }
-    if (!exists) return;
-    for_columns([&](int column, float* x) {
+    const int low = rotated() + others * kStep + lane * kWidth, to_high = kCodeLanes * kWidth;
+    return {low, to_high, -1, low < way.columns.value, low + to_high < way.columns.value};
+  }
+  TESSERA_DEVICE bool has(int n) const { return head + n * way.groups < way.heads; }
+
+  TESSERA_DEVICE void load(int step, Columns& columns) const {
+    const Place at = place(step);
+    const int64 begin = from + way.from.head * head + at.low, next = way.from.head * way.groups;
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) x[i] /= divisor;
-      store_codes<kCfg.cache, kWidth>(way.to.data, to + column, x);
-    });
-  }
-
- private:
-  TESSERA_DEVICE void load(int column, float* x) const {
-    unpack_columns(load_columns<kCfg.dtype, kWidth>(way.from.data, from + column), x);
-  }
-  // Calls visit(column, x) for kWidth neighbouring columns at a time of those that are the lane's, rotated.
-  template <class Visit>
-  TESSERA_DEVICE void for_columns(const Visit& visit) const {
-    const int rotated = way.rotates ? p.rotary_dim : 0, step = kCodeLanes * kWidth;
-    for (int n = lane * kWidth; n < rotated / 2; n += step) {
-      const int low = p.interleaved ? 2 * n : n, high = p.interleaved ? low + kWidth : low + rotated / 2;
-      float x[2 * kWidth], cosine[kWidth], sine[kWidth];
-      load(low, x), load(high, x + kWidth);
-      load_angles(p, p.cos, p.cos_row * position + n, cosine);
-      load_angles(p, p.sin, p.sin_row * position + n, sine);
-      p.interleaved ? rotate_columns<true>(cosine, sine, x) : rotate_columns<false>(cosine, sine, x);
-      visit(low, x), visit(high, x + kWidth);
+    for (int n = 0; n < kAppendHeads; ++n) {
+      // Past the last head, loads the first head again: the loads need no branch between them.
+      const int64 row = begin + (has(n) ? next * n : 0);
+      if (at.has_low) columns.low[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, row);
+      if (at.has_high) columns.high[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, row + at.to_high);
     }
-    for (int n = rotated + lane * kWidth; n < way.columns.value; n += step) {
-      float x[kWidth];
-      load(n, x);
+  }
+  // Calls visit(n, x) for each row, x being the lane's two vectors of it, rotated; a vector that it lacks is 0.
+  template <class Visit>
+  TESSERA_DEVICE void for_rows(const Place& at, const Columns& columns, int position, const Visit& visit) const {
+    if (!at.has_low) return;
+    float cosine[kWidth], sine[kWidth];
+    const bool rotates = at.pair >= 0;
+    if (rotates) {
+      load_angles(p, p.cos, p.cos_row * position + at.pair, cosine);
+      load_angles(p, p.sin, p.sin_row * position + at.pair, sine);
+    }
+#pragma unroll
+    for (int n = 0; n < kAppendHeads; ++n) {
+      if (!has(n)) break;
+      float x[2 * kWidth];
+      unpack_columns(columns.low[n], x), unpack_columns(columns.high[n], x + kWidth);
+      if (!at.has_high) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) x[kWidth + i] = 0.0f;
+      }
+      if (rotates) p.interleaved ? rotate_columns<true>(cosine, sine, x) : rotate_columns<false>(cosine, sine, x);
       visit(n, x);
     }
   }
-  // Of the lane's columns; neither infinities nor NaN count.
-  TESSERA_DEVICE float largest_magnitude() const {
-    float largest = 0.0f;
-    for_columns([&](int, const float* x) {
+
+  // Of each row, over all lanes; neither infinities nor NaN count. `columns` holds the first step's; if there are more,
+  // it is overwritten.
+  TESSERA_DEVICE void largest_magnitudes(Columns& columns, bool exists, int position, float* largest) const {
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        const float magnitude = fabsf(x[i]);
-        if (magnitude > largest && magnitude < __int_as_float(0x7f800000)) largest = magnitude;
-      }
-    });
-    return largest;
-  }
-  TESSERA_DEVICE static float largest_of_row(float x) {
+    for (int n = 0; n < kAppendHeads; ++n) largest[n] = 0.0f;
+#pragma unroll 1
+    for (int step = 0; exists && step < steps(); ++step) {
+      if (step > 0) load(step, columns);
+      for_rows(place(step), columns, position, [&](int n, const float* x) {
 #pragma unroll
-    for (int distance = kCodeLanes / 2; distance > 0; distance /= 2) {
-      x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
+        for (int i = 0; i < 2 * kWidth; ++i) {
+          const float magnitude = fabsf(x[i]);
+          if (magnitude < __int_as_float(0x7f800000)) largest[n] = fmaxf(largest[n], magnitude);
+        }
+      });
     }
-    return x;
+#pragma unroll
+    for (int n = 0; n < kAppendHeads; ++n) {
+#pragma unroll
+      for (int distance = kCodeLanes / 2; distance > 0; distance /= 2) {
+        largest[n] = fmaxf(largest[n], __shfl_xor_sync(0xffffffff, largest[n], distance));
+      }
+    }
+  }
+
+  // Stores the rows. `to`: offset of the token's first head in the cache; `columns` as of largest_magnitudes(), before
+  // and after it.
+  TESSERA_DEVICE void store(Columns& columns, int position, const float (&scales)[kAppendHeads], int64 to) const {
+    const int64 begin = to + way.to.head * head, next = way.to.head * way.groups;
+#pragma unroll 1
+    for (int step = 0; step < steps(); ++step) {
+      if (step > 0 || (p.computes_scales && steps() > 1)) load(step, columns);
+      const Place at = place(step);
+      for_rows(at, columns, position, [&](int n, float(&x)[2 * kWidth]) {
+        ExactQuotient(scales[n]).divide(x);
+        const int64 row = begin + next * n + at.low;
+        store_codes<kCfg.cache, kWidth>(way.to.data, row, x);
+        if (at.has_high) store_codes<kCfg.cache, kWidth>(way.to.data, row + at.to_high, x + kWidth);
+      });
+    }
   }
 };
 
 // The block's tokens of k and v.
 template <AppendConfig kCfg>
 TESSERA_DEVICE void append_codes(const AppendParams& p) {
-  constexpr int kRows = kAppendThreads / kCodeLanes;
+  constexpr int kUnits = kAppendThreads / kCodeLanes;
   const int all = p.cu_seqlens ? p.tokens.value : p.batch * p.tokens.value;
   const int begin = static_cast<int>(blockIdx.x) * p.key_tokens;
-  const int row = static_cast<int>(threadIdx.x) / kCodeLanes, lane = static_cast<int>(threadIdx.x) % kCodeLanes;
-  // A warp's lanes stay together for the shuffles, also those whose row does not exist.
+  const int unit = static_cast<int>(threadIdx.x) / kCodeLanes, lane = static_cast<int>(threadIdx.x) % kCodeLanes;
+  // A warp's lanes stay together for the shuffles, also those whose rows do not exist.
 #pragma unroll 1
-  for (int first = 0; first < p.key_units; first += kRows) {
-    const int n = first + row;
+  for (int first = 0; first < p.key_units; first += kUnits) {
+    // 1. Load the unit's columns; they are in flight while the token's place is found.
+    const int n = first + unit;
     const bool is_value = n >= p.ways[kValues].begin;
     const AppendWay& way = p.ways[is_value ? kValues : kRotatedKeys];
     const int token = (n - way.begin) / way.units, head = n - way.begin - token * way.units.value;
     AppendedToken at = token_row(p, begin + token, p.tokens);
+    const CodedRows<kCfg> rows{p, way, head, lane, way.from.batch * at.batch + way.from.row * at.row};
+    typename CodedRows<kCfg>::Columns columns;
+    const bool is_token = n < p.key_units && begin + token < all;
+    if (is_token) rows.load(0, columns);
+
+    // 2. Find its place, whether it exists, and its scales.
     AppendPlace place{};
-    const bool is_token = n < p.key_units && begin + token < all && find_key(p, at);
-    const bool exists = is_token && find_place(p, true, at, place);
-    if (is_token && !exists && p.dropped && is_value && head == 0 && lane == 0) atomicAdd(p.dropped, 1);
-    const AppendScales& scales = is_value ? p.v_scales : p.k_scales;
-    const int64 of_scale =
-        scales.batch * (p.computes_scales ? place.page : at.batch) + scales.row * place.slot + scales.head * head;
-    const CodedRow<kCfg> coded{p,
-                               way,
-                               way.from.batch * at.batch + way.from.row * at.row + way.from.head * head,
-                               way.to.batch * place.page + way.to.row * place.slot + way.to.head * head,
-                               place.position,
-                               lane};
-    coded.convert(exists && scales.data ? scales.data + of_scale : nullptr, exists);
+    const bool has_key = is_token && find_key(p, at), exists = has_key && find_place(p, true, at, place);
+    if (has_key && !exists && p.dropped && is_value && head == 0 && lane == 0) atomicAdd(p.dropped, 1);
+    const AppendScales& of = is_value ? p.v_scales : p.k_scales;
+    float* const scale = of.data + of.batch * (p.computes_scales ? place.page : at.batch) + of.row * place.slot;
+    float scales[kAppendHeads];
+    if (p.computes_scales) {
+      rows.largest_magnitudes(columns, exists, place.position, scales);
+#pragma unroll
+      for (int i = 0; i < kAppendHeads; ++i) {
+        scales[i] /= largest_code(kCfg.cache);
+        if (!(scales[i] > 0.0f)) scales[i] = 1.0f;  // of zeros, or the quotient vanishes
+        if (exists && lane == 0 && rows.has(i)) scale[of.head * (head + i * way.groups)] = scales[i];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kAppendHeads; ++i) {
+        scales[i] = exists && of.data && rows.has(i) ? scale[of.head * (head + i * way.groups)] : 1.0f;
+      }
+    }
+
+    // 3. Rotate, divide and write.
+    if (exists) rows.store(columns, place.position, scales, way.to.batch * place.page + way.to.row * place.slot);
   }
 }
 

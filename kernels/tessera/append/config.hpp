@@ -26,18 +26,19 @@ TESSERA_HOST_DEVICE constexpr int append_code_width(const AppendConfig& c) { ret
 
 inline constexpr int kAppendThreads = 192;
 inline constexpr int kAppendHeads = 4;  // heads per thread, for which it handles the same columns
-inline constexpr int kCodeLanes = 16;   // lanes that convert a row, a head of a token, to 8 bits
+inline constexpr int kCodeLanes = 16;   // lanes that convert kAppendHeads heads of a token to 8 bits
 
 // One copy: the rotated columns, or the unrotated ones, of a tensor, from one place to another. A thread processes one
 // unit at a time: append_width() columns (or as many pairs of columns that are rotated together) of the heads h, h +
-// groups, h + 2 groups, ... To a cache of 8 bits, kRotatedKeys and kValues copy all columns, and a unit is a row.
+// groups, h + 2 groups, ... To a cache of 8 bits, kRotatedKeys and kValues copy all columns, a unit is all columns of
+// these heads, and kCodeLanes threads process it.
 struct AppendWay {
   RowTensor from, to;
   int heads, groups;  // groups: heads / kAppendHeads, rounded up
   int column;         // the first column of each head
   int rotates;
   Divisor columns, units;  // columns: vectors (or pairs of vectors) of a head, to 8 bits its columns; units: units of
-                           // a token, groups * columns, to 8 bits its heads
+                           // a token, groups * columns, to 8 bits groups
   int begin;               // the block's first unit of this copy; units are ordered by copy, then by token
 };
 enum AppendWays { kRotatedKeys, kCopiedKeys, kValues, kRotatedQueries, kCopiedQueries, kAppendWays };

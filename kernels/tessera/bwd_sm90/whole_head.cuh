@@ -4,7 +4,8 @@
 //
 // Roles: a producer thread and two score warpgroups of 64 keys, which make dQ as well, 64 queries each. dQ is made one
 // step late, under the next step's exponentials, so one place for dS is enough. dS and P are computed as in
-// ScoreWarpgroup. V is in registers and comes by way of dO's place.
+// ScoreWarpgroup. V is in registers and comes by way of dO's place, for the next key tile while the results of this one
+// are stored, so that the next dO is loaded then, too.
 //
 // A step of a warpgroup, with what is in flight:
 //
@@ -71,14 +72,15 @@ struct WholeHeadProducer {
       for (int step = 0; step < b.steps; ++step) {
         const int row0 = (b.first_tile + step) * kCfg.block_m;
         if (step == 0) {
-          ptx::mbarrier_wait_parity(shared.k_empty(), rings.k.parity ^ 1);
-          load<typename Shared::Keys>(Shared::kAt.k, &p.k_map, shared.k_full(), b.key0, b.head_kv, b.batch);
-          rings.k.advance();
-          load_query_tile(b, row0);
+          // K last: its place is the last that the key tile before leaves.
           shared.wait_empty(Shared::kDO, rings.d_o);
           load<typename Shared::Values>(Shared::kAt.d_o, &p.v_map, shared.full(Shared::kDO, rings.d_o), b.key0,
                                         b.head_kv, b.batch);
           rings.d_o.advance();
+          load_query_tile(b, row0);
+          ptx::mbarrier_wait_parity(shared.k_empty(), rings.k.parity ^ 1);
+          load<typename Shared::Keys>(Shared::kAt.k, &p.k_map, shared.k_full(), b.key0, b.head_kv, b.batch);
+          rings.k.advance();
         } else {
           load_query_tile(b, row0);
         }
@@ -151,7 +153,9 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
                     !kCfg.split_group && !kCfg.sums && !kCfg.score.any() && !kCfg.score.program,
                 "BwdSm90Config");
 
-  uint32 rV[kCfg.head_dim / 16][4];  // A fragments of this warpgroup's 64 rows of V
+  using ValueFragments = uint32[kCfg.head_dim / 16][4];  // A fragments of this warpgroup's 64 rows of V
+
+  ValueFragments& rV;  // outlives the key tile
   float rdQ[1][kCfg.head_dim / 8][4];
   // Of the next step and of the step before: the first query and flags.
   int word, word_before = 0;
@@ -160,8 +164,8 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
 
   // position: of the block's first step at this key tile.
   TESSERA_DEVICE WholeHeadWarpgroup(const BwdSm90Params& p, Shared& shared, const KeyBlock& block, int warpgroup,
-                                    const RingPosition<kCfg.stages>& position, int key_parity)
-      : Base(p, shared, block, warpgroup), key_parity(key_parity), own(shared) {
+                                    const RingPosition<kCfg.stages>& position, int key_parity, ValueFragments& values)
+      : Base(p, shared, block, warpgroup), rV(values), key_parity(key_parity), own(shared) {
     at = position;
   }
   TESSERA_DEVICE void forget_addresses() {
@@ -175,18 +179,15 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
     position.parity = parity;
     return position;
   }
-  TESSERA_DEVICE RingPosition<1> values_at() const { return single(at.stage() ^ key_parity); }
   TESSERA_DEVICE RingPosition<1> d_o_at() const { return single(at.stage() ^ key_parity ^ 1); }
   TESSERA_DEVICE RingPosition<1> d_s_at() const { return single(at.stage()); }
   TESSERA_DEVICE RingPosition<1> d_s_before() const { return single(at.stage() ^ 1); }
 
-  // The key tile has at least one step.
-  TESSERA_DEVICE void run() {
+  // The key tile has at least one step. first: no key tile before it has one; more: a key tile after it has one.
+  TESSERA_DEVICE void run(bool first, bool more) {
     const int steps = uniform(block.steps);
     forget_addresses();
-    shared.wait_full(Shared::kDO, values_at());
-    load_values();
-    Shared::arrive_warp(shared.empty(Shared::kDO, values_at()));
+    if (first) load_values(key_parity);
     ptx::mbarrier_wait_parity(shared.k_full(), key_parity);
     issue_next_scores();
     ptx::wgmma_wait_group<0>();
@@ -199,6 +200,7 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
     finish_dq();
     Shared::arrive_warp(shared.k_empty());
     keep_dq_part();
+    if (more) load_values(key_parity ^ 1);
     store_dq_part();
     store_key_rows(p.d_k, p.head_dim, rdK, p.scale * bwd_lower_late(kCfg.dtype));
   }
@@ -262,12 +264,16 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
 
   // ---- products ----
 
-  TESSERA_DEVICE void load_values() {
+  // V of the key tile whose K has that parity and whose first step is at `at`.
+  TESSERA_DEVICE void load_values(int parity) {
+    const RingPosition<1> values_at = single(at.stage() ^ parity);
+    shared.wait_full(Shared::kDO, values_at);
 #pragma unroll
     for (int k = 0; k < kCfg.head_dim / 16; ++k) {
       ptx::ldmatrix_x4(rV[k], Values::at(shared.base + Shared::kAt.d_o, warpgroup * 64 + warp_key() + lane() % 16,
                                          k * 16 + lane() / 16 * 8));
     }
+    Shared::arrive_warp(shared.empty(Shared::kDO, values_at));
   }
   // S of the step at `at`, once its Q is there, and under it what the step reads from shared memory before its
   // exponentials.
@@ -381,6 +387,12 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
   }
 };
 
+// The first key tile from n on that some query sees; `key_tiles` if there is none.
+TESSERA_DEVICE int next_seen(const KeyBlock* blocks, int n, int key_tiles) {
+  while (n < key_tiles && blocks[n].steps == 0) ++n;
+  return uniform(n);
+}
+
 // A block with all of its roles, after its barriers are initialised.
 template <BwdSm90Config kCfg>
 TESSERA_DEVICE void run_whole_head(const BwdSm90Params& p, const BwdSm90Shared<kCfg>& shared, KeyBlock* blocks) {
@@ -401,14 +413,18 @@ TESSERA_DEVICE void run_whole_head(const BwdSm90Params& p, const BwdSm90Shared<k
   BwdSm90Shared<kCfg> own = shared;
   RingPosition<kCfg.stages> at;
   int key_parity = 0;
+  typename WholeHeadWarpgroup<kCfg>::ValueFragments values;
+  const int first_seen = next_seen(blocks, 0, key_tiles);
+  int seen = first_seen;
 #pragma unroll 1
   for (int n = 0; n < key_tiles; ++n) {
-    WholeHeadWarpgroup<kCfg> tile(p, own, blocks[n], warpgroup - 1, at, key_parity);
-    if (uniform(blocks[n].steps) == 0) {
+    WholeHeadWarpgroup<kCfg> tile(p, own, blocks[n], warpgroup - 1, at, key_parity, values);
+    if (n != seen) {
       tile.run_unseen();
       continue;
     }
-    tile.run();
+    seen = next_seen(blocks, n + 1, key_tiles);
+    tile.run(n == first_seen, seen < key_tiles);
     at = tile.at, key_parity ^= 1;
   }
 }

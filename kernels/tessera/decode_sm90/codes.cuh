@@ -105,7 +105,8 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
 
   float of_keys, of_values;  // without key_scales
   float units[2];            // the factors of a lane's two rows of products: DecodeQueries', times of_keys
-  float of_key, of_value;    // key_scales: of key lane % block_n of the tile
+  const float* of_tile;      // key_scales: those of the tile's keys, in shared memory
+  float of_value;            // key_scales: of the value of key lane % block_n of the tile
   int exponent;              // key_scales: P is divided by 2^(exponent - 127)
   uint32 hidden;             // key_scales: bit 4 n + e is set if P[n][e] must stay 0 whatever its scale is
 
@@ -123,7 +124,8 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   template <class Loader>
   TESSERA_DEVICE void take(const Loader& loader, int stage, bool seen) {
     if constexpr (kCfg.key_scales) {
-      of_key = loader.key_scale(stage), of_value = seen ? loader.value_scale(stage) : 0.0f;
+      const DecodeTileScales<kCfg>& of = loader.scales_of(stage);
+      of_tile = of.k, of_value = seen ? of.v[lane_id() % kCfg.block_n] : 0.0f;
     }
   }
 
@@ -131,12 +133,15 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
     // units of float16 queries are of_keys
     constexpr bool kUnits = !kCfg.key_scales || kCfg.dtype != Dtype::kFloat16;
 #pragma unroll
-    for (int n = 0; n < kN; ++n)
+    for (int n = 0; n < kN; ++n) {
+      float2 of_keys = make_float2(1.0f, 1.0f);
+      if constexpr (kCfg.key_scales) of_keys = *reinterpret_cast<const float2*>(of_tile + n * 8 + lane_col());
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if constexpr (kUnits) rS[0][n][e] *= units[e / 2];
-        if constexpr (kCfg.key_scales) rS[0][n][e] *= of_column(of_key, n, e % 2);
+        if constexpr (kCfg.key_scales) rS[0][n][e] *= e % 2 == 0 ? of_keys.x : of_keys.y;
       }
+    }
   }
   // A scale that is not finite does not reach rows that do not see its key.
   TESSERA_DEVICE void prepare_weights(const float (&rS)[1][kN][4], float (&rO)[1][kD][4]) {

@@ -24,7 +24,8 @@ struct DecodeSm90Config {
   bool paged;       // keys and values are addressed by a page table
   bool varlen;      // sequences may be packed, use only some of their keys, or be causal or not individually
   bool invariant;   // the parts of a work tile do not depend on the batch: schedule.cuh
-  bool bulk;        // tiles are loaded by TMA, not by cp.async: a page has a multiple of block_n keys
+  bool bulk;        // tiles are loaded by TMA, not by cp.async
+  int boxes;        // bulk: a tile is one box or two, each of keys of one page
   bool key_scales;  // codes: keys of a sequence have different scales, in K or in V
   ScoreConfig score;
 
@@ -33,7 +34,7 @@ struct DecodeSm90Config {
   TESSERA_HOST_DEVICE constexpr int tile_cols() const { return head_dim * dtype_bytes(cache) / 2; }
 };
 TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, cache, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk,
-                      key_scales, score)
+                      boxes, key_scales, score)
 
 // The number of rows that the warps of a block merge at a time: the 8 heads of a KV head, or 4 rows where shared memory
 // is too small for 8.
@@ -61,6 +62,7 @@ struct DecodeSm90Layout {
   int segments;  // RangeSegments
   int parted;    // Segment
   int scan;      // [warps + 2] int: the prefix sums of the schedule, and two flags: which work tiles the block merges
+  int scales;    // key_scales: [warps][stages][2][block_n] float32, of a tile's keys and of its values
   int bytes;
 };
 
@@ -77,7 +79,9 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
   at.parted = at.segments + kDecodeSegmentsBytes;
   at.scan = at.parted + kDecodeSegmentBytes;
   const int alignment = c.bulk ? kSwizzleBytes : 16;
-  at.bytes = (at.scan + (c.warps + 2) * 4 + alignment - 1) / alignment * alignment;
+  at.scales = (at.scan + (c.warps + 2) * 4 + alignment - 1) / alignment * alignment;
+  const int scales = c.key_scales ? c.warps * c.stages * 2 * c.block_n * 4 : 0;
+  at.bytes = (at.scales + scales + alignment - 1) / alignment * alignment;
   return at;
 }
 
@@ -102,7 +106,7 @@ struct DecodeSm90Params : ProblemParams {
   float* partial_o;      // [slots][part_rows][head_dim]: schedule.cuh
   float* partial_stat;   // [slots][part_rows][2]: stale max and sum, as in DecodePart
   unsigned long long* arrivals;  // [2][blocks], of work tiles and of groups of parts: decode_sm90/epilogue.cuh
-  TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows and 64 columns
+  TensorMap k_map, v_map;        // of bulk copies: boxes of block_n / boxes rows and 64 columns
   PositionMasks masks;
   ScaleTensor k_scales, v_scales;  // of codes
 };

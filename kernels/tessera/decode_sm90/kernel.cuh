@@ -27,11 +27,16 @@
 
 namespace tessera {
 
-// Waits for the oldest of a warp's tiles of K or V: 2 stages - 1 groups of copies were issued after it.
-template <DecodeSm90Config kCfg>
+// Waits for the oldest of a warp's tiles of K or V: 2 stages - 1 groups of copies were issued after it, by TMA
+// stages - 1 groups of scales after K's.
+template <DecodeSm90Config kCfg, bool kKeys>
 TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
   if constexpr (kCfg.bulk) {
     ptx::mbarrier_wait_parity(barrier, parity);
+    if constexpr (kKeys && kCfg.key_scales) {
+      ptx::cp_async_wait_group<kCfg.stages - 1>();
+      __syncwarp();
+    }
   } else {
     ptx::cp_async_wait_group<2 * kCfg.stages - 1>();
     __syncwarp();
@@ -42,8 +47,9 @@ TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
 // it.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void wait_for_queries(bool first) {
-  if (kCfg.paged && !kCfg.bulk && first) {
-    ptx::cp_async_wait_group<2 * kCfg.stages>();
+  constexpr int kGroups = kCfg.bulk ? kCfg.key_scales ? kCfg.stages : 0 : 2 * kCfg.stages;  // of the first tiles
+  if (kCfg.paged && kGroups > 0 && first) {
+    ptx::cp_async_wait_group<kGroups>();
   } else {
     ptx::cp_async_wait_group<0>();
   }
@@ -86,7 +92,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
 
   // 2. Q and the first K/V tiles of the range's first segment: global -> shared.
-  DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
+  DecodeLoader<kCfg> loader(p, segments, stages, full, shared.tile_scales(warp), warp);
   if (segments[0].rows > 0) {
     loader.start();
     if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table entry is loaded
@@ -125,14 +131,14 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
 #pragma unroll 1
     for (int tile = segment.begin + warp; tile < tiles_end; tile += kCfg.warps) {
       const int key0 = tile * kCfg.block_n;
-      wait_for_tile<kCfg>(k_full(stage), parity);
+      wait_for_tile<kCfg, true>(k_full(stage), parity);
       float rS[1][kCfg.block_n / 8][4];
       scales.take(loader, stage, visible.some.holds(key0 + lane_id() % kCfg.block_n, 1));
       score_stage<kCfg>(rS, softmax, rO, shared.queries, stages[stage].sK, scales, p, segment, key0,
                         visible.all.holds(key0, kCfg.block_n));
       __syncwarp();  // all lanes have read K
       loader.refill_k(stage);
-      wait_for_tile<kCfg>(v_full(stage), parity);
+      wait_for_tile<kCfg, false>(v_full(stage), parity);
       clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
       if constexpr (kCfg.codes()) {
         scales.scale_weights(rS);

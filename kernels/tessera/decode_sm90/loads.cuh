@@ -2,7 +2,7 @@
 // segments of the block's range, so no barrier and no merge stops the loads. A tile of K and a tile of V are separate
 // groups of copies: K's stage is refilled as soon as the scores are computed. Page table entries are loaded before the
 // rows of their pages: those of one tile, or of 32 tiles if a tile lies in one page; entries of the next segment are
-// prefetched too.
+// prefetched too. With a scale for each key, a tile's scales of keys and of values are copied with its K.
 #pragma once
 
 #include "tessera/decode_sm90/schedule.cuh"
@@ -35,6 +35,12 @@ struct DecodeStage<kCfg, true> {
   Tile sK, sV;
 };
 
+// With key_scales: the scales of a tile, of its keys and of its values.
+template <DecodeSm90Config kCfg>
+struct DecodeTileScales {
+  float k[kCfg.block_n], v[kCfg.block_n];
+};
+
 inline constexpr int kDecodeStageBarrierBytes = 16;  // of a stage: K's barrier, then V's
 
 template <DecodeSm90Config kCfg>
@@ -42,10 +48,12 @@ class DecodeLoader {
  public:
   using Stage = DecodeStage<kCfg>;
 
-  // `ring_barriers`: the barriers of the warp's stages, kDecodeStageBarrierBytes each.
+  // `ring_barriers`: the barriers of the warp's stages, kDecodeStageBarrierBytes each. `ring_scales`: their scales;
+  // unused without key_scales.
   TESSERA_DEVICE DecodeLoader(const DecodeSm90Params& params, const RangeSegments<kCfg>& all,
-                              Stage (&ring)[kCfg.stages], uint32 ring_barriers, int of_warp)
-      : p(params), segments(all), stages(ring), barriers(ring_barriers), warp(of_warp) {}
+                              Stage (&ring)[kCfg.stages], uint32 ring_barriers, DecodeTileScales<kCfg>* ring_scales,
+                              int of_warp)
+      : p(params), segments(all), stages(ring), scales(ring_scales), barriers(ring_barriers), warp(of_warp) {}
 
   // Finds the warp's first tile of segment 0, the only segment known yet, and issues the load of its page table entry.
   TESSERA_DEVICE void start() {
@@ -53,8 +61,8 @@ class DecodeLoader {
     tile = first.begin + warp, end = first.end;
     found = tile < end;
     if constexpr (kPageATile) {
-      page_entry = entry_of_tile(first, tile + lane_id() * kCfg.warps);
-      ahead = tile + 32 * kCfg.warps < end;
+      page_entry = entry_of_box(first, tile);
+      ahead = tile + kEntryTiles * kCfg.warps < end;
       if (ahead) load_ahead(0);
     }
     if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(first);
@@ -66,7 +74,6 @@ class DecodeLoader {
     for (int stage = 0; stage < kCfg.stages; ++stage) {
       empty_stages -= found;
       load_k(stage);
-      if constexpr (kCfg.key_scales) load_scale<false>(stage);
       load<false>(stages[stage].sV, v_barrier(stage));
       if (!found) continue;
       tile += kCfg.warps, ++tile_number;
@@ -103,13 +110,13 @@ class DecodeLoader {
   }
   TESSERA_DEVICE void refill_v(int stage, int last) { load_v(stage, last); }
 
-  // With key_scales: the scale of key `lane_id() % block_n` of a stage's tile, in K and in V.
-  TESSERA_DEVICE float key_scale(int stage) const { return at_stage(key_scales, stage); }
-  TESSERA_DEVICE float value_scale(int stage) const { return at_stage(value_scales, stage); }
+  // With key_scales: the scales of a stage's tile, valid until refill_k(stage).
+  TESSERA_DEVICE const DecodeTileScales<kCfg>& scales_of(int stage) const { return scales[stage]; }
 
  private:
   static constexpr int kBytes = dtype_bytes(kCfg.cache);
-  static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a tile are in one page
+  static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a box are in one page
+  static constexpr int kBoxRows = kCfg.block_n / kCfg.boxes, kEntryTiles = 32 / kCfg.boxes;
   // cp.async: kLanes lanes load one row, 16 bytes each at a time; one pass loads as many rows as a warp has such sets
   // of lanes.
   static constexpr int kRowBytes = kCfg.head_dim * kBytes, kLoads = kRowBytes / kLoadBytes;
@@ -118,6 +125,7 @@ class DecodeLoader {
   const DecodeSm90Params& p;
   const RangeSegments<kCfg>& segments;
   Stage (&stages)[kCfg.stages];
+  DecodeTileScales<kCfg>* const scales;
   const uint32 barriers;
   const int warp;
 
@@ -125,30 +133,27 @@ class DecodeLoader {
   int tile = 0, end = 0;  // the next tile if `found`, and the end of its segment
   bool found = false;
   int empty_stages = kCfg.stages;
-  // paged: the entry of key `tile` * block_n + lane % block_n. If a tile lies in one page, each lane has the entry of
-  // one of the warp's next 32 tiles, from tile 32 (tile_number / 32) of the segment on; entry_ahead holds those of the
-  // 32 tiles after them once `ahead` is set.
+  // paged: the entry of key `tile` * block_n + lane % block_n. If a box lies in one page, each lane has the entry of
+  // one box of the warp's next kEntryTiles tiles, from the last multiple of kEntryTiles up to tile_number on;
+  // entry_ahead holds those of the tiles after them once `ahead` is set.
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
   bool ahead = false;
   int row = 0, page = 0;  // find_row
   int64 places[kPasses];  // place_rows
-  using StageScales = float[kCfg.key_scales ? kCfg.stages : 1];
-  StageScales key_scales, value_scales;
 
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
 
   TESSERA_DEVICE void load_k(int stage) {
-    if constexpr (kCfg.key_scales) load_scale<true>(stage);
+    if constexpr (kCfg.key_scales) load_scales(scales[stage]);
     load<true>(stages[stage].sK, k_barrier(stage));
   }
   TESSERA_DEVICE void load_v(int stage, int last) {
-    if constexpr (kCfg.key_scales) load_scale<false>(stage);
     load<false>(stages[stage].sV, v_barrier(stage));
     if (!found) return;
     tile += kCfg.warps;
     if constexpr (kPageATile) {
-      if (++tile_number % 32 == 0 && tile < end) take_ahead(last);
+      if (++tile_number % kEntryTiles == 0 && tile < end) take_ahead(last);
     }
     find(last);
   }
@@ -161,7 +166,7 @@ class DecodeLoader {
       const Segment& segment = segments[++number];
       tile = segment.begin + warp, end = segment.end, tile_number = 0;
       if constexpr (kPageATile) {
-        if (!ahead) entry_ahead = entry_of_tile(segment, tile + lane_id() * kCfg.warps);
+        if (!ahead) entry_ahead = entry_of_box(segment, tile);
         take_ahead(last);
       }
     }
@@ -172,8 +177,15 @@ class DecodeLoader {
   TESSERA_DEVICE int entry_of_key(const Segment& segment, int key) const {
     return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.keys.table_col * (key / p.page)] : 0;
   }
-  TESSERA_DEVICE int entry_of_tile(const Segment& segment, int of) const {
-    return entry_of_key(segment, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
+  // Of this lane's box among those of the warp's kEntryTiles tiles from `first` on.
+  TESSERA_DEVICE int entry_of_box(const Segment& segment, int first) const {
+    const int of = first + lane_id() / kCfg.boxes * kCfg.warps,
+              key = of * kCfg.block_n + lane_id() % kCfg.boxes * kBoxRows;
+    return entry_of_key(segment, of < segment.end ? min(key, segment.s.sk - 1) : -1);
+  }
+  TESSERA_DEVICE int page_of_box(int box) const {
+    const int lane = tile_number % kEntryTiles * kCfg.boxes + box;
+    return clamp(__shfl_sync(0xffffffff, page_entry, lane), 0, p.keys.pages - 1);
   }
   TESSERA_DEVICE int entry_of_lane(const Segment& segment) const {
     return entry_of_key(segment, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1));
@@ -182,15 +194,15 @@ class DecodeLoader {
     page_entry = entry_ahead;
     load_ahead(last);
   }
-  // Loads the entries of the 32 tiles after those of page_entry: of this segment or, if it has no more, of the next
-  // one.
+  // Loads the entries of the kEntryTiles tiles after those of page_entry: of this segment or, if it has no more, of the
+  // next one.
   TESSERA_DEVICE void load_ahead(int last) {
-    const int next = tile + (32 - tile_number % 32) * kCfg.warps;
+    const int next = tile + (kEntryTiles - tile_number % kEntryTiles) * kCfg.warps;
     const bool here = next < end;
     ahead = here || (number < last && segments[number + 1].rows > 0);
     if (!ahead) return;
     const Segment& segment = segments[number + !here];
-    entry_ahead = entry_of_tile(segment, (here ? next : segment.begin + warp) + lane_id() * kCfg.warps);
+    entry_ahead = entry_of_box(segment, here ? next : segment.begin + warp);
   }
 
   // cp.async: finds the row and the page (or sequence) of this lane's key, first + lane % block_n. They are the same
@@ -224,30 +236,30 @@ class DecodeLoader {
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
   }
 
-  // The loads of scales overlap those of their tile. A stage's number is known only at run time, but registers have
-  // names: a chain of selects.
-  static TESSERA_DEVICE float at_stage(const StageScales& scales, int stage) {
-    float scale = scales[0];
-#pragma unroll
-    for (int n = 1; n < kCfg.stages; ++n) scale = n == stage ? scales[n] : scale;
-    return scale;
-  }
-  // Before the loads of the tile itself, whose number is `tile`.
-  template <bool kKeys>
-  TESSERA_DEVICE void load_scale(int stage) {
-    if (!found) return;
-    const Segment& segment = segments[number];
-    const ScaleTensor& scales = kKeys ? p.k_scales : p.v_scales;
-    const int key = max(min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
-    int of_batch = segment.batch, of_row = key / kScaleTokens;
-    if constexpr (kCfg.paged) {
-      const int entry = kPageATile ? __shfl_sync(0xffffffff, page_entry, tile_number % 32) : page_entry;
-      if (scales.in_pages) of_batch = clamp(entry, 0, p.keys.pages - 1), of_row = key % p.page;
+  // Copies the scales of tile `tile`, each lane that of one key and of its value, in the group of K's copies or, where
+  // K comes by TMA, in one of their own.
+  TESSERA_DEVICE void load_scales(DecodeTileScales<kCfg>& to) {
+    if (found) {
+      const Segment& segment = segments[number];
+      const int local = lane_id() % kCfg.block_n;
+      const int key = max(min(tile * kCfg.block_n + local, segment.s.sk - 1), 0);
+      int of_page = 0;
+      if constexpr (kCfg.paged) {
+        of_page = kPageATile ? page_of_box(local / kBoxRows) : clamp(page_entry, 0, p.keys.pages - 1);
+      }
+      const auto copy = [&](const ScaleTensor& of, float& scale) {
+        if (of.data && segment.s.sk > 0) {
+          const bool in_pages = kCfg.paged && of.in_pages;
+          const int64 at = of.batch * (in_pages ? of_page : segment.batch) + of.head * segment.head_kv +
+                           of.row * (in_pages ? key % p.page : key / kScaleTokens);
+          ptx::cp_async_ca_4(shared_address(&scale), of.data + at);
+        } else {
+          scale = 1.0f;
+        }
+      };
+      if (lane_id() < kCfg.block_n) copy(p.k_scales, to.k[local]), copy(p.v_scales, to.v[local]);
     }
-    const float scale = segment.s.sk > 0 ? scales.at(of_batch, of_row, segment.head_kv) : 1.0f;
-    StageScales& to = kKeys ? key_scales : value_scales;
-#pragma unroll
-    for (int n = 0; n < kCfg.stages; ++n) to[n] = n == stage ? scale : to[n];
+    if constexpr (kCfg.bulk) ptx::cp_async_commit_group();
   }
 
   // Whether V's rows have the same offsets in their tensor as K's.
@@ -293,23 +305,27 @@ class DecodeLoader {
     }
   }
 
-  // Loads a tile by TMA, one copy for 64 columns. All keys of a tile are in one page.
+  // Loads a tile by TMA, one copy for 64 columns of a box.
   template <class Tile>
   TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const Segment& segment, uint32 barrier, int first) {
-    int row, batch;
-    if constexpr (kCfg.paged) {
-      row = first % p.page;
-      batch = clamp(__shfl_sync(0xffffffff, page_entry, tile_number % 32), 0, p.keys.pages - 1);
-    } else {
-      row = segment.s.k_begin + first, batch = p.keys.begins ? 0 : segment.batch;
+    int rows[kCfg.boxes], batch[kCfg.boxes];
+#pragma unroll
+    for (int box = 0; box < kCfg.boxes; ++box) {
+      if constexpr (kCfg.paged) {
+        rows[box] = (first + box * kBoxRows) % p.page, batch[box] = page_of_box(box);
+      } else {
+        rows[box] = segment.s.k_begin + first + box * kBoxRows, batch[box] = p.keys.begins ? 0 : segment.batch;
+      }
     }
     if (lane_id() != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
 #pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      ptx::cp_async_bulk_tensor_4d(shared_address(to.data) + chunk * Tile::kChunkBytes, &map, barrier,
-                                   chunk * kChunkCols, row, segment.head_kv, batch);
-    }
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
+#pragma unroll
+      for (int box = 0; box < kCfg.boxes; ++box) {
+        const uint32 at = shared_address(to.data) + chunk * Tile::kChunkBytes + box * kBoxRows * kChunkRowBytes;
+        ptx::cp_async_bulk_tensor_4d(at, &map, barrier, chunk * kChunkCols, rows[box], segment.head_kv, batch[box]);
+      }
   }
 };
 

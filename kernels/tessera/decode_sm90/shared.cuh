@@ -45,7 +45,7 @@ struct DecodeQueries : DecodeQueryTile<kCfg> {
 };
 
 template <DecodeSm90Config kCfg>
-struct DecodeShared {
+struct DecodeSharedOfAll {
   DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
   DecodeMergeBuffers<kCfg> merge;
   DecodeQueries<kCfg> queries;
@@ -54,6 +54,15 @@ struct DecodeShared {
   Segment parted;  // the range's first segment if other blocks compute parts of its work tile; else it has no rows
   // the last two: whether this block merges the work tile of `parted`, and that of the last segment
   int scan[kCfg.warps + 2];
+};
+template <DecodeSm90Config kCfg>
+struct DecodeShared : DecodeSharedOfAll<kCfg> {
+  TESSERA_DEVICE DecodeTileScales<kCfg>* tile_scales(int) { return nullptr; }
+};
+template <DecodeSm90Config kCfg>
+requires(kCfg.key_scales) struct DecodeShared<kCfg> : DecodeSharedOfAll<kCfg> {
+  DecodeTileScales<kCfg> scales[kCfg.warps][kCfg.stages];
+  TESSERA_DEVICE DecodeTileScales<kCfg>* tile_scales(int warp) { return scales[warp]; }
 };
 
 }  // namespace tessera

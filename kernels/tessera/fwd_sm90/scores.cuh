@@ -14,7 +14,8 @@ namespace tessera {
 //
 // Its work tile, the K/V block of that tile, and its stages of the rings.
 
-inline constexpr int kClearedBarrier = 1;  // a named barrier of each consumer: kClearedBarrier + consumer
+// Named barriers of each consumer: kClearedBarrier + consumer, kTurnBarrier + consumer.
+inline constexpr int kClearedBarrier = 1, kTurnBarrier = 8;
 
 // The K/V blocks of a work tile that the rows of one consumer see: block ... last.
 template <FwdSm90Config kCfg>
@@ -145,6 +146,22 @@ struct KvCursor : ConsumerGroup<kCfg> {
     }
   }
 
+  // The consumers of 8-bit elements pass the blocks of K in turn, so that the softmax of one overlaps with the products
+  // of another: one turn a block each, skipped blocks included. The last consumer opens the first one's first turn.
+  static constexpr bool kTurns = kCfg.dtype == Dtype::kFloat8E4M3;
+  TESSERA_DEVICE void open_turns() {
+    if (consumer == kCfg.consumers - 1) end_turn();
+  }
+  TESSERA_DEVICE void begin_turn() {
+    if constexpr (kTurns) ptx::barrier_sync(kTurnBarrier + consumer, 2 * 128);
+  }
+  TESSERA_DEVICE void end_turn() {
+    if constexpr (kTurns) {
+      const int next = consumer == kCfg.consumers - 1 ? 0 : consumer + 1;
+      ptx::barrier_arrive(kTurnBarrier + next, 2 * 128);
+    }
+  }
+
   TESSERA_DEVICE void wait_k() { shared.k_ring.wait_full(k); }
   TESSERA_DEVICE void wait_v() { shared.v_ring.wait_full(v); }
   TESSERA_DEVICE void release_k() {
@@ -156,8 +173,10 @@ struct KvCursor : ConsumerGroup<kCfg> {
     v.advance();
   }
   TESSERA_DEVICE void skip_k() {
+    begin_turn();
     wait_k();
     release_k();
+    end_turn();
   }
   TESSERA_DEVICE void skip_v() {
     wait_v();

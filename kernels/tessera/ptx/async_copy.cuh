@@ -27,6 +27,11 @@ TESSERA_DEVICE void cp_async_cg_16_l2_128b(uint32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// Copies 4 bytes, through L1.
+TESSERA_DEVICE void cp_async_ca_4(uint32 shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
 TESSERA_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the newest kPending groups of this thread are complete.

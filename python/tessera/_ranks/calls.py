@@ -165,17 +165,30 @@ def _goes_with(last: Rectangle, r: Rectangle, placed: bool) -> bool:
     return same_mask and r.q_row >= last.q_end and r.k_row >= last.k_end
 
 
-def calls(rectangles: Sequence[Rectangle], packed: bool, placed: bool = False) -> List[Call]:
+def calls(
+    rectangles: Sequence[Rectangle],
+    packed: bool,
+    placed: bool = False,
+    written: Optional[List[Tuple[int, int]]] = None,
+) -> List[Call]:
     """packed: the batch is packed, so several sequences can be one call. placed: each rectangle has its place in its
-    sequence, so none are joined."""
+    sequence, so none are joined. written: the ranges of queries of earlier calls, to which those of these calls are
+    added; no call then includes such queries between its rectangles, so that each call may write all of its rows."""
     joined = list(rectangles) if placed else _joined(rectangles)
     groups: List[List[Rectangle]] = []
     for r in sorted(joined, key=lambda r: (r.q_row, r.k_row)):
-        group = next((g for g in groups if packed and _goes_with(g[-1], r, placed)), None)
-        if group is None:
-            groups.append([r])
+        before = list(written or ())
+        for group in groups:
+            begin, end = group[-1].q_end, r.q_row
+            keeps = written is None or not any(a < end and begin < b for a, b in before)
+            if packed and _goes_with(group[-1], r, placed) and keeps:
+                group.append(r)
+                break
+            before += [(of_group.q_row, of_group.q_end) for of_group in group]
         else:
-            group.append(r)
+            groups.append([r])
+    if written is not None:
+        written += [(r.q_row, r.q_end) for r in joined]
     return [
         Call(g[0].q_row, g[-1].q_end - g[0].q_row, g[0].k_row, g[-1].k_end - g[0].k_row, tuple(g), len(g) > 1)
         for g in groups

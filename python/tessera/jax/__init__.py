@@ -16,9 +16,10 @@ XLA calls the library through its foreign function interface: nothing is compute
 device.
 """
 
+from .activation import activate, restore
 from .api import attention
 from .cache import Appended, append
-from .nn import activate, dot_product_attention, flax_attention, restore
+from .nn import dot_product_attention, flax_attention
 from .ring import ring_attention, ring_positions
 
 __all__ = [

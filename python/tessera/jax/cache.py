@@ -18,18 +18,27 @@ _NO_DEVICE = 0  # an array without data that is nowhere yet
 
 
 class Appended(NamedTuple):
-    """The caches with the new keys and values; q after rotation and dropped where they were given, else None."""
+    """The caches with the new keys and values; q after rotation and dropped where they were given, and the scales with
+    compute_scales, else None."""
 
     k_cache: jax.Array
     v_cache: jax.Array
     q: Optional[jax.Array]
     dropped: Optional[jax.Array]
+    k_descale: Optional[jax.Array]
+    v_descale: Optional[jax.Array]
+
+
+class Settings(NamedTuple):
+    interleaved: bool
+    compute_scales: bool
 
 
 def append(
     k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_k: Any, *, cu_seqlens: Any = None, page_table: Any = None,
     q: Any = None, cos: Any = None, sin: Any = None, positions_q: Any = None, positions_k: Any = None,
-    dropped: Any = None, interleaved: bool = False,
+    dropped: Any = None, interleaved: bool = False, k_descale: Any = None, v_descale: Any = None,
+    compute_scales: bool = False,
 ) -> Appended:  # fmt: skip
     """Writes new keys and values at each sequence's end in a cache, and rotates q and the new keys on the way (rotary
     position embedding), in one pass. The caches that it returns have the memory of those it is given where XLA may
@@ -50,6 +59,10 @@ def append(
             sequence's keys, and for query i that of new key i.
         dropped: int32 [1], to which a GPU adds the number of tokens that were out of range and wrote nothing.
         interleaved: pairs are neighbouring columns (GPT-J), not those rotary_dim / 2 apart (GPT-NeoX).
+        k_descale, v_descale: float32 scales of a cache of float8_e4m3fn, float8_e5m2 or, on the CPU, int8, which stores
+            value / scale, rounded to nearest, and saturates: [1], [Hkv] or [B, Hkv].
+        compute_scales: with page_table; compute a scale for each new token and head, and write it to k_descale and
+            v_descale, [pages, page_size, Hkv], whose memory the scales that are returned have, as the caches do.
 
     There are no gradients; vmap computes one entry after another. Under jit with sharded arrays, sequences of a dense
     cache and heads stay divided.
@@ -61,15 +74,16 @@ def append(
     given = {
         "k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k, "cu_seqlens": cu_seqlens,
         "page_table": page_table, "q": q, "cos": cos, "sin": sin, "positions_q": positions_q,
-        "positions_k": positions_k, "dropped": dropped,
+        "positions_k": positions_k, "dropped": dropped, "k_descale": k_descale, "v_descale": v_descale,
     }  # fmt: skip
     required = ("k", "v", "k_cache", "v_cache", "seqused_k")
     tensors = {name: _array(name, x) for name, x in given.items() if name in required or x is not None}
     described = {name: _described(x) for name, x in tensors.items()}
     if q is not None:
         described["q_out"] = described["q"]
-    _core.append(**described, interleaved=interleaved)
-    return _append(bool(interleaved), tensors)
+    settings = Settings(bool(interleaved), bool(compute_scales))
+    _core.append(**described, **settings._asdict())
+    return _append(settings, tensors)
 
 
 def _described(x: Any) -> _core.ArrayWithoutData:
@@ -77,8 +91,9 @@ def _described(x: Any) -> _core.ArrayWithoutData:
     return _core.ArrayWithoutData(str(x.dtype), x.shape, strides, _NO_DEVICE)
 
 
-def _write(interleaved: bool, tensors: call.Tensors) -> call.Tensors:
-    written = [name for name in ("k_cache", "v_cache", "dropped") if name in tensors]
+def _write(settings: Settings, tensors: call.Tensors) -> call.Tensors:
+    scales = ("k_descale", "v_descale") if settings.compute_scales else ()
+    written = [name for name in ("k_cache", "v_cache", "dropped", *scales) if name in tensors]
     results = {name: name for name in written}  # each with the operand whose shape it has
     if "q" in tensors:
         results["q_out"] = "q"
@@ -90,30 +105,33 @@ def _write(interleaved: bool, tensors: call.Tensors) -> call.Tensors:
         shapes = [jax.ShapeDtypeStruct(twins[twin].shape, twins[twin].dtype) for twin in results.values()]
         ffi_call = jax.ffi.ffi_call(_TARGET, shapes, input_output_aliases=aliases)
         names = {"operands": " ".join(operands), "results": " ".join(results)}
-        return list(ffi_call(*arrays, **names, interleaved=np.int64(interleaved)))
+        flags = {name: np.int64(value) for name, value in settings._asdict().items()}
+        return list(ffi_call(*arrays, **names, **flags))
 
     division = sharding.of_append({name: x.shape for name, x in tensors.items()})
     divided = sharding.divided(run, division, operands, list(results), backward=False)
     return dict(zip(results, divided(*tensors.values())))
 
 
-def _mapped(interleaved: bool, tensors: call.Tensors) -> call.Tensors:
-    with_rule = jax.custom_batching.custom_vmap(functools.partial(_write, interleaved))
-    with_rule.def_vmap(functools.partial(_in_turn, interleaved))
+def _mapped(settings: Settings, tensors: call.Tensors) -> call.Tensors:
+    with_rule = jax.custom_batching.custom_vmap(functools.partial(_write, settings))
+    with_rule.def_vmap(functools.partial(_in_turn, settings))
     return with_rule(tensors)
 
 
-def _in_turn(interleaved: bool, axis_size: int, in_batched: Any, tensors: call.Tensors) -> Any:
-    out = call._map_in_turn(functools.partial(_mapped, interleaved), tensors, in_batched[0])
+def _in_turn(settings: Settings, axis_size: int, in_batched: Any, tensors: call.Tensors) -> Any:
+    out = call._map_in_turn(functools.partial(_mapped, settings), tensors, in_batched[0])
     return out, {name: True for name in out}
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _append(interleaved: bool, tensors: call.Tensors) -> Appended:
-    out = call._vary_with(tensors, _mapped(interleaved, tensors))
-    return Appended(out["k_cache"], out["v_cache"], out.get("q_out"), out.get("dropped"))
+def _append(settings: Settings, tensors: call.Tensors) -> Appended:
+    out = call._vary_with(tensors, _mapped(settings, tensors))
+    return Appended(
+        out["k_cache"], out["v_cache"], *(out.get(name) for name in ("q_out", "dropped", "k_descale", "v_descale"))
+    )
 
 
 @_append.defjvp
-def _refuse(interleaved: bool, primals: Any, tangents: Any) -> Any:
+def _refuse(settings: Settings, primals: Any, tangents: Any) -> Any:
     raise NotImplementedError("tessera.jax.append: a gradient was asked for, accepted jax.lax.stop_gradient")

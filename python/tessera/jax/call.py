@@ -17,6 +17,7 @@ from tessera._shapes import is_tensor, way_to_fold
 from . import sharding
 
 Tensors = dict[str, Any]  # by the names of a problem's tensors: q, k, v and the options that are arrays
+Layouts = tuple[tuple[str, str, tuple[int, ...]], ...]  # of tensors: name, dtype, shape
 
 _TARGET = "tessera_attention"
 _FIELDS = {field["name"]: field for field in _core.option_fields()}
@@ -101,21 +102,36 @@ def _is_differentiable(name: str) -> bool:
 
 def check(settings: Settings, tensors: Tensors) -> None:
     """Raises the library's errors while the program is traced, without a device."""
-    dtypes = {"uint32": "int64"}  # for dropout_state
-    layouts = []
-    for name, array in tensors.items():
-        shape = (2,) if name == "dropout_state" else array.shape
-        known = "captured" if _is_captured(name) else name
-        layouts.append((known, dtypes.get(str(array.dtype), str(array.dtype)), shape))
     q, v = tensors["q"].shape, tensors["v"].shape
     if len(q) < 3 or len(v) < 3:
         name, rank = ("q", len(q)) if len(q) < 3 else ("v", len(v))
         raise Error(f"{name}: rank {rank}, accepted [B, S, H, D], or packed [T, H, D]")
-    layouts.append(("o", str(output_dtype(tensors["q"])), (*q[:-1], v[-1])))
-    others: dict[str, Any] = {"layout": "bhsd"} if settings.heads_first else {}
+    o = jax.ShapeDtypeStruct((*q[:-1], v[-1]), output_dtype(tensors["q"]))
+    _core.check_layouts(False, _layouts({**tensors, "o": o}), **_keywords(settings))
+
+
+def _layouts(tensors: Tensors) -> Layouts:
+    def layout(name: str, x: Any) -> tuple[str, str, tuple[int, ...]]:
+        if name == "dropout_state":
+            return name, "int64", (2,)
+        return name, str(x.dtype).removesuffix("fn"), tuple(x.shape)  # float8_e4m3fn is the library's float8_e4m3
+
+    return tuple(layout(name, x) for name, x in tensors.items())
+
+
+def _keywords(settings: Settings) -> dict[str, Any]:
+    """Options as `tessera.attention` takes them."""
+    keywords = dict(settings.options)
+    if settings.heads_first:
+        keywords["layout"] = "bhsd"
     if settings.program is not None:
-        others["program"] = _score.program(*settings.program[:3])
-    _core.check_layouts(False, layouts, **dict(settings.options), **others)
+        keywords["program"] = _score.program(*settings.program[:3])
+    return keywords
+
+
+@functools.lru_cache(maxsize=256)
+def _workspace_bytes(settings: Settings, backward: bool, layouts: Layouts) -> int:
+    return _core.workspace_on_gpus(backward, layouts, **_keywords(settings))
 
 
 def _lse_shape(settings: Settings, q: Any) -> tuple[int, ...]:
@@ -127,10 +143,23 @@ def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensor
     """`results`: those that are wanted, with the shape and dtype that each has for operands of any shapes."""
     attributes = {"backward": np.int64(backward), **_attributes(settings)}
 
+    def ffi_call(named: Tensors, *arrays: Any) -> list[Any]:
+        call = jax.ffi.ffi_call(_TARGET, list(named.values()), vmap_method="sequential")
+        return list(call(*arrays, operands=" ".join(operands), results=" ".join(named), **attributes))
+
     def run(*arrays: Any) -> list[Any]:
         given = dict(zip(operands, arrays))
-        call = jax.ffi.ffi_call(_TARGET, [shape_of(given) for shape_of in results.values()], vmap_method="sequential")
-        return list(call(*arrays, operands=" ".join(operands), results=" ".join(results), **attributes))
+        named = {name: shape_of(given) for name, shape_of in results.items()}
+        if given["q"].size == 0:  # XLA captures no call that launches nothing
+            return [jnp.zeros(x.shape, x.dtype) for x in named.values()]
+        # On a GPU scratch memory is one more result: XLA then knows it when it records a command buffer.
+        scratch = _workspace_bytes(settings, backward, _layouts({**given, **named}))
+        if scratch == 0:
+            return ffi_call(named, *arrays)
+        with_scratch = {**named, "workspace": jax.ShapeDtypeStruct((scratch,), np.uint8)}
+        return jax.lax.platform_dependent(
+            *arrays, cpu=functools.partial(ffi_call, named), cuda=lambda *x: ffi_call(with_scratch, *x)[:-1]
+        )
 
     shapes = {name: x.shape for name, x in operands.items()}
     by_number = bool(settings.get("dropout_p")) or settings.program is not None

@@ -1,9 +1,7 @@
-"""`jax.nn.dot_product_attention` on Tessera: its arguments, its errors, and its replacement in existing programs."""
+"""`jax.nn.dot_product_attention` on Tessera, with its arguments and its errors, and Flax's attention function."""
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import Any
 
 import jax
@@ -14,7 +12,8 @@ from tessera._core import Error
 
 from . import api
 
-_own = jax.nn.dot_product_attention  # JAX's
+own = jax.nn.dot_product_attention  # JAX's
+of_tessera: frozenset[str | None] = frozenset((None,))  # values of `implementation`; `activate` sets them
 
 
 def _in_four_axes(array: Any) -> Any:
@@ -62,11 +61,11 @@ def dot_product_attention(
     Causal masks and windows are measured from the first key, as in jax.nn. A query that sees no key gives 0 (XLA gives
     the mean of all values), and a residual of -inf. The residual has the dtype of `key` and no gradient, as in jax.nn:
     `attention` with `return_lse` gives a float32 LSE with a gradient. `implementation` None or "tessera" uses Tessera;
-    other values use JAX's own.
+    other values use JAX's own, unless `activate` was told otherwise.
     """
-    if implementation not in (None, "tessera"):
+    if implementation != "tessera" and implementation not in of_tessera:
         more = {"return_residual": True} if return_residual else {}
-        return _own(
+        return own(
             query, key, value, bias, mask, scale=scale, is_causal=is_causal, query_seq_lengths=query_seq_lengths,
             key_value_seq_lengths=key_value_seq_lengths, local_window_size=local_window_size,
             implementation=implementation, **more,
@@ -168,34 +167,3 @@ def flax_attention(
     if dropout_rate and not deterministic:
         options.update(dropout_p=float(dropout_rate), dropout_seed=dropout_rng)
     return api.attention(q, k, v, **options).reshape(*shape[:-1], jnp.shape(value)[-1])
-
-
-# ---- replacement in programs that call jax.nn's ----------------------------------------------------------------------
-
-_replaced: list[tuple[Any, str]] = []  # (module, name)
-
-
-def activate() -> list[str]:
-    """Replaces `jax.nn.dot_product_attention` by Tessera's, in jax.nn and in every imported module that holds JAX's own
-    under some name ("from jax.nn import dot_product_attention").
-
-    Returns:
-        The replaced names, as "module.name". Functions compiled before keep the function that they were compiled with.
-    """
-    for module in list(sys.modules.values()):
-        names = vars(module) if hasattr(module, "__dict__") else {}
-        for name, value in list(names.items()):
-            if value is _own and module is not sys.modules[__name__]:
-                setattr(module, name, dot_product_attention)
-                _replaced.append((module, name))
-    if not _replaced:
-        warnings.warn("tessera.jax.activate: no imported module holds jax.nn.dot_product_attention", stacklevel=2)
-    return sorted(f"{module.__name__}.{name}" for module, name in _replaced)
-
-
-def restore() -> None:
-    """Restores JAX's own, except where it was replaced again since."""
-    while _replaced:
-        module, name = _replaced.pop()
-        if getattr(module, name, None) is dot_product_attention:
-            setattr(module, name, _own)

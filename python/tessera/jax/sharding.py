@@ -111,6 +111,10 @@ def of_append(shapes: dict[str, tuple[int, ...]]) -> Division:
         found: list[Role] = [None] * len(shape)
         if name in ("k", "v", "k_cache", "v_cache", "q", "q_out"):
             found[-2] = "heads_q" if name in ("q", "q_out") else "heads_kv"
+        elif name in ("k_descale", "v_descale"):  # [1], [Hkv], [B, Hkv] or, of pages, [pages, page_size, Hkv]
+            found[-1] = "heads_kv"
+            if len(shape) == 1:
+                return found
         elif name not in ("seqused_k", "positions_q", "positions_k"):
             return found
         if by_sequence:

@@ -146,6 +146,8 @@ def flex_attention(
             raise _core.Error(f"kernel_options: {name} changes the result, accepted are options that tune")
         if name == "BACKEND" and setting not in _BACKENDS:
             raise _core.Error(f"kernel_options: BACKEND {setting!r}, accepted {', '.join(_BACKENDS)}")
+        if name == "BACKEND" and kernel_options.get("FORCE_USE_FLEX_ATTENTION"):
+            raise _core.Error("kernel_options: BACKEND with FORCE_USE_FLEX_ATTENTION, accepted one of them")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_tensor(name, tensor)
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:

@@ -163,16 +163,19 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
 }
 
 // The number of heads that form a section, in which blocks are scheduled with the longest first (LPT order). A
-// section's Q, dO and float32 dQ fit a part of the L2 cache. If the blocks fill the GPU only a few times, all heads
-// form one section, because a long block that starts late would end long after the others. If all blocks cost the same,
-// or only the GPU knows which are long, each head is a section.
+// section's Q, dO and float32 dQ fit a part of the L2 cache, a smaller one where heads are short, which is 2 to 4 %
+// faster (docs/lab/bwd_forms.md). If the blocks fill the GPU only a few times, all heads form one section,
+// because a long block that starts late would end long after the others. If all blocks cost the same, or only the GPU
+// knows which are long, each head is a section.
 int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const Tiles& tiles, int group_splits) {
-  constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4, kFewRounds = 3;
+  constexpr int64_t kSectionBytes = 24'000'000, kShortSectionBytes = 4'000'000, kShortRows = 512;
+  constexpr int64_t kElementBytes = 2 + 2 + 4, kFewRounds = 3;
   if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
   if (tiles.blocks() * shape.cluster <= kFewRounds * plan.device.cores) return tiles.heads;
   const int64_t head_bytes =
       plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv / group_splits);
-  return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, tiles.heads);
+  const int64_t section_bytes = plan.max_seqlen_q <= kShortRows ? kShortSectionBytes : kSectionBytes;
+  return std::clamp<int64_t>(section_bytes / std::max<int64_t>(1, head_bytes), 1, tiles.heads);
 }
 
 // Deterministic: the number of query tiles by which each block starts after the previous one, cyclically. The blocks of

@@ -29,6 +29,7 @@ struct DecodeTile {
   bool codes;  // for K and V of 8 bits an element
   bool bulk;   // by TMA
   int block_n, warps, stages;
+  int boxes = 1;  // of a tile
 };
 // With TMA the kernel reads at 0.99 of the memory bandwidth, with cp.async at 0.95, regardless of the bytes in flight,
 // so one stage of K and V suffices (except in two_stages). 12 warps read no faster than 8, and a short call takes 0.3
@@ -36,13 +37,14 @@ struct DecodeTile {
 // 100 (cuDNN 92); pages that are no multiple of 32 keys use 16. Rows for codes have as many bytes in a tile and in
 // flight as the others, by twice the keys. Pages that are no multiple of 32 keys have those tiles by cp.async: with a
 // scale of each token, 64 x 2048 took 106 us in pages of 1 by cp.async, and 153 in pages of 16 by tiles of 16 keys,
-// whose scales and barriers cost as much as those of 32 (an H200).
+// whose scales and barriers cost as much as those of 32 (an H200). Pages of a multiple of 16 keys are read by TMA, two
+// boxes a tile.
 constexpr DecodeTile kTiles[] = {
-    {64, false, true, 32, 8, 1},   {64, false, true, 16, 8, 2},  {128, false, true, 16, 8, 1},
-    {256, false, true, 16, 8, 1},  {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
-    {64, true, true, 32, 8, 2},    {128, true, true, 32, 8, 1},  {64, true, false, 32, 8, 2},
-    {128, true, false, 32, 8, 1},  {256, true, true, 16, 8, 1},  {256, true, false, 16, 8, 1},
-    {256, false, false, 16, 8, 1},
+    {64, false, true, 32, 8, 1},    {64, false, true, 16, 8, 2},  {128, false, true, 16, 8, 1},
+    {256, false, true, 16, 8, 1},   {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
+    {64, true, true, 32, 8, 2},     {128, true, true, 32, 8, 1},  {64, true, true, 32, 8, 2, 2},
+    {128, true, true, 32, 8, 1, 2}, {64, true, false, 32, 8, 2},  {128, true, false, 32, 8, 1},
+    {256, true, true, 16, 8, 1},    {256, true, false, 16, 8, 1}, {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
@@ -101,11 +103,11 @@ tessera_layout as_16_bits(const tessera_layout& layout) {
   return core::is_8bit(layout.dtype) ? codes_in_pairs(layout) : layout;
 }
 
-// Whether TMA can load tiles of block_n keys.
-bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
+// Whether TMA can load boxes of `rows` keys.
+bool takes_bulk_copies(const tessera_plan& plan, int rows) {
   const tessera_problem& p = plan.problem;
   const core::Sizes size = core::sizes(p);
-  if (size.rows_k == 0 || size.batch == 0 || (core::paged(p) && size.page_size % block_n != 0)) return false;
+  if (size.rows_k == 0 || size.batch == 0 || (core::paged(p) && size.page_size % rows != 0)) return false;
   const auto odd = [](const tessera_layout& x) { return x.shape[x.rank - 1] % 2 != 0; };
   if (core::is_8bit(p.k.dtype) && (odd(p.k) || odd(p.v))) return false;
   return refuse_tensor_map("k", as_16_bits(p.k)).empty() && refuse_tensor_map("v", as_16_bits(p.v)).empty();
@@ -145,10 +147,11 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   config.score = score_config(plan);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
     return head_dim <= row.head_dim && codes == row.codes &&
-           (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan, queries)));
+           (!row.bulk ||
+            (takes_bulk_copies(plan, row.block_n / row.boxes) && !too_short_for_bulk_copies(plan, queries)));
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
-  config.bulk = tile.bulk;
+  config.bulk = tile.bulk, config.boxes = tile.boxes;
   if (tile.bulk && tile.head_dim == 128 && two_stages(plan)) config.stages *= 2;
   return config;
 }
@@ -321,7 +324,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     p.partial_o = reinterpret_cast<float*>(base + at.partial_o);
   }
   if (const Driver* driver = launches.driver(); driver && own.config.bulk) {
-    const Box box{BoxLayout::kSwizzled, own.config.block_n, kSwizzledRowBytes};
+    const Box box{BoxLayout::kSwizzled, own.config.block_n / own.config.boxes, kSwizzledRowBytes};
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", as_16_bits(problem.k), buffers.k, box, p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", as_16_bits(problem.v), buffers.v, box, p.v_map));
   }
@@ -336,7 +339,8 @@ std::string tiles_json() {
                         {"block_n", tile.block_n},
                         {"warps", tile.warps},
                         {"stages", tile.stages},
-                        {"bulk", tile.bulk}});
+                        {"bulk", tile.bulk},
+                        {"boxes", tile.boxes}});
   });
 }
 

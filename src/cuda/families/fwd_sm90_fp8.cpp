@@ -29,6 +29,7 @@ namespace {
 struct Fp8Tile {
   int head_dim, head_dim_v;
   int block_n, consumers, q_stages, k_stages, v_stages, raw_stages, o_cols;
+  int turn = 2;
 };
 constexpr Fp8Tile kTiles[] = {
     {64, 64, 128, 2, 4, 4, 4, 2, 64},  {128, 128, 128, 2, 4, 3, 3, 2, 64}, {192, 128, 128, 2, 2, 2, 2, 2, 64},
@@ -38,7 +39,7 @@ constexpr int64_t kMostHeadDim = 256;
 
 // The numbers of kForcedFp8Tile, in order.
 constexpr int Fp8Tile::*kForced[] = {&Fp8Tile::block_n,  &Fp8Tile::consumers,  &Fp8Tile::q_stages, &Fp8Tile::k_stages,
-                                     &Fp8Tile::v_stages, &Fp8Tile::raw_stages, &Fp8Tile::o_cols};
+                                     &Fp8Tile::v_stages, &Fp8Tile::raw_stages, &Fp8Tile::o_cols,   &Fp8Tile::turn};
 
 std::optional<Fp8Tile> parse(const char* text) {
   Fp8Tile tile{};
@@ -85,6 +86,7 @@ FwdSm90Fp8Config config_of(const tessera_plan& plan, const Fp8Tile& tile) {
   config.q_stages = tile.q_stages, config.k_stages = tile.k_stages;
   config.v_stages = tile.v_stages, config.raw_stages = tile.raw_stages;
   config.o_cols = config.head_dim_v % tile.o_cols == 0 ? tile.o_cols : static_cast<int>(kChunkColumns);
+  config.turn = tile.turn;
   config.dtype_o = static_cast<Dtype>(p.o.dtype);
   config.varying_tile_cost = is_causal(p);
   config.varlen = varies_in_length(p);

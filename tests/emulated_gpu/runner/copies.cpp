@@ -8,8 +8,6 @@
 namespace tessera::emulated {
 namespace {
 
-constexpr int kElementBytes = 16;
-
 void check_global(Block& block, const void* address, size_t bytes) {
   if (emulated_is_mapped && !emulated_is_mapped(reinterpret_cast<uint64_t>(address), bytes)) {
     block.fail("a bulk copy of %zu bytes at %p, which is not allocated", bytes, address);
@@ -156,13 +154,14 @@ void write_target(Block& block, const AsyncCopy& copy, const std::vector<char>& 
 
 }  // namespace
 
-void Block::copy_elements(uint32_t to, const void* from, int bytes) {
-  if (bytes < 0 || bytes > kElementBytes) fail("cp.async of %d bytes", bytes);
-  if (bytes > 0 && reinterpret_cast<uintptr_t>(from) % kElementBytes != 0) fail("cp.async from %p", from);
+void Block::copy_elements(uint32_t to, const void* from, int bytes, int size) {
+  if (bytes < 0 || bytes > size) fail("cp.async of %d bytes", bytes);
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(from) % static_cast<unsigned>(size) != 0) fail("cp.async from %p", from);
   Thread& me = thread();
-  me.element_copies.push_back({to, from, bytes, me.element_groups});
+  me.element_copies.push_back({to, from, bytes, size, me.element_groups});
   if (!element_copies_late_) return land_groups(me.element_groups + 1);
-  std::memset(own_shared(to, kElementBytes, kElementBytes), 0xff, kElementBytes);
+  const auto written = static_cast<size_t>(size);
+  std::memset(own_shared(to, written, written), 0xff, written);
 }
 void Block::wait_elements(unsigned pending) {
   const unsigned groups = thread().element_groups;
@@ -174,8 +173,9 @@ void Block::land_groups(unsigned end) {
   size_t landed = 0;
   for (; landed < copies.size() && copies[landed].group < end; ++landed) {
     const Thread::ElementCopy& copy = copies[landed];
-    char* const to = own_shared(copy.to, kElementBytes, kElementBytes);
-    std::memset(to, 0, kElementBytes);
+    const auto written = static_cast<size_t>(copy.size);
+    char* const to = own_shared(copy.to, written, written);
+    std::memset(to, 0, written);
     if (copy.bytes > 0) std::memcpy(to, copy.from, static_cast<size_t>(copy.bytes));
   }
   copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(landed));

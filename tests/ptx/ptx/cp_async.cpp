@@ -32,6 +32,15 @@ static const DeviceTests kTests({
   ptx::cp_async_cg_16_l2_128b(shared_address(s + t * 4), in + t * 4);
   ptx::cp_async_wait_all();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
+    {.name = "cp_async_ca_4",
+     .header = "tessera/ptx/async_copy.cuh",
+     .in = numbered(32),
+     .expected = words(32, [](int i) { return static_cast<uint32_t>(31 - i); }),
+     .body = R"(
+  __shared__ uint32 s[32];
+  ptx::cp_async_ca_4(shared_address(s + t), in + 31 - t);
+  ptx::cp_async_wait_all();
+  out[t] = s[t];)"},
     // Waits for the older of two groups; then for all copies, including those that belong to no group.
     {.name = "cp_async_wait",
      .header = "tessera/ptx/async_copy.cuh",

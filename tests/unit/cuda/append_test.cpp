@@ -2,7 +2,12 @@
 // definition, including tokens out of range.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
 
 #include "append_step.hpp"
 
@@ -81,6 +86,49 @@ TEST(DeviceAppend, RoundsKeysAndValuesTo8Bits) {
 }
 
 TEST(DeviceAppend, GivesTheCodesOfTheCpu) { expect_the_cpus_codes(emulate); }
+
+// Random divisors, and dividends whose quotients are random or within a unit in the last place of a tie between two
+// codes, or of the middle between such a tie and the next float32.
+TEST(DeviceAppend, QuotientsAreExact) {
+  std::mt19937_64 random(7);
+  const auto bits = [&random](int least, int most) {  // 2^least to 2^(most + 1)
+    const auto exponent =
+        static_cast<std::uint64_t>(least + 127) + random() % static_cast<std::uint64_t>(most - least + 1);
+    return std::bit_cast<float>(static_cast<std::uint32_t>(exponent << 23 | random() % (1u << 23)));
+  };
+  for (int n = 0; n < 2000000; ++n) {
+    const float divisor = n % 4 == 3 ? bits(-126, 126) : bits(-64, 63);
+    float x[4] = {bits(-126, 127), -bits(-100, 100), 0.0f, -0.0f};
+    const auto tie =
+        static_cast<double>(random() % 16 * 2 + 1) * 0x1p-4 * std::exp2(static_cast<int>(random() % 20) - 12);
+    const double middle = tie * (1 + (static_cast<int>(random() % 3) - 1) * 0x1p-25);
+    x[2] = static_cast<float>(tie * divisor), x[3] = -static_cast<float>(middle * divisor);
+    const std::array<float, 4> dividends = {x[0], x[1], x[2], x[3]};
+    ExactQuotient(divisor).divide(x);
+    for (std::size_t i = 0; i < dividends.size(); ++i) {
+      const float exact = dividends[i] / divisor;
+      ASSERT_EQ(std::signbit(x[i]), std::signbit(exact)) << dividends[i] << " / " << divisor;
+      if (std::fabs(exact) < 0x1p-19f) {
+        ASSERT_LT(std::fabs(x[i]), 0x1p-18f) << dividends[i] << " / " << divisor;
+      } else {
+        ASSERT_EQ(x[i], exact) << dividends[i] << " / " << divisor;
+      }
+    }
+  }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const float divisor : {1.0f, 0x1p-140f, 3e38f, -2.0f, 0.0f, -0.0f, kInfinity, kNan}) {
+    const std::array<float, 8> dividends = {0.0f, -0.0f, kInfinity, -kInfinity, kNan, 3e38f, 0x1p-149f, -5.0f};
+    for (const float dividend : dividends) {
+      float x[2] = {dividend, 1.5f};
+      ExactQuotient(divisor).divide(x);
+      const float exact = dividend / divisor;
+      ASSERT_EQ(std::isnan(x[0]), std::isnan(exact)) << dividend << " / " << divisor;
+      if (std::isnan(exact)) continue;
+      ASSERT_EQ(x[0], exact) << dividend << " / " << divisor;
+      ASSERT_EQ(std::signbit(x[0]), std::signbit(exact)) << dividend << " / " << divisor;
+    }
+  }
+}
 
 // The tokens of sequence 0 write nothing and are counted, those of the others are written.
 void expect_dropped(const Form& form, int count, const std::function<void(Step&)>& spoil) {

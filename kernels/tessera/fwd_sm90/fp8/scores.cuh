@@ -48,7 +48,10 @@ struct Fp8Consumer {
   float rPart[1][kPartD][4];  // of one product: the tensor cores do not add in float32 (ptx/wgmma_e4m3.cuh)
   float factor[2];            // of O, of the block whose P V is next
   float q_scale;              // scale of q, times that of k if it has one for all tokens
-  float v_scale[2];           // with block scales: of the block whose P V is next, for a lane's two rows
+  // With block scales:
+  float block_scales[2];         // of k and of v, of the block whose scores are next
+  float v_scale[2];              // of the block whose P V is next, for a lane's two rows
+  const float* first_scales[2];  // of k and of v, of the work tile's sequence and head
 
   TESSERA_DEVICE Fp8Consumer(const FwdSm90Fp8Params& p, FwdSm90SharedMemory<kTiles>& shared, int consumer)
       : p(p), at(p, shared, consumer) {
@@ -58,15 +61,21 @@ struct Fp8Consumer {
   }
 
   TESSERA_DEVICE void attend_tiles() {
+    at.open_turns();
     while (uniform(at.next_tile(false))) {
       load_tile_scales();
+      load_block_scales();
+      at.begin_turn();
       issue_scores();
+      if constexpr (kCfg.turn == 1) at.end_turn();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(scores.rS));
       scores.softmax.reset();
       const float unit = finish_scores();
       update_max(unit, factor);
+      if constexpr (kCfg.turn == 2) at.end_turn();
       exponentiate_all(unit);
+      if constexpr (kCfg.turn == 3) at.end_turn();
       pack();
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
@@ -88,14 +97,18 @@ struct Fp8Consumer {
   // S = Q K^T of the next block, together with O += P V of this one, one part of the columns after another.
   TESSERA_DEVICE void attend_block() {
     at.next_block();
+    load_block_scales();
+    at.begin_turn();
     issue_scores();
     at.wait_v();
     issue_output<0>();
+    if constexpr (kCfg.turn == 1) at.end_turn();
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(scores.rS));
     const float unit = finish_scores();
     float next_factor[2];
     update_max(unit, next_factor);
+    if constexpr (kCfg.turn == 2) at.end_turn();
     SumParts total;
     const bool ready = scores.softmax.ready;
     if (!ready) [[unlikely]]
@@ -115,6 +128,7 @@ struct Fp8Consumer {
   template <int kPart>
   TESSERA_DEVICE void exponentiate_and_multiply(float unit, bool ready, SumParts& total) {
     if (not_hoisted(ready)) exponentiate<kN * kPart / kParts, kN*(kPart + 1) / kParts>(unit, total);
+    if constexpr (kPart == 0 && kCfg.turn == 3) at.end_turn();
     add_part<kPart>();
     if constexpr (kPart + 1 < kParts) {
       issue_output<kPart + 1>();
@@ -136,13 +150,32 @@ struct Fp8Consumer {
   }
   TESSERA_DEVICE void load_tile_scales() {
     q_scale = scale_of(p.q_scales, at.tile().row0 + at.consumer * kConsumerRows);
-    if constexpr (!kCfg.block_scales) q_scale *= scale_of(p.k_scales, 0);
+    if constexpr (!kCfg.block_scales) {
+      q_scale *= scale_of(p.k_scales, 0);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const ScaleTensor& of = n == 0 ? p.k_scales : p.v_scales;
+        first_scales[n] = of.data ? of.data + of.batch * uniform(at.tile().batch) + of.head * kv_head() : nullptr;
+      }
+    }
+  }
+  // Issues the loads of the scales of the block whose scores are next: its product hides their latency.
+  TESSERA_DEVICE void load_block_scales() {
+    if constexpr (kCfg.block_scales) {
+      const int tokens = at.bounds.block * kCfg.block_n / kScaleTokens;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int64 row = n == 0 ? p.k_scales.row : p.v_scales.row;
+        block_scales[n] = first_scales[n] ? first_scales[n][row * tokens] : 1.0f;
+      }
+    }
   }
   // A scale that is not finite does not reach rows that see none of the block's keys.
   TESSERA_DEVICE void load_value_scale() {
     if constexpr (kCfg.block_scales) {
       const int key0 = at.bounds.block * kCfg.block_n;
-      v_scale[0] = v_scale[1] = scale_of(p.v_scales, key0);
+      v_scale[0] = v_scale[1] = block_scales[1];
       if (!(fabsf(v_scale[0]) < infinity())) [[unlikely]] {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -208,7 +241,7 @@ struct Fp8Consumer {
   // two that is lost, is applied at once: the largest product must be the largest score, and -inf * 0 is NaN.
   TESSERA_DEVICE float finish_scores() {
     float unit = q_scale;
-    if constexpr (kCfg.block_scales) unit *= scale_of(p.k_scales, at.bounds.block * kCfg.block_n);
+    if constexpr (kCfg.block_scales) unit *= block_scales[0];
     constexpr float kLeast = 0x1p-100f;
     if (!Scores::Step::kPlain || !(unit > kLeast)) {
 #pragma unroll

@@ -137,7 +137,7 @@ class _Walk:
         blocks = [self.keys, *self.fetched]
         block = next((block for block in blocks if block.numbers == keys), None)
         if block is None:
-            block = Block.merged(blocks)
+            block = Block.merged(blocks, keys)
             self.fetched.append(block)
         return block
 

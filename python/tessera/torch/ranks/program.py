@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from tessera._ranks.calls import Call, Rectangle, calls
 from tessera._ranks.schedule import Pair, Schedule, schedule
@@ -20,7 +20,7 @@ class Program(NamedTuple):
     schedule: Schedule
     steps: Tuple[Tuple[PlannedCall, ...], ...]
     kept: Tuple[Tuple[int, ...], ...]  # chunks of other ranks still needed after each step
-    depth: int  # the most calls for a single query
+    depth: int  # the most calls for a single query; forward, if it is 1, the last call that writes a row computes it
 
 
 @functools.lru_cache(maxsize=256)
@@ -35,13 +35,25 @@ def program(lengths: Tuple[int, ...], rank: int, packed: bool, placed: bool = Fa
         for pair in step.pairs
         for number in range(pair.k_chunk, pair.k_chunk + pair.k_chunks)
     }
+    forward = members.get("direction", "forward") == "forward"  # backward, calls add to sums
+    each_row_once = forward and _depth(_steps(made, own, last_use, packed, placed, None)[0], spans=False) <= 1
+    steps, kept = _steps(made, own, last_use, packed, placed, [] if each_row_once else None)
+    return Program(made, steps, kept, 1 if each_row_once else _depth(steps, spans=True))
+
+
+def _steps(
+    made: Schedule,
+    own: Block,
+    last_use: Dict[int, int],
+    packed: bool,
+    placed: bool,
+    written: Optional[List[Tuple[int, int]]],
+) -> Tuple[Tuple[Tuple[PlannedCall, ...], ...], Tuple[Tuple[int, ...], ...]]:
+    """Each step's calls, and the chunks of other ranks that are kept after it. written: as `calls` has it."""
     fetched: List[Block] = []
     steps, kept = [], []
-    rows = Rows()
     for n, step in enumerate(made.steps):
-        steps.append(tuple(_planned(step.pairs, own, fetched, packed, placed)))
-        for planned in steps[-1]:
-            rows.place(planned.call.q_row, planned.call.q_row + planned.call.q_length)
+        steps.append(tuple(_planned(step.pairs, own, fetched, packed, placed, written)))
         fetched += [
             Block(made.chunks, m.chunks, ())
             for m in step.messages
@@ -49,7 +61,17 @@ def program(lengths: Tuple[int, ...], rank: int, packed: bool, placed: bool = Fa
         ]
         fetched = [block for block in fetched if any(last_use.get(number, -1) > n for number in block.numbers)]
         kept.append(tuple(number for block in fetched for number in block.numbers))
-    return Program(made, tuple(steps), tuple(kept), len(rows.layers))
+    return tuple(steps), tuple(kept)
+
+
+def _depth(steps: Tuple[Tuple[PlannedCall, ...], ...], spans: bool) -> int:
+    """The most calls for a single query; spans: those count whose queries include it between their rectangles."""
+    rows = Rows()
+    for call in (planned.call for step in steps for planned in step):
+        ranges = [(call.q_row, call.q_row + call.q_length)] if spans else [(r.q_row, r.q_end) for r in call.rectangles]
+        for begin, end in ranges:
+            rows.place(begin, end)
+    return len(rows.layers)
 
 
 # A call with a place and dropout begins at a multiple of this many keys.
@@ -57,11 +79,17 @@ _DROPOUT_KEYS = 32
 
 
 def _planned(
-    pairs: Tuple[Pair, ...], own: Block, fetched: List[Block], packed: bool, placed: bool
+    pairs: Tuple[Pair, ...],
+    own: Block,
+    fetched: List[Block],
+    packed: bool,
+    placed: bool,
+    written: Optional[List[Tuple[int, int]]],
 ) -> List[PlannedCall]:
     blocks = [own, *fetched]
     if not all(any(block.has(pair.k_chunk, pair.k_chunks) for block in blocks) for pair in pairs):
-        blocks = [Block.merged(blocks)]  # keys of several ranks in one call
+        needed = {number for pair in pairs for number in range(pair.k_chunk, pair.k_chunk + pair.k_chunks)}
+        blocks = [Block.merged(blocks, tuple(needed))]  # keys of several ranks in one call
     rectangles: Dict[Tuple[int, ...], List[Rectangle]] = {}
     for pair in pairs:
         block = next(block for block in blocks if block.has(pair.k_chunk, pair.k_chunks))
@@ -80,4 +108,8 @@ def _planned(
             pair.k_begin,
         )
         rectangles.setdefault(block.numbers, []).append(rectangle)
-    return [PlannedCall(call, keys) for keys, listed in rectangles.items() for call in calls(listed, packed, placed)]
+    return [
+        PlannedCall(call, keys)
+        for keys, listed in rectangles.items()
+        for call in calls(listed, packed, placed, written)
+    ]

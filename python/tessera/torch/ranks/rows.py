@@ -49,16 +49,15 @@ class Block:
         return result
 
     @staticmethod
-    def merged(blocks: Sequence[Block]) -> Block:
-        """One block with the chunks of several blocks."""
-        chunks = blocks[0]._chunks
+    def merged(blocks: Sequence[Block], numbers: Sequence[int]) -> Block:
+        """One block with some chunks of several blocks."""
         where = {number: block for block in blocks for number in block.numbers}
         parts = [
             [tensor[:, begin:end] for tensor in where[number].tensors]
-            for number in sorted(where)
+            for number in sorted(numbers)
             for begin, end in where[number].ranges([number])
         ]  # without tensors if the blocks have none, as in a program
-        return Block(chunks, tuple(where), tuple(torch.cat(column, 1) for column in zip(*parts)))
+        return Block(blocks[0]._chunks, numbers, tuple(torch.cat(column, 1) for column in zip(*parts)))
 
 
 def take(tensor: Tensor, ranges: Sequence[Tuple[int, int]], heads: slice, dim: int = 1) -> Tensor:
@@ -139,6 +138,7 @@ class Partial:
     ):
         batch, rows, heads, _ = shape
         self.accumulates = accumulates
+        self._once = depth == 1  # calls may write rows that a later call writes, too
         layers = 1 if self.accumulates else min(depth, self.MOST)
         self._dtype = dtype
         wide = self.accumulates or depth > self.MOST
@@ -152,7 +152,7 @@ class Partial:
     def place(self, row: int, count: int) -> Tuple[Tensor, Tensor, Tensor]:
         """The tensors to which a call writes its o, lse and lse_low, or with which it merges them; o is float32 if
         parts are merged on the way."""
-        if self.accumulates:
+        if self.accumulates or self._once:
             rows = slice(row, row + count)
             return self._o[0, :, rows], self._lse[0, :, :, rows], self._low[0, :, :, rows]
         layer = self._rows.place(row, row + count, self._first)

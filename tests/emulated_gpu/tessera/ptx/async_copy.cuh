@@ -5,8 +5,9 @@
 namespace tessera::ptx {
 
 inline void cp_async_cg_16(uint32 shared, const void* global, int source_bytes) {
-  emulated::here().copy_elements(shared, global, source_bytes);
+  emulated::here().copy_elements(shared, global, source_bytes, 16);
 }
+inline void cp_async_ca_4(uint32 shared, const void* global) { emulated::here().copy_elements(shared, global, 4, 4); }
 inline void cp_async_cg_16_l2_128b(uint32 shared, const void* global, int source_bytes) {
   cp_async_cg_16(shared, global, source_bytes);
 }

@@ -29,8 +29,18 @@ using testing::Inputs;
 
 // ---- the configs of the cases ---------------------------------------------------------------------------------------
 
-// Wide: tiles of 32 keys. Codes: K and V of e4m3; by key: with scales of 128 keys or, in pages, of each.
-enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8, kCodes = 16, kByKey = 32 };
+// Wide: tiles of 32 keys. Codes: K and V of e4m3; by key: with scales of 128 keys or, in pages, of each. Two boxes: a
+// tile is loaded from two pages.
+enum Options {
+  kNone = 0,
+  kTree = 1,
+  kCausalSeqs = 2,
+  kCapped = 4,
+  kWide = 8,
+  kCodes = 16,
+  kByKey = 32,
+  kTwoBoxes = 64
+};
 
 constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool paged, bool varlen, bool invariant,
                                   bool bulk, int options) {
@@ -40,7 +50,7 @@ constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool pag
   c.stages = head_dim <= 64 && !wide ? 2 : 1;
   c.cache = options & kCodes ? Dtype::kFloat8E4M3 : dtype, c.key_scales = options & kByKey;
   if (c.codes() && head_dim <= 64) c.stages = 2;
-  c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk;
+  c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk, c.boxes = options & kTwoBoxes ? 2 : 1;
   c.score.tree_mask = options & kTree, c.score.causal_seqs = options & kCausalSeqs;
   c.score.softcap = c.score.alibi = (options & kCapped) != 0;
   return c;
@@ -73,6 +83,8 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 128, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, false, kWide | kCodes | kByKey)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes)>(launch, p) ||
+         try_config<config(kF16, 64, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes)>(launch, p) ||
          try_config<config(kF16, 256, 8, true, true, true, false, kCodes)>(launch, p) ||
          try_config<config(kBf16, 64, 8, false, true, false, false, kWide | kCodes | kByKey)>(launch, p);
 }
@@ -226,12 +238,15 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=4 sq=3 sk=400 hq=4 hkv=4 d=64 dv=64 k=paged page=7 csr=1 causal=1 cores=7",
         "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
-        // K and V of 8 bits: tiles of 32 keys by TMA, rows by cp.async; scales of each shape.
+        // K and V of 8 bits: tiles of 32 keys by TMA, of one page or of two, rows by cp.async; scales of each shape.
         "dtype=bf16 kv=e4m3 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=64 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=900 hq=8 hkv=2 d=128 dv=112 k=paged page=7 csr=1 causal=1 q=packed lead=2 "
+        "scales=fine cores=5",
+        "dtype=f16 kv=e4m3 b=3 sq=2 sk=2500 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine causal=1 used=1 cores=3",
         "dtype=f16 kv=e4m3 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=240 k=paged page=9 causal=1 invariant=1 scales=h "
         "cores=4",
         "dtype=bf16 kv=e4m3 b=3 sq=4 sk=500 hq=8 hkv=2 d=64 dv=48 q=packed k=packed reversed=1 scales=fine lead=3 "

@@ -28,6 +28,7 @@ constexpr DecodeSm90Config config_of(bool varlen, bool invariant) {
           .varlen = varlen,
           .invariant = invariant,
           .bulk = false,
+          .boxes = 1,
           .score = {}};
 }
 
