@@ -5,12 +5,12 @@ function.
                                   [--directions forward backward decode deterministic lists] [--no-flex]
                                   [--processes 14] [--prepare-seconds 250] [--seconds 400]
 
-bfloat16, batch 1, 16 heads. deterministic: backward. lists: of one head, the kernels alone that list the blocks which
-a mask shows, which may take 50 ms (--lengths 1048576 --programs documents "dilated window"). FlexAttention is compiled by torch.compile; its results are compared with Tessera's before
-it is timed (relative RMS error, at most 1 %). Cells are prepared by --processes at once, for at most --prepare-seconds,
-then timed one by one, up to --seconds; what has no result then is counted. For each cell: the program's milliseconds,
-and the ratios of FlexAttention's time (x) and of the program's to the built-in's (/). The last lines say which cells
-miss their bounds.
+bfloat16, batch 1, 16 heads. deterministic: backward. lists: of one head, the kernels alone that list the blocks which a
+mask shows, which may take 50 ms (--lengths 1048576 --programs documents "dilated window"). FlexAttention is compiled by
+torch.compile; its results are compared with Tessera's before it is timed (relative RMS error, at most 1 %). Cells are
+prepared by --processes at once, for at most --prepare-seconds, then timed one by one, up to --seconds; what has no
+result then is counted. For each cell: the program's milliseconds, and the ratios of FlexAttention's time (x) and of the
+program's to the built-in's (/). The last lines say which cells miss their bounds.
 """
 
 from __future__ import annotations
