@@ -2,14 +2,15 @@
 function.
 
     python bench/cuda_programs.py [--csv FILE] [--lengths 4096 16384] [--head-dims 64 128] [--programs NAME ...]
-                                  [--directions forward backward decode] [--no-flex] [--processes 14]
-                                  [--prepare-seconds 250] [--seconds 400]
+                                  [--directions forward backward decode deterministic lists] [--no-flex]
+                                  [--processes 14] [--prepare-seconds 250] [--seconds 400]
 
-bfloat16, batch 1, 16 heads. FlexAttention is compiled by torch.compile; its results are compared with Tessera's before
-it is timed (relative RMS error, at most 1 %). Cells are prepared by --processes at once, for at most --prepare-seconds,
-then timed one by one, up to --seconds; what has no result then is counted. For each cell: the program's milliseconds,
-and the ratios of FlexAttention's time (x) and of the program's to the built-in's (/). The last lines say which cells
-miss their bounds.
+bfloat16, batch 1, 16 heads. deterministic: backward. lists: of one head, the kernels alone that list the blocks which a
+mask shows, which may take 50 ms (--lengths 1048576 --programs documents "dilated window"). FlexAttention is compiled by
+torch.compile; its results are compared with Tessera's before it is timed (relative RMS error, at most 1 %). Cells are
+prepared by --processes at once, for at most --prepare-seconds, then timed one by one, up to --seconds; what has no
+result then is counted. For each cell: the program's milliseconds, and the ratios of FlexAttention's time (x) and of the
+program's to the built-in's (/). The last lines say which cells miss their bounds.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ import os
 import sys
 from typing import Any, Callable, NamedTuple, Optional
 
+import kernel_times
 import torch
 from cuda_bench import machine, taking_turns, timing
 from score_programs import Call, Calls, Program, difference, programs
 
 MOST_DIFFERENCE = 0.01
 HEADS = 16
-DIRECTIONS = ("forward", "backward", "decode")
+DIRECTIONS = ("forward", "backward", "decode", "deterministic", "lists")
+MOST_MS_OF_LISTS = 50
 
 
 class Cell(NamedTuple):
@@ -42,8 +45,8 @@ class Cell(NamedTuple):
         if self.program == "dense bias":
             return self.direction == "forward" and self.length <= 4096
         if "gradient" in self.program:
-            return self.direction == "backward"
-        return self.program != "temperature" or self.direction != "backward"
+            return self.direction in ("backward", "deterministic")
+        return self.program != "temperature" or self.direction not in ("backward", "deterministic")
 
 
 def compiled_flex(cell: Cell, program: Program, lock: Any) -> Callable:
@@ -59,7 +62,13 @@ def compiled_flex(cell: Cell, program: Program, lock: Any) -> Callable:
 
 
 def calls_of(cell: Cell, program: Program, flex: Optional[Callable]) -> Calls:
-    return Calls(program, Call(cell.direction, cell.length, HEADS, cell.head_dim, torch.bfloat16, "cuda"), flex)
+    heads = 1 if cell.direction == "lists" else HEADS
+    return Calls(program, Call(cell.direction, cell.length, heads, cell.head_dim, torch.bfloat16, "cuda"), flex)
+
+
+def ms_of_lists(call: Callable) -> float:
+    times = kernel_times.kernels(call)
+    return sum(times[name][1] for name in ("tessera_program_bounds", "tessera_program_lists") if name in times) / 1e3
 
 
 def prepare(cell: Cell, lock: Any) -> Callable[[], dict]:
@@ -67,6 +76,8 @@ def prepare(cell: Cell, lock: Any) -> Callable[[], dict]:
     program = programs(cell.length, HEADS, "cuda")[cell.program]()
     has_function = program.flex_score is not None or program.flex_mask is not None
     flex = compiled_flex(cell, program, lock) if cell.with_flex and has_function else None
+    if cell.direction == "lists":
+        return lambda: {"program_ms": ms_of_lists(calls_of(cell, program, None).programmed())}
     calls = calls_of(cell, program, flex).all()
     made = {name: call() for name, call in calls.items()}
     result = {}
@@ -88,6 +99,8 @@ def bounds(cell: Cell) -> dict[str, float]:
     """The least of FlexAttention's time and the most of the program's, beside the program's and the built-in's."""
     if cell.program == "dense bias":
         return {"flex": 1.1}
+    if cell.direction == "deterministic":
+        return {"builtin": float("inf")}
     if cell.direction == "backward":
         return {"flex": 1.25 if cell.length < 16384 else 1.6, "builtin": 1.1}
     return {"flex": 1.5, "builtin": 1.1}
@@ -99,6 +112,8 @@ def missed(cell: Cell, line: dict) -> list[str]:
     found = []
     if line.get("difference", 0) > MOST_DIFFERENCE:
         found.append(f"differs by {line['difference']:.4f}")
+    if cell.direction == "lists":
+        return [f"{line['program_ms']:.0f} ms > {MOST_MS_OF_LISTS}"] if line["program_ms"] > MOST_MS_OF_LISTS else []
     of_cell = bounds(cell)
     if "flex_ms" in line and line["flex_ms"] / line["program_ms"] < of_cell["flex"]:
         found.append(f"x {line['flex_ms'] / line['program_ms']:.2f} < {of_cell['flex']}")
@@ -120,7 +135,7 @@ def main() -> int:
     parser.add_argument("--csv")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--directions", nargs="+", default=DIRECTIONS, choices=DIRECTIONS)
+    parser.add_argument("--directions", nargs="+", default=DIRECTIONS[:3], choices=DIRECTIONS)
     parser.add_argument("--programs", nargs="+")
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--seconds", type=float, default=400)
@@ -132,7 +147,7 @@ def main() -> int:
     names = options.programs or list(programs(16, HEADS, "cuda"))
     kinds = list(itertools.product(options.directions, options.lengths, names))
     drawn = [
-        Cell(direction, name, n, d, not options.no_flex and direction != "decode")
+        Cell(direction, name, n, d, not options.no_flex and direction in ("forward", "backward"))
         for direction, n, name in kinds
         for d in options.head_dims
     ]

@@ -108,10 +108,12 @@ class Calls:
         if not is_packed:
             options = {name: value for name, value in options.items() if not name.startswith("cu_")}
         q, k, v, d_o = (x[0] for x in self.rows) if is_packed else self.rows
-        if self.direction != "backward":
+        if self.direction not in ("backward", "deterministic"):
             return lambda: tessera.attention(q, k, v, **options)
         o, lse = tessera.attention(q, k, v, return_lse=True, **options)
-        more = {"grad_captured": list(gradients)} if gradients else {}
+        more: dict = {"grad_captured": list(gradients)} if gradients else {}
+        if self.direction == "deterministic":
+            more["deterministic"] = True
         return lambda: tessera.attention_backward(q, k, v, o, lse, d_o, **options, **more)
 
     def programmed(self) -> Callable:

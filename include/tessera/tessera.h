@@ -273,7 +273,7 @@ typedef struct tessera_problem {
   tessera_layout dropout_state;
   /* A score program and the tensors that it names; NULL: none. The handle must live until the plan is made. captured[n]
    * is its n-th tensor, with any strides; a tensor of rank 0 is given with the shape [1]. Tensors that the program does
-   * not use may be absent. Not supported together with prefix_groups if the program uses i, j or q_pos. */
+   * not use may be absent. Together with prefix_groups it may not use b, i, j, q_pos, len_q, len_k. */
   tessera_program* program;
   tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS];
   /* backward, optional: the gradient of a floating-point captured[n], of its shape, float32 or its dtype, written
@@ -314,7 +314,8 @@ typedef struct tessera_problem {
   /* The most entries, of 4 bytes of the workspace, in the lists that a GPU makes of the blocks which a program's mask
    * shows; at most 2^31 - 1. 0: one for each block that is visible by causal and the window, up to 64 MiB or, if more,
    * 64 entries a list. A tile whose list finds no room visits every block that it sees by position and evaluates the
-   * mask there: the result is the same. Has no effect on the CPU, nor where no lists are made. */
+   * mask there: the result is the same. deterministic: an entry takes 8 bytes, and if one list of a call finds no room,
+   * none counts. Has no effect on the CPU, where no lists are made, and with batch_invariant: every list has room. */
   int64_t list_capacity;
   /* New members are added here, 8 bytes at a time; the value 0 always means that they are unused. */
 } tessera_problem;

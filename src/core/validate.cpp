@@ -531,12 +531,15 @@ tessera_status check_gradient_of_captured(const tessera_problem& p, const score:
   return check_same_shape(name.c_str(), layout, captured_name("captured", slot, declared).c_str(), primal);
 }
 
-// A prefix that is read once serves queries at many positions.
+// A prefix that is read once serves queries of many sequences and positions.
 tessera_status check_program_of_prefixes(const score::Program& program) {
+  using score::Op;
+  constexpr Op kPlaces[] = {Op::kB, Op::kI, Op::kJ, Op::kQPos, Op::kLenQ, Op::kLenK};
   for (const score::Value& value : program.values) {
-    if (value.op != score::Op::kI && value.op != score::Op::kJ && value.op != score::Op::kQPos) continue;
-    return unsupported("prefix_groups: given with a program that uses %s, accepted without i, j and q_pos",
-                       score::operation(value.op).text);
+    if (std::ranges::find(kPlaces, value.op) == std::end(kPlaces)) continue;
+    return unsupported(
+        "prefix_groups: given with a program that uses %s, accepted without b, i, j, q_pos, len_q and len_k",
+        score::operation(value.op).text);
   }
   return ok();
 }

@@ -21,7 +21,6 @@ constexpr int64_t kMergeRowsPerItem = 64;
 
 std::string refuse_shared_prefix(const tessera_plan& plan) {
   if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";
-  if (core::score::has_program(plan)) return "score programs: not supported";
   if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   if (core::is_8bit(plan.problem.k.dtype)) return "keys and values of 8 bits: not supported";
   return core::refuse_prefixes(plan.problem);
@@ -41,9 +40,8 @@ void configure_shared_prefix(tessera_plan& plan) {
   for (int32_t n = 0; n < plan.num_steps; ++n) plan.steps[n].workspace_at = at;
 }
 
-void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers,
-                           const core::score::Bound* /*bound*/, void* workspace, const tessera_executor& executor,
-                           core::Cancel& cancel) {
+void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers, const core::score::Bound* bound,
+                           void* workspace, const tessera_executor& executor, core::Cancel& cancel) {
   char* const base = static_cast<char*>(workspace);
   const core::PrefixMemory memory = core::carve_prefix(base, plan);
   core::fill_prefix_indices(plan, buffers, memory);
@@ -51,7 +49,7 @@ void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buff
     tessera_plan part = core::plan_of(plan, n);
     core::set_family(part, *find_kernel(part.steps[0].family));
     part.shared_bytes = plan.shared_bytes - memory.bytes;  // the threads' scratch follows the larger of the two
-    forward(part, core::buffers_of(plan, n, buffers, memory), nullptr, base + memory.bytes, executor, cancel);
+    forward(part, core::buffers_of(plan, n, buffers, memory), bound, base + memory.bytes, executor, cancel);
     if (cancel.asked()) return;
   }
   CombineParams c = combine_params(core::merge_of(plan, buffers, memory));

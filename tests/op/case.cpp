@@ -309,7 +309,6 @@ Case legalised(Case c) {
   if (c.prefix) {  // options that depend on a query's place or on the sequence alone; rows that are those of one
     c.wl = c.wr = -1, c.top_left = c.alibi = c.invariant = c.reversed = c.shared_kv = 0, c.dropout = 0;
     c.bias = c.mask = c.block_mask = kAbsent;
-    c.score_mod.clear(), c.mask_mod.clear();  // no kernel evaluates a program of a prefix
     if (c.q_form != kPacked) c.order = kBshd;
     if (c.k_form == kDense && c.order == kSbhd) c.order = kBhsd;
   }
@@ -320,6 +319,9 @@ Case legalised(Case c) {
     // Where scores have few digits left, or overflow float32, so do a program's results.
     for (const Data data : {kGrowing, kFalling, kHuge, kHugeBias, kShared})
       if (c.data == data) c.data = kNormal;
+    for (const char* place : {"b", "i", "j", "q_pos", "len_q", "len_k"}) {
+      if (c.prefix && program_mentions(place)) c.score_mod.clear(), c.mask_mod.clear();
+    }
     // A tensor of all pairs would be one of all pairs of the whole.
     if (program_mentions("dense")) c.first_q = c.first_k = c.after_q = c.after_k = c.places = 0;
   } else {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -66,6 +67,18 @@ constexpr Repeated kRepeated[] = {
      TESSERA_KERNEL_BWD_SM90},
 };
 
+// Lists of a program's mask, whose room in the pool depends on the order in which they are made.
+constexpr Repeated kRepeatedLists[] = {
+    {"dtype=bf16 backward=1 deterministic=1 sq=512 sk=900 hq=4 hkv=2 d=64 dv=64 mask_mod='i // 100 % 3 == j // 130 % "
+     "3'",
+     TESSERA_KERNEL_BWD_SM90},
+    {"dtype=f16 backward=1 deterministic=1 sq=512 sk=900 hq=4 hkv=2 d=128 dv=128 causal=1 lists=9 "
+     "mask_mod='i // 100 % 3 == j // 130 % 3'",
+     TESSERA_KERNEL_BWD_SM90},
+    {"dtype=f16 backward=1 deterministic=1 sq=512 sk=900 hq=4 hkv=2 d=64 dv=64 mask_mod='i // 100 % 3 == j // 130 % 3'",
+     TESSERA_KERNEL_BWD_SM80},
+};
+
 tessera_direction direction_of(const Case& c) { return c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD; }
 
 tessera_plan plan_of(const Repeated& repeated, const Call& call, tessera_device device) {
@@ -81,7 +94,9 @@ tessera_plan plan_of(const Repeated& repeated, const Call& call, tessera_device 
 }
 
 TEST(RepeatedCases, HavePlansOnHopper) {
-  for (const Repeated& repeated : kRepeated) {
+  std::vector<Repeated> all(std::begin(kRepeated), std::end(kRepeated));
+  all.insert(all.end(), std::begin(kRepeatedLists), std::end(kRepeatedLists));
+  for (const Repeated& repeated : all) {
     plan_of(repeated, make_call(make_inputs(legalised(*parse_case(repeated.text, nullptr)))), imagined_gpu(90));
   }
 }
@@ -143,21 +158,22 @@ TEST_P(CudaRepeat, TenThousandLaunchesGiveTheSame) {
   const tessera_plan plan = plan_of(repeated, call, gpu_device());
 
   // Each launch of a batch has its own poisoned outputs, so that all of their bits can be compared.
-  constexpr int kBatch = 200, kLaunches = 10000;
+  const char* const wish = std::getenv("TESSERA_TEST_LAUNCHES");
+  const int launches = wish ? std::max(1, std::atoi(wish)) : 10000, at_once = std::min(200, launches);
   size_t each = 0;
   const std::vector<Output> placed = place_outputs(c, call, each);
   Gpu& gpu = Gpu::get();
   void* const stream = gpu.stream();
-  const GpuBlock results(each * kBatch, false);
+  const GpuBlock results(each * static_cast<size_t>(at_once), false);
   GpuCall on_gpu(call, direction_of(c), tessera_workspace_bytes(&plan), 0xFF);
   on_gpu.upload(stream);
   const tessera_executor executor{.run = nullptr, .context = nullptr, .stream = stream};
   const auto execute = c.backward ? tessera_backward : tessera_forward;
-  std::vector<std::byte> first, batch(each * kBatch);
+  std::vector<std::byte> first, batch(each * static_cast<size_t>(at_once));
   int different = 0;
-  for (int launch = 0; launch < kLaunches; launch += kBatch) {
-    gpu.fill(results.data(), 0xFF, each * kBatch, stream);
-    for (int n = 0; n < kBatch; ++n) {
+  for (int launch = 0; launch < launches; launch += at_once) {
+    gpu.fill(results.data(), 0xFF, each * static_cast<size_t>(at_once), stream);
+    for (int n = 0; n < at_once; ++n) {
       const tessera_buffers buffers = call.buffers([&](const Tensor& tensor) -> void* {
         const auto output = std::ranges::find(placed, &tensor, &Output::tensor);
         return output == placed.end() ? on_gpu.address(tensor) : results.data() + each * n + output->begin;
@@ -169,12 +185,13 @@ TEST_P(CudaRepeat, TenThousandLaunchesGiveTheSame) {
     gpu.synchronize(stream);
     gpu.download(batch.data(), results.data(), batch.size(), stream);
     if (first.empty()) first.assign(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(each));
-    for (int n = 0; n < kBatch; ++n) different += !same(placed, batch.data() + each * n, first.data());
+    for (int n = 0; n < at_once; ++n) different += !same(placed, batch.data() + each * n, first.data());
   }
-  EXPECT_EQ(different, 0) << "of " << kLaunches << " launches: " << to_text(c);
+  EXPECT_EQ(different, 0) << "of " << launches << " launches: " << to_text(c);
 }
 
 INSTANTIATE_TEST_SUITE_P(Case, CudaRepeat, ::testing::ValuesIn(kRepeated));
+INSTANTIATE_TEST_SUITE_P(ProgramLists, CudaRepeat, ::testing::ValuesIn(kRepeatedLists));
 
 }  // namespace
 }  // namespace tessera::testing

@@ -747,6 +747,16 @@ constexpr const char* kProgramPages[] = {
     "dtype=f32 hq=2 hkv=1 d=64 dv=64 invariant=1 tree=1 causal=1 mask_mod='i // 64 % 3 != j // 128 % 3'",
 };
 
+// Prefixes that several sequences share: programs of the score and the head alone.
+constexpr const char* kProgramPrefixes[] = {
+    "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
+    "dtype=bf16 b=6 sq=1 sk=1300 prefix=1100 d=64 dv=64 k=paged page=16 causal=1 cores=7 "
+    "score_mod='s * temperature[h] * (1.0 + h_kv)'",
+    "dtype=f16 b=3 sq=260 sk=400 prefix=390 d=128 dv=128 k=paged page=16 causal=1 mask_mod='s > -0.5'",
+    "dtype=bf16 b=5 few=4 sq=60 sk=600 prefix=300 d=64 dv=64 q=packed k=packed causal=1 sink=1 "
+    "score_mod='5 * tanh(s / 5) + temperature[h]' mask_mod='h % 2 == 0 || s < 1.0'",
+};
+
 void add_programs(Table& table) {
   const auto add = [&](const Definition& definition, const std::string& frame) {
     Case c = *parse_case(frame, nullptr);
@@ -783,6 +793,7 @@ void add_programs(Table& table) {
   }
   for (const char* line : kProgramPairs) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
+  for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");
   // A program sees the -inf of a bias, and its result counts.

@@ -1,5 +1,5 @@
-// Deterministic backward pass with lists: for each entry of a list of query tiles, counts the blocks of keys that add to
-// that tile of dQ before the list's block, in the order in which blocks start. One warp processes a query tile: it
+// Deterministic backward pass with lists: for each entry of a list of query tiles, counts the blocks of keys that add
+// to that tile of dQ before the list's block, in the order in which blocks start. One warp processes a query tile: it
 // looks for the tile in the lists of 32 key tiles at a time. The places take as many words as the entries.
 //
 // Which lists of a program find room in a full pool depends on the order in which they were made. The total of what

@@ -115,7 +115,10 @@ ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsC
   shape.bounds_bytes =
       padded_to((config.transposed ? values.row : values.column) * kBoundBytes * bounds, kWorkspaceAlignment);
   const int64_t capacity = p.list_capacity > 0 ? p.list_capacity : default_capacity(count);
-  const int64_t pool = std::min(shape.row_masks * visible_blocks(plan, config, shape.lists), capacity);
+  // With batch_invariant every list has room: a list that other sequences left none would change the last bits.
+  const int64_t pool = p.batch_invariant
+                           ? count * shape.lists.most
+                           : std::min(shape.row_masks * visible_blocks(plan, config, shape.lists), capacity);
   shape.words = std::min(kProgramHeadsAt + 2 * count + pool, kMostWords);
   return shape;
 }

@@ -46,7 +46,8 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDim,
-                             .tensors = kAllTensors};
+                             .tensors = kAllTensors,
+                             .programs = true};
 
 std::string refuse(const tessera_plan& plan) {
   if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";

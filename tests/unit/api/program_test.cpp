@@ -236,9 +236,16 @@ TEST(ProblemWithAProgram, SaysHowManyEntriesItsListsHave) {
 TEST(ProblemWithAProgram, SharesAPrefixOnlyWhereNoPlaceMatters) {
   Problem problem = csr_problem();
   share_prefixes(problem);
-  const Handle places = created("", "j <= q_pos");
-  problem.program = places.get();
-  EXPECT_CONTAINS(refusal(problem), "prefix_groups: given with a program that uses j, accepted without");
+  const char* const places[][2] = {{"j <= q_pos", "j"}, {"s > b", "b"}, {"s > len_k", "len_k"}};
+  for (const auto& [mask, place] : places) {
+    const Handle program = created("", mask);
+    problem.program = program.get();
+    EXPECT_CONTAINS(refusal(problem), std::string("prefix_groups: given with a program that uses ") + place +
+                                          ", accepted without b, i, j, q_pos, len_q and len_k");
+  }
+  const Handle scores = created("s * (1.0 + h)", "s > 0.5");
+  problem.program = scores.get();
+  EXPECT_EQ(refusal(problem), "accepted");
 }
 
 // ---- what the oracle makes of it -------------------------------------------------------------------------------------

@@ -169,6 +169,9 @@ constexpr SpillLimit kSpillLimits[] = {{TESSERA_KERNEL_FWD_SM80, 80, 180},
                                        {TESSERA_KERNEL_FWD_SM90, 90, 160},
                                        {TESSERA_KERNEL_DECODE_SM90, 90, 0}};
 
+// Of bwd_sm90_d256: a score with a table and a mask beside it spill up to 16 bytes.
+constexpr int kSpillsOfPairs = 16;
+
 class CudaProgramKernels : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
@@ -209,7 +212,9 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
         const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log);
         ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
         const bool lists = std::string_view(spec.header).find("block_lists") != std::string_view::npos;
-        EXPECT_LE(binary.spill_bytes, lists ? 0 : most)
+        EXPECT_LE(binary.spill_bytes, lists            ? 0
+                                      : head_dim > 128 ? kSpillsOfPairs
+                                                       : most)
             << spec.name << " " << score << mask << " " << packed << deterministic << head_dim;
         if (lists) {
           EXPECT_EQ(binary.stack_bytes, 0) << spec.name << " " << mask << " " << packed;

@@ -100,7 +100,7 @@ struct Lists {
 
   void make(const ScoreProgramParams& program) { (transposed ? text.transposed_lists : text.lists)(p, count, program); }
 
-  // The places of the entries of transposed lists in the order of additions; if some list found no room, no list counts.
+  // The places of the entries of transposed lists in the order of additions; if one found no room, no list counts.
   void expect_ordered(bool last_keys_first) {
     DqOrderParams o{};
     static_cast<ProblemParams&>(o) = p;
