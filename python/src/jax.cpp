@@ -427,7 +427,7 @@ Call traced_call(bool backward, const std::vector<TracedTensor>& tensors, const 
       continue;
     }
     const core::TensorField& field = field_named(name);
-    const int32_t known = dtype_named(dtype, TESSERA_INT64);
+    const int32_t known = dtype_named(dtype, TESSERA_FLOAT8_E5M2);
     if (known < 0) {
       throw Error(name + ": dtype " + dtype + ", accepted " + core::dtypes_text(field.dtypes));
     }
