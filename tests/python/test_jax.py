@@ -963,6 +963,48 @@ def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype, heads_kv, mapped", (
+    ("float16", 4, False), ("float16", 1, True), ("bfloat16", 1, False), ("bfloat16", 4, True),
+))  # fmt: skip
+def test_groups_of_heads_are_those_repeated(random, dtype, heads_kv, mapped):
+    """Also under vmap over sequences: values and gradients by XLA's attention in float32 with repeated KV heads."""
+    arrays, d_o = dense(random, dtype, heads_kv=heads_kv, size=32), normal(random, 2, 37, 4, 32, dtype=dtype)
+
+    def plain(q, k, v):
+        k, v = (jnp.repeat(x, 4 // heads_kv, axis=2) for x in (k, v))
+        return jax.nn.dot_product_attention(q, k, v, implementation="xla")
+
+    def run(function, arrays, d_o):
+        o, pull = jax.vjp(function, *arrays)
+        return o, *pull(d_o.astype(o.dtype))
+
+    ours = jax.vmap(tessera.jax.dot_product_attention) if mapped else tessera.jax.dot_product_attention
+    found = jax.jit(functools.partial(run, ours))(arrays, d_o)
+    wide = [x.astype(np.float32) for x in (*arrays, d_o)]
+    for a, b in zip(found, run(plain, wide[:3], wide[3])):
+        assert a.dtype == jnp.dtype(dtype)
+        limit = {"float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=limit * np.abs(b).max())
+
+
+@pytest.mark.parametrize("batch, mapped", ((1, False), (3, False), (3, True)))
+def test_a_bias_s_gradient_of_each_sequence(random, batch, mapped):
+    """One array is query, key and value; a bias of [B, N, S, S] in bfloat16, and a mask of three axes."""
+    x, bias = normal(random, batch, 24, 4, 32, dtype="bfloat16"), normal(random, batch, 4, 24, 24, dtype="bfloat16")
+    mask = np.ones((1, 1, 24), bool)
+
+    def run(function, x, bias):
+        attend = lambda x, bias: function(x, x, x, bias, mask)  # noqa: E731
+        o, pull = jax.vjp(jax.vmap(attend) if mapped else attend, x, bias)
+        return o, *pull(x)
+
+    ours = jax.jit(functools.partial(run, tessera.jax.dot_product_attention))(x, bias)
+    wide = (x.astype(np.float32), bias.astype(np.float32))
+    for a, b, given in zip(ours, run(jax.nn.dot_product_attention, *wide), (x, x, bias)):
+        assert a.dtype == given.dtype
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=2e-2 * np.abs(b).max())
+
+
 def test_residuals_and_three_axes(random):
     q, k, v = (x[0] for x in dense(random))
     o, lse = tessera.jax.dot_product_attention(q, k, v, is_causal=True, return_residual=True)
