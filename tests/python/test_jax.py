@@ -1,5 +1,6 @@
 """tessera.attention on JAX arrays, if JAX is installed."""
 
+import ctypes
 import functools
 import os
 import re
@@ -272,6 +273,39 @@ def test_scratch_memory_is_a_result_on_a_gpu(random):
     d_q = 4 * q.size  # of which at least the float32 sums are kept
     found = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", backward)]
     assert max(found) >= d_q
+
+
+def test_the_handlers_of_a_gpu_are_fit_for_command_buffers():
+    """As XLA asks when a handler is registered: by a frame with one extension, for the handler's metadata."""
+
+    class Version(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_size_t), ("next", ctypes.c_void_p), ("major", ctypes.c_int)]
+        _fields_ += [("minor", ctypes.c_int)]
+
+    class Metadata(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_size_t), ("version", Version), ("traits", ctypes.c_uint32)]
+
+    class Extension(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p)]
+        _fields_ += [("metadata", ctypes.POINTER(Metadata))]
+
+    class Frame(ctypes.Structure):  # its first members
+        _fields_ = [("bytes", ctypes.c_size_t), ("extension", ctypes.POINTER(Extension)), ("rest", ctypes.c_char * 256)]
+
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    found = {}
+    for target, handlers in tessera._core.jax_handlers().items():
+        for platform, capsule in handlers.items():
+            metadata = Metadata(ctypes.sizeof(Metadata))
+            extension = Extension(ctypes.sizeof(Extension), 1, None, ctypes.pointer(metadata))  # 1: metadata
+            frame = Frame(ctypes.sizeof(Frame), ctypes.pointer(extension))
+            handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(pointer(capsule, None))
+            assert handler(ctypes.addressof(frame)) is None
+            assert (metadata.version.major, metadata.version.minor) == (0, 1)
+            found[target, platform] = metadata.traits
+    targets = ("tessera_attention", "tessera_append")
+    assert found == {(t, platform): traits for t in targets for platform, traits in (("cpu", 0), ("CUDA", 1))}
 
 
 def test_without_queries_nothing_is_called(random):
