@@ -68,7 +68,7 @@ def check_all(platform, ours, arrays, d_o, dtype, **options):
     for name, a, b, c in zip(names, ours, exact, plain):
         given = on(platform, a).astype(np.float64), b, np.asarray(c, np.float64)
         try:
-            if name == "d_bias" and dtype != "float32":  # bwd_sm90 keeps P in float16 until dS: half a unit of each term
+            if name == "d_bias" and dtype != "float32":  # bwd_sm90 keeps P in float16: half a unit of a term
                 reference.assert_close(*given, "float16", 0.5)
             else:
                 assert_close(*given, dtype if a.dtype == jnp.dtype(dtype) else "float32")
