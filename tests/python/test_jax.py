@@ -2,8 +2,10 @@
 
 import ctypes
 import functools
+import json
 import os
 import re
+import subprocess
 import sys
 
 # XLA's own code is compiled without optimisation: the tests compile hundreds of programs, and run each once.
@@ -273,6 +275,26 @@ def test_scratch_memory_is_a_result_on_a_gpu(random):
     d_q = 4 * q.size  # of which at least the float32 sums are kept
     found = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", backward)]
     assert max(found) >= d_q
+
+
+@pytest.mark.skipif("TESSERA_PROGRAM" not in os.environ, reason="TESSERA_PROGRAM: absent, the program")
+@pytest.mark.parametrize("direction, rows", (("forward", 1), ("forward", 300), ("backward", 300)))
+def test_scratch_memory_suffices_on_gpus_that_exist(direction, rows):
+    """Whatever their number of multiprocessors: A100, A30, A40, A10, L40S, L4, H100 (SXM, PCIe), H20, B200, RTX 50."""
+    q, k = (3, rows, 16, 128), (3, 9000, 4, 128)
+    layouts = [(name, "bfloat16", shape) for name, shape in zip("qkvo", (q, k, k, q))]
+    if direction == "backward":
+        layouts += [("lse", "float32", (3, 16, rows)), ("d_o", "bfloat16", q)]
+        layouts += [(f"d_{name}", "bfloat16", shape) for name, shape in zip("qkv", (q, k, k))]
+    size = tessera._core.workspace_on_gpus(direction == "backward", layouts, causal=True)
+    shape = f"-B 3 --sq {rows} --sk 9000 -H 16 --kv-heads 4 -D 128 --dtype bfloat16 --causal --direction {direction}"
+    known = {80: (108, 56), 86: (84, 72), 89: (142, 58), 90: (132, 114, 78), 100: (148,), 120: (188, 170, 84)}
+    for arch, all_cores in known.items():
+        for cores in all_cores:
+            gpu = ["plan", "--json", "--arch", str(arch), "--multiprocessors", str(cores)]
+            run = [os.environ["TESSERA_PROGRAM"], *gpu, *shape.split()]
+            plan = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+            assert plan["workspace_bytes"] <= size, (arch, cores)
 
 
 def test_the_handlers_of_a_gpu_are_fit_for_command_buffers():
