@@ -354,8 +354,8 @@ XLA_FFI_Error* place_of(const XLA_FFI_CallFrame& frame, Place& place) {
 // which the keys are divided into fewer parts: on a GPU that differs from the usual ones of its architecture.
 const tessera_plan& plan_within(Call& call, int64_t bytes) {
   const tessera_plan* plan = &plan_of(call);
-  for (int32_t cores = plan->device.cores / 2; plan->workspace_bytes > bytes && cores > 0; cores /= 2) {
-    call.cores = cores;
+  while (plan->workspace_bytes > bytes && plan->device.cores > 1) {
+    call.cores = plan->device.cores * 7 / 8;
     plan = &plan_of(call);
   }
   return *plan;  // execution refuses a workspace that is still too small
@@ -427,7 +427,7 @@ Call traced_call(bool backward, const std::vector<TracedTensor>& tensors, const 
       continue;
     }
     const core::TensorField& field = field_named(name);
-    const int32_t known = dtype_named(dtype, TESSERA_INT64);
+    const int32_t known = dtype_named(dtype, TESSERA_FLOAT8_E5M2);
     if (known < 0) {
       throw Error(name + ": dtype " + dtype + ", accepted " + core::dtypes_text(field.dtypes));
     }
@@ -443,7 +443,7 @@ void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, cons
 }
 
 // The most bytes of workspace that the call needs on a GPU of any architecture, with the usual number of
-// multiprocessors, with some of them, or with one. Opens no driver.
+// multiprocessors, with 1/2 to 9/8 of it, or with one. Opens no driver.
 int64_t workspace_on_gpus(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
   const Call call = traced_call(backward, tensors, options);
   constexpr int32_t kOldestArch = 80, kNewestArch = 129, kEighths = 8;
@@ -453,7 +453,7 @@ int64_t workspace_on_gpus(bool backward, const std::vector<TracedTensor>& tensor
     if (tessera_device_cuda_arch(arch, &device).code != TESSERA_OK) continue;
     set_family(device, call.kernel);
     const int32_t usual = device.cores;
-    for (const int32_t eighths : {kEighths, 7, 6, 4, 0}) {
+    for (const int32_t eighths : {9, kEighths, 7, 6, 4, 0}) {
       device.cores = std::max(1, usual * eighths / kEighths);
       tessera_plan plan;
       if (tessera_make_plan(&call.problem, &device, &plan).code == TESSERA_OK) {

@@ -1,8 +1,11 @@
 """tessera.attention on JAX arrays, if JAX is installed."""
 
+import ctypes
 import functools
+import json
 import os
 import re
+import subprocess
 import sys
 
 # XLA's own code is compiled without optimisation: the tests compile hundreds of programs, and run each once.
@@ -223,6 +226,126 @@ def test_packed_paged_trees_and_prefixes(random):
         jax.grad(lambda q: attention(q, *pages, **table).sum())(queries)
 
 
+@pytest.mark.parametrize("dtype", ("float8_e4m3fn", "float8_e5m2", "int8"))
+def test_keys_of_8_bits(random, dtype):
+    """Under jit the library's bits, with scales of the array, of heads, of blocks and, in pages, of tokens."""
+    q, k, v = dense(random, "bfloat16", sk=150, size=32)
+    pages = [normal(random, 3, 16, 2, 32, dtype="bfloat16") for _ in "kv"]
+    table = {"page_table": np.array([[2, 0], [1, 1]], np.int32), "seqused_k": np.array([29, 9], np.int32)}
+    for scheme in ("tensor", "head", "block", "token"):
+        given, tensors = (pages, table) if scheme == "token" else ((k, v), {})
+        codes = [tessera.quantize(x, dtype.removesuffix("fn"), scheme=scheme) for x in given]
+        scales = {f"{name}_descale": x.scale for name, x in zip("kv", codes)}
+        run = jax.jit(lambda q, k, v, tensors: attention(q, k, v, **tensors))
+        ours = run(q, *(x.codes for x in codes), {**scales, **tensors})
+        equal(ours, tessera.attention(q, *(x.codes for x in codes), **scales, **tensors))
+    if dtype != "int8":  # all three of 8 bits
+        codes = [tessera.quantize(x, dtype.removesuffix("fn"), scheme="head").codes for x in (q, k, v)]
+        ours = jax.jit(attention)(*codes)
+        assert ours.dtype == jnp.bfloat16
+        equal(ours, tessera.attention(*codes))
+
+
+def on_a_gpu(function, *arguments):
+    """The program of a GPU, lowered without one."""
+    import jax.export
+
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call("tessera_attention")]
+    return jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=unchecked)(*arguments).mlir_module()
+
+
+def test_scratch_memory_is_a_result_on_a_gpu(random):
+    """Its size is known while the program is traced, without a driver: XLA's command buffers need it."""
+    q, k, v = dense(random, "bfloat16", sq=4, sk=4096, heads=4, size=64)
+    run = lambda *x: attention(*x, causal=True)  # noqa: E731
+    shape = lambda x: tuple(("bfloat16", x.shape))  # noqa: E731
+    layouts = [(name, *shape(x)) for name, x in zip("qkvo", (q, k, v, q))]
+    size = tessera._core.workspace_on_gpus(False, layouts, causal=True)
+    parts = 4 * q.size  # float32 partial results of one part of the keys
+    assert 2 * parts < size < 1 << 24
+    text = on_a_gpu(run, q, k, v)
+    (call,) = re.findall(r"custom_call @tessera_attention.*", text)
+    assert 'results = "o workspace"' in call and f"tensor<{size}xui8>" in call
+    own = jax.jit(run).lower(q, k, v)
+    assert 'results = "o"' in own.as_text() and "ui8" not in own.as_text()
+    assert "conditional" not in own.compile().as_text()
+    backward = on_a_gpu(jax.grad(lambda *x: run(*x).sum()), q, k, v)
+    assert backward.count("@tessera_attention") == 2
+    assert re.search(r'results = "d_q d_k d_v workspace"', backward)
+    d_q = 4 * q.size  # of which at least the float32 sums are kept
+    found = [int(n) for n in re.findall(r"tensor<(\d+)xui8>", backward)]
+    assert max(found) >= d_q
+
+
+@pytest.mark.skipif("TESSERA_PROGRAM" not in os.environ, reason="TESSERA_PROGRAM: absent, the program")
+@pytest.mark.parametrize("direction, rows", (("forward", 1), ("forward", 300), ("backward", 300)))
+def test_scratch_memory_suffices_on_gpus_that_exist(direction, rows):
+    """Whatever their number of multiprocessors: A100, A30, A40, A10, L40S, L4, H100 (SXM, PCIe), H20, B200, RTX 50."""
+    q, k = (3, rows, 16, 128), (3, 9000, 4, 128)
+    layouts = [(name, "bfloat16", shape) for name, shape in zip("qkvo", (q, k, k, q))]
+    if direction == "backward":
+        layouts += [("lse", "float32", (3, 16, rows)), ("d_o", "bfloat16", q)]
+        layouts += [(f"d_{name}", "bfloat16", shape) for name, shape in zip("qkv", (q, k, k))]
+    size = tessera._core.workspace_on_gpus(direction == "backward", layouts, causal=True)
+    shape = f"-B 3 --sq {rows} --sk 9000 -H 16 --kv-heads 4 -D 128 --dtype bfloat16 --causal --direction {direction}"
+    known = {80: (108, 56), 86: (84, 72), 89: (142, 58), 90: (132, 114, 78), 100: (148,), 120: (188, 170, 84)}
+    for arch, all_cores in known.items():
+        for cores in all_cores:
+            gpu = ["plan", "--json", "--arch", str(arch), "--multiprocessors", str(cores)]
+            run = [os.environ["TESSERA_PROGRAM"], *gpu, *shape.split()]
+            plan = json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+            assert plan["workspace_bytes"] <= size, (arch, cores)
+
+
+def test_the_handlers_of_a_gpu_are_fit_for_command_buffers():
+    """As XLA asks when a handler is registered: by a frame with one extension, for the handler's metadata."""
+
+    class Version(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_size_t), ("next", ctypes.c_void_p), ("major", ctypes.c_int)]
+        _fields_ += [("minor", ctypes.c_int)]
+
+    class Metadata(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_size_t), ("version", Version), ("traits", ctypes.c_uint32)]
+
+    class Extension(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p)]
+        _fields_ += [("metadata", ctypes.POINTER(Metadata))]
+
+    class Frame(ctypes.Structure):  # its first members
+        _fields_ = [("bytes", ctypes.c_size_t), ("extension", ctypes.POINTER(Extension)), ("rest", ctypes.c_char * 256)]
+
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    found = {}
+    for target, handlers in tessera._core.jax_handlers().items():
+        for platform, capsule in handlers.items():
+            metadata = Metadata(ctypes.sizeof(Metadata))
+            extension = Extension(ctypes.sizeof(Extension), 1, None, ctypes.pointer(metadata))  # 1: metadata
+            frame = Frame(ctypes.sizeof(Frame), ctypes.pointer(extension))
+            handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(pointer(capsule, None))
+            assert handler(ctypes.addressof(frame)) is None
+            assert (metadata.version.major, metadata.version.minor) == (0, 1)
+            found[target, platform] = metadata.traits
+    targets = ("tessera_attention", "tessera_append")
+    assert found == {(t, platform): traits for t in targets for platform, traits in (("cpu", 0), ("CUDA", 1))}
+
+
+def test_without_queries_nothing_is_called(random):
+    """XLA cannot capture a call that launches nothing."""
+    q, k, v = dense(random, sq=0)
+    bias = normal(random, 1, 4, 1, 45)
+
+    def loss(q, k, v, bias):
+        o, lse = attention(q, k, v, bias=bias, return_lse=True)
+        return o.sum() + lse.sum()
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    assert "tessera_attention" not in gradient.lower(q, k, v, bias).as_text()
+    for a, x in zip(gradient(q, k, v, bias), (q, k, v)):
+        equal(a, np.zeros_like(x))
+    assert attention(q, k, v).shape == (2, 0, 4, 16)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_is_each_entry(random, name):
     """Values and gradients of every option, mapped and shared in all ways: what a loop over the entries gives."""
@@ -344,8 +467,8 @@ def test_other_transformations(random):
     equal(jax.grad(jax.checkpoint(loss))(q), jax.grad(loss)(q))
     looped = jax.lax.scan(lambda x, _: (attention(x, k, v, causal=True), None), q, length=2)[0]
     equal(looped, attention(attention(q, k, v, causal=True), k, v, causal=True))
-    exported = jax.jit(loss).lower(q).compile()
-    np.testing.assert_allclose(exported(q), loss(q), rtol=1e-6)
+    run = lambda q: attention(q, k, v, causal=True)  # noqa: E731
+    equal(jax.jit(run).lower(q).compile()(q), run(q))
 
 
 def test_shard_map_over_batch_heads_and_queries(random):
@@ -716,6 +839,43 @@ def test_append_writes_where_the_cache_is(random, name, dtype):
         equal(a, b)
 
 
+@pytest.mark.parametrize("codes", ("float8_e4m3fn", "float8_e5m2", "int8"))
+@pytest.mark.parametrize("form", ("scales of heads", "scales of sequences", "computed"))
+def test_append_into_a_cache_of_8_bits(random, codes, form):
+    """The library's codes, and its computed scales, in the memory of the donated arrays, and attention over them."""
+    name = "pages" if form == "computed" else "rotated"
+    k, v, *own_caches, lengths, tensors = caches(random, "bfloat16")[name]
+    tensors.pop("q", None), tensors.pop("positions_q", None)
+    of_codes = [np.zeros(x.shape, jnp.dtype(codes)) for x in own_caches]
+    shape = {"computed": (5, 8, 2), "scales of heads": (2,)}.get(form, (2, 2))
+    scales = {f"{name}_descale": np.abs(normal(random, *shape)) + 0.1 for name in "kv"}
+    expected = [x.copy() for x in (*of_codes, *scales.values())]
+    computed = {"compute_scales": form == "computed"}
+    tessera.append(k, v, *expected[:2], lengths, k_descale=expected[2], v_descale=expected[3], **tensors, **computed)
+
+    written = ("k_cache", "v_cache", *(scales if form == "computed" else ()))
+    step = jax.jit(tessera.jax.append, static_argnames="compute_scales", donate_argnames=written)
+    given = {name: jnp.array(x) for name, x in zip(("k_cache", "v_cache", *scales), (*of_codes, *scales.values()))}
+    before = [given[name].unsafe_buffer_pointer() for name in written]
+    out = step(k, v, seqused_k=lengths, **given, **tensors, **computed)
+    assert [getattr(out, name).unsafe_buffer_pointer() for name in written] == before
+    for a, b in zip(out[:2], expected):
+        equal(jnp.asarray(a).view(jnp.uint8), b.view(np.uint8))
+    if form == "computed":
+        equal(out.k_descale, expected[2])
+        equal(out.v_descale, expected[3])
+    else:
+        assert out.k_descale is out.v_descale is None
+
+    q = normal(random, 2, 3, 4, 16, dtype="bfloat16")
+    read = dict(zip(scales, expected[2:]), seqused_k=lengths, causal=True)
+    if form == "computed":
+        read["page_table"] = tensors["page_table"]
+        scales = {name: getattr(out, name) for name in scales}
+    ours = attention(q, *out[:2], **{**read, **scales})
+    equal(ours, tessera.attention(q, *expected[:2], **read))
+
+
 def test_append_and_attention_decode(random):
     """A loop of steps whose cache is its carry, which is not copied: each token attends to all before it."""
     q, k, v = dense(random, sq=6, sk=6)
@@ -750,8 +910,36 @@ def test_append_under_vmap_and_refusals(random):
         jax.jit(tessera.jax.append).lower(*arrays, cos=tensors["cos"])
     with pytest.raises(Exception, match="seqused_k"):  # XLA's status, with the one line
         jax.block_until_ready(jax.jit(tessera.jax.append)(k, v, k_cache, v_cache, 9 * lengths))
+    with pytest.raises(tessera.Error, match="^k_descale: "):
+        jax.jit(tessera.jax.append).lower(*arrays, k_descale=np.ones(2, np.float32))
+    with pytest.raises(tessera.Error, match="^compute_scales: |^k_descale: "):
+        tessera.jax.append(*arrays, compute_scales=True)
     with pytest.raises(NotImplementedError, match="tessera.jax.append: a gradient was asked for"):
         jax.grad(lambda k: tessera.jax.append(k, v, k_cache, v_cache, lengths).k_cache.sum())(k)
+
+
+@four_devices
+def test_a_sharded_cache_of_8_bits_is_not_gathered(random):
+    """Computed scales are divided by heads as the pages are."""
+    k, v, *_, lengths, tensors = caches(random, "bfloat16")["pages"]
+    tensors.pop("q")
+    given = [np.zeros((5, 8, 2, 16), jnp.float8_e5m2)] * 2 + [np.ones((5, 8, 2), np.float32)] * 2
+    expected = [x.copy() for x in given]
+    options = {**tensors, "compute_scales": True}
+    tessera.append(k, v, *expected[:2], lengths, k_descale=expected[2], v_descale=expected[3], **options)
+    mesh = mesh_of(y=2)
+    by_heads = NamedSharding(mesh, P(None, None, "y"))
+    new, placed = ([jax.device_put(x, by_heads) for x in arrays] for arrays in ((k, v), given))
+
+    def run(k, v, k_cache, v_cache, of_k, of_v):
+        return tessera.jax.append(k, v, k_cache, v_cache, lengths, k_descale=of_k, v_descale=of_v, **options)
+
+    step = jax.jit(run, donate_argnums=(2, 3, 4, 5))
+    assert collectives(step.lower(*new, *placed).compile()) == set()
+    out = step(*new, *placed)
+    assert out.k_descale.sharding.is_equivalent_to(by_heads, 3)
+    for a, b in zip((*out[:2], out.k_descale, out.v_descale), expected):
+        equal(jnp.asarray(a).astype(np.float32), b.astype(np.float32))
 
 
 @four_devices
@@ -829,6 +1017,48 @@ def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
         lambda a, b: np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=limit * max(1, np.abs(b).max())),
         (o, gradients), (exact, others),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype, heads_kv, mapped", (
+    ("float16", 4, False), ("float16", 1, True), ("bfloat16", 1, False), ("bfloat16", 4, True),
+))  # fmt: skip
+def test_groups_of_heads_are_those_repeated(random, dtype, heads_kv, mapped):
+    """Also under vmap over sequences: values and gradients by XLA's attention in float32 with repeated KV heads."""
+    arrays, d_o = dense(random, dtype, heads_kv=heads_kv, size=32), normal(random, 2, 37, 4, 32, dtype=dtype)
+
+    def plain(q, k, v):
+        k, v = (jnp.repeat(x, 4 // heads_kv, axis=2) for x in (k, v))
+        return jax.nn.dot_product_attention(q, k, v, implementation="xla")
+
+    def run(function, arrays, d_o):
+        o, pull = jax.vjp(function, *arrays)
+        return o, *pull(d_o.astype(o.dtype))
+
+    ours = jax.vmap(tessera.jax.dot_product_attention) if mapped else tessera.jax.dot_product_attention
+    found = jax.jit(functools.partial(run, ours))(arrays, d_o)
+    wide = [x.astype(np.float32) for x in (*arrays, d_o)]
+    for a, b in zip(found, run(plain, wide[:3], wide[3])):
+        assert a.dtype == jnp.dtype(dtype)
+        limit = {"float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=limit * np.abs(b).max())
+
+
+@pytest.mark.parametrize("batch, mapped", ((1, False), (3, False), (3, True)))
+def test_a_bias_s_gradient_of_each_sequence(random, batch, mapped):
+    """One array is query, key and value; a bias of [B, N, S, S] in bfloat16, and a mask of three axes."""
+    x, bias = normal(random, batch, 24, 4, 32, dtype="bfloat16"), normal(random, batch, 4, 24, 24, dtype="bfloat16")
+    mask = np.ones((1, 1, 24), bool)
+
+    def run(function, x, bias):
+        attend = lambda x, bias: function(x, x, x, bias, mask)  # noqa: E731
+        o, pull = jax.vjp(jax.vmap(attend) if mapped else attend, x, bias)
+        return o, *pull(x)
+
+    ours = jax.jit(functools.partial(run, tessera.jax.dot_product_attention))(x, bias)
+    wide = (x.astype(np.float32), bias.astype(np.float32))
+    for a, b, given in zip(ours, run(jax.nn.dot_product_attention, *wide), (x, x, bias)):
+        assert a.dtype == given.dtype
+        np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=2e-2 * np.abs(b).max())
 
 
 def test_residuals_and_three_axes(random):

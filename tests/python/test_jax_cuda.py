@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+import reference  # the path is conftest's
 from conftest import assert_close
 
 jax = pytest.importorskip("jax")
@@ -65,9 +66,12 @@ def check_all(platform, ours, arrays, d_o, dtype, **options):
     assert len(ours) == len(exact)
     names = ("o", "lse", "d_q", "d_k", "d_v", *(f"d_{name}" for name in ("bias", "sink") if name in options))
     for name, a, b, c in zip(names, ours, exact, plain):
-        of = dtype if a.dtype == jnp.dtype(dtype) else "float32"
+        given = on(platform, a).astype(np.float64), b, np.asarray(c, np.float64)
         try:
-            assert_close(on(platform, a).astype(np.float64), b, np.asarray(c, np.float64), of)
+            if name == "d_bias" and dtype != "float32":  # bwd_sm90 keeps P in float16: half a unit of a term
+                reference.assert_close(*given, "float16", 0.5)
+            else:
+                assert_close(*given, dtype if a.dtype == jnp.dtype(dtype) else "float32")
         except AssertionError as wrong:
             pytest.fail(f"{name}: {wrong}")
 
