@@ -635,6 +635,49 @@ TEST(RanksErrors, OfCalls) {
   EXPECT_EQ(few.substr(0, few.find(',')), "workspace_bytes: 0");
 }
 
+// Each captured tensor of a program, and each gradient, by its number.
+TEST(RanksErrors, NameEachCapturedTensor) {
+  std::string score = "s";
+  std::vector<tessera_program_name> names;
+  std::vector<std::string> letters;
+  for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) letters.emplace_back(1, static_cast<char>('a' + n));
+  for (const std::string& letter : letters) {
+    score += " + t" + letter + "[h]";
+  }
+  for (std::string& letter : letters) {
+    letter.insert(0, "t");
+    names.push_back({letter.c_str(), TESSERA_VALUE_FLOAT, 1});
+  }
+  const Program program = program_of(score.c_str(), "", names);
+  RanksOptions options{};
+  options.program = program.get(), options.grad_captured = (1u << TESSERA_MAX_CAPTURED_TENSORS) - 1;
+  for (tessera_layout& captured : options.captured) captured = {TESSERA_FLOAT32, 1, {2}, {1}};
+  Small small(1);
+  small.problem.direction = TESSERA_BACKWARD;
+  const RanksAttention attention(small.problem, 0, options);
+  const std::vector<Communicator> alone = thread_communicators(1);
+  std::vector<float> d_q(8192), d_k(4096), d_v(4096), captured(2);
+  std::vector<std::vector<float>> d_captured(TESSERA_MAX_CAPTURED_TENSORS, std::vector<float>(2));
+  std::vector<std::byte> saved(attention.saved_bytes());
+  small.workspace.resize(std::max(attention.workspace_bytes(), attention.workspace_bytes(TESSERA_BACKWARD)));
+  for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS; ++n) {
+    RanksBuffers buffers = small.data();
+    buffers.saved = saved.data(), buffers.d_o = small.q.data();
+    buffers.d_q = d_q.data(), buffers.d_k = d_k.data(), buffers.d_v = d_v.data();
+    for (int other = 0; other < TESSERA_MAX_CAPTURED_TENSORS; ++other) {
+      buffers.captured[other] = captured.data(),
+      buffers.d_captured[other] = d_captured[static_cast<size_t>(other)].data();
+    }
+    const std::string slot = "captured[" + std::to_string(n) + "]", null = ": NULL, but the problem describes it with";
+    buffers.d_captured[n] = nullptr;
+    const std::string gradient(attention.try_backward(alone[0], buffers, small.workspace).message());
+    EXPECT_EQ(gradient.find("d_" + slot + null), 0u) << gradient;
+    buffers.captured[n] = nullptr;
+    const std::string primal(attention.try_forward(alone[0], buffers, small.workspace).message());
+    EXPECT_EQ(primal.find(slot + null), 0u) << primal;
+  }
+}
+
 TEST(RanksErrors, RanksThatDisagreeAllLearnIt) {
   const std::vector<Communicator> communicators = thread_communicators(3);
   std::string messages[3];

@@ -1,5 +1,7 @@
 """Arguments of PyTorch programs: none is dropped, writes in place are visible, transforms behave like PyTorch's own."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -488,3 +490,27 @@ def test_lower_digits_of_numpy_arrays():
     d_o = np.random.default_rng(0).standard_normal(q.shape)
     d_v = tessera.attention_backward(q, q, q, o, lse, d_o, lse_low=low).d_v
     np.testing.assert_allclose(d_v, np.broadcast_to(d_o.mean(1, keepdims=True), q.shape), rtol=1e-2, atol=1e-2)
+
+
+def test_a_partial_result_is_merged_in_place():
+    q, k, v = normal(1, 4, 2, 8), normal(1, 9, 2, 8, seed=1), normal(1, 9, 2, 8, seed=2)
+    partial = tessera.attention(q, k, v, partial=True)
+    for n, tensor in enumerate(partial):
+        assert moves(tensor, lambda: tessera.attention(q, k, v, partial=partial)), n
+    for n in (1, 2):
+        assert moves(partial[n], lambda: tessera.attention(q, k, v, partial=partial, finish=True)), n
+
+
+@pytest.mark.parametrize("name", ["bias", "sink", "slope", "o", "lse", "lse_low"])
+def test_a_partial_result_has_no_gradients(name):
+    q, k = normal(1, 4, 2, 8), normal(1, 9, 2, 8, seed=1)
+    tensors = {"bias": torch.zeros(1, 1, 4, 9), "sink": torch.zeros(2), "slope": torch.zeros(2)}
+    tensors |= dict(zip(("o", "lse", "lse_low"), tessera.attention(q, k, k, partial=True)))
+    tensors[name].requires_grad_()
+    partial = tuple(tensors[n] for n in ("o", "lse", "lse_low"))
+    program = {"score_mod": "s + slope[h]", "captured": {"slope": tensors["slope"]}}
+    argument = re.escape("captured['slope']" if name == "slope" else name)
+    with pytest.raises(tessera.Error, match=f"^{argument}: requires a gradient, which a partial result does not"):
+        tessera.attention(q, k, k, partial=partial, bias=tensors["bias"], sink=tensors["sink"], **program)
+    with torch.no_grad():
+        tessera.attention(q, k, k, partial=partial, bias=tensors["bias"], **program)
