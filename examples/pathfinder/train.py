@@ -5,9 +5,15 @@
     python $train --side 64 --folder out/64 --minutes 9 --resume                     # continues as if never stopped
     python $train --side 128 --folder out/128 --init out/64/checkpoint.pt            # stretches the positions
     python $train --side 256 --folder out/256 --init out/128/checkpoint.pt --near 20 # block-sparse
+    torchrun --nproc-per-node 4 $train --side 256 --folder out/256 --resume          # a batch over four GPUs
+    torchrun --nproc-per-node 4 $train --side 256 --folder out/256 --resume --over 4 # each picture over four GPUs
 
 Attention is full, or, with --near, of pixels in blocks of 128 at most so many rows away, by a block mask: at 256 pixels
 a side and 20 rows this is a sixth of all pairs. The first paper also trained Path-256 with block-sparse attention.
+
+Under torchrun each process has a part of every batch and its own GPU (without GPUs: gloo); --over N divides each
+picture's tokens over N processes, whose attention is tessera.torch.context_parallel's (ranks.py), with a window of as
+many rows. The pictures and, but for rounding, the results are those of one process, so any call may --resume another's.
 
 Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them),
 checkpoint.pt, weights.pt (a sixth of it: the weights alone, in bfloat16) and curve.csv, whose last columns are the
@@ -28,6 +34,7 @@ from torch import nn
 
 import drawing
 import pathfinder
+from ranks import Ranks
 
 HELD_OUT_SEED = 1_000_003
 COLUMNS = ("step", "pictures", "seconds", "loss", "accuracy", "held_out", "low", "high")
@@ -69,6 +76,16 @@ def near_blocks(side, near, device):
     return tessera.torch.block_mask(visible, side * side, side * side, block=(BLOCK, BLOCK), device=device)
 
 
+def attention_of(side, near, ranks):
+    """attention(q, k, v) of this process's tokens."""
+    if ranks.parallel is not None:
+        seen = {} if near is None else {"window": (near * side, near * side)}
+        return lambda q, k, v: ranks.parallel.attention(q, k, v, **seen)
+    blocks = near_blocks(side, near, ranks.device)
+    seen = {} if blocks is None else {"block_mask": blocks, "mask_block": (BLOCK, BLOCK)}
+    return lambda q, k, v: tessera.torch.attention(q, k, v, **seen)
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
@@ -77,10 +94,9 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x, cos, sin, blocks):
+    def forward(self, x, cos, sin, attention):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        seen = {} if blocks is None else {"block_mask": blocks, "mask_block": (BLOCK, BLOCK)}
-        x = x + self.out(tessera.torch.attention(rotate(q, cos, sin), rotate(k, cos, sin), v, **seen).flatten(-2))
+        x = x + self.out(attention(rotate(q, cos, sin), rotate(k, cos, sin), v).flatten(-2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -95,13 +111,15 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.answer = nn.LayerNorm(width), nn.Linear(width, 1)
 
-    def forward(self, images, positions_of, near):  # uint8 [B, side, side] -> logits [B]
-        blocks = near_blocks(images.shape[1], near, images.device)
-        cos, sin = rotation(images.shape[1], positions_of, self.head_dim, images.device)
+    def forward(self, images, positions_of, near, ranks):  # uint8 [B, side, side] -> logits [B]
+        side = images.shape[1]
+        attention = attention_of(side, near, ranks)
+        cos, sin = (ranks.shard(x, 0) for x in rotation(side, positions_of, self.head_dim, images.device))
         x = self.pixel(images[:, None].float() / 255).flatten(2).transpose(1, 2).contiguous()  # [B, side * side, width]
+        x = ranks.shard(x, 1)
         for block in self.blocks:
-            x = block(x, cos, sin, blocks)
-        return self.answer(self.norm(x).mean(1))[:, 0]
+            x = block(x, cos, sin, attention)
+        return self.answer(ranks.mean(self.norm(x)))[:, 0]
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------
@@ -140,7 +158,8 @@ def interval(right, count, z=1.96):
 class Training:
     def __init__(self, options):
         self.options = options
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.ranks = Ranks(options.over, options.batch)
+        self.device = self.ranks.device
         options.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint, self.weights, self.curve = (
             options.folder / name for name in ("checkpoint.pt", "weights.pt", "curve.csv")
@@ -158,6 +177,9 @@ class Training:
             self.model.load_state_dict(held["model"])
             self.positions_of = stretched(options.side, held["side"], held["positions_of"])
         self.stream = drawing.Stream(options.side, options.batch, options.seed, self.device)
+        if self.ranks.first:
+            held_out_pictures(options.folder, options.side, options.held_out, options.workers)
+        self.ranks.wait()
         images, labels = held_out_pictures(options.folder, options.side, options.held_out, options.workers)
         self.held_out = images.to(self.device), labels.to(self.device)
 
@@ -172,6 +194,8 @@ class Training:
         self.step, self.seconds, self.positions_of = held["step"], held["seconds"], held["positions_of"]
 
     def save(self):
+        if not self.ranks.first:
+            return
         temporary = self.checkpoint.with_suffix(".new")
         model = self.model.state_dict()
         about = {"side": self.options.side, "positions_of": self.positions_of, "step": self.step}
@@ -183,13 +207,13 @@ class Training:
 
     def logits(self, images):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.model(images, self.positions_of, self.options.near).float()
+            return self.model(images, self.positions_of, self.options.near, self.ranks).float()
 
     def train_step(self):
         """Its pictures depend on the step's number alone, so a resumed training continues the same way. Loss and
         accuracy, on the device."""
         o = self.options
-        images, labels = self.stream.batch(self.step)
+        images, labels = map(self.ranks.mine, self.stream.batch(self.step))
         for group in self.optimizer.param_groups:
             group["lr"] = (
                 o.rate
@@ -201,21 +225,30 @@ class Training:
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        self.ranks.average([parameter.grad for parameter in self.model.parameters()])
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
-        return torch.stack([loss.detach(), ((logits > 0) == (labels > 0)).float().mean()])
+        return torch.stack([loss.detach(), ((logits > 0) == (labels > 0)).float().mean()])  # of this rank's part
 
     @torch.no_grad()
     def evaluate(self):
-        images, labels = self.held_out
-        parts = [self.logits(part) > 0 for part in images.split(self.options.batch)]
-        right = int((torch.cat(parts) == (labels > 0)).sum())
-        return right / len(labels), *interval(right, len(labels))
+        ranks, right = self.ranks, 0
+        images, labels = (x[ranks.part :: ranks.parts] for x in self.held_out)
+        for first in range(0, len(labels), self.options.batch):
+            part = slice(first, first + self.options.batch)
+            right += int(((self.logits(images[part]) > 0) == (labels[part] > 0)).sum())
+        right = ranks.sum_of_parts(right)
+        count = len(self.held_out[1])
+        return right / count, *interval(right, count)
 
     def report(self, losses):
-        loss, accuracy = torch.stack(losses).mean(0).tolist()
+        mean = torch.stack(losses).mean(0)
+        self.ranks.average([mean])
+        loss, accuracy = mean.tolist()
         held_out = self.evaluate()
+        if not self.ranks.first:
+            return held_out[0]
         row = (self.step, self.step * self.options.batch, self.seconds, loss, accuracy, *held_out)
         fresh = self.step <= self.options.report or not self.curve.exists()
         with self.curve.open("w" if fresh and not self.options.resume else "a", newline="") as file:
@@ -231,15 +264,20 @@ class Training:
     def run(self):
         o = self.options
         count = sum(parameter.numel() for parameter in self.model.parameters())
-        print(
-            f"{count / 1e6:.2f} million parameters, {o.side * o.side} tokens, {self.device}, from step {self.step}",
-            flush=True,
-        )
+        ranks = self.ranks
+        if ranks.first:
+            print(
+                f"{count / 1e6:.2f} million parameters, {o.side * o.side} tokens, {self.device}, from step {self.step}"
+                + (f", {ranks.parts} x {ranks.over} processes" if ranks.ranks > 1 else ""),
+                flush=True,
+            )
         if o.steps == 0:
-            print("held out {:.3f} ({:.3f} .. {:.3f})".format(*self.evaluate()))
+            held_out = self.evaluate()
+            if ranks.first:
+                print("held out {:.3f} ({:.3f} .. {:.3f})".format(*held_out))
             return
         start, before, losses = time.monotonic(), self.seconds, []
-        while self.step < o.steps and (o.minutes is None or time.monotonic() - start < 60 * o.minutes):
+        while self.step < o.steps and (o.minutes is None or ranks.agreed(time.monotonic() - start < 60 * o.minutes)):
             losses.append(self.train_step())
             self.seconds = before + time.monotonic() - start
             if self.step % o.report == 0:
@@ -274,6 +312,7 @@ def main(arguments=None):
         ("workers", 1, "processes that draw the held-out pictures"),
     ):  # fmt: skip
         add(f"--{name}", type=int, default=value, help=f"{what} (default: {value})".strip())
+    add("--over", type=int, default=1, help="processes that have a picture's tokens, under torchrun (default: 1)")
     add("--near", type=int, help="attention sees pixels at most so many rows away (default: all)")
     add("--rate", type=float, default=1e-3, help="of learning (default: 1e-3)")
     options = parser.parse_args(arguments)
@@ -283,7 +322,9 @@ def main(arguments=None):
         parser.error(f"--near: {options.near}, accepted 0 and more")
     if options.stem % 2 == 0:
         parser.error(f"--stem: {options.stem}, accepted odd numbers")
-    Training(options).run()
+    training = Training(options)
+    training.run()
+    training.ranks.close()
     return 0
 
 

@@ -1,5 +1,7 @@
 """examples/pathfinder: the properties of its pictures."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +186,63 @@ def test_near_blocks_are_those_of_near_rows(tmp_path):
         assert (found == (touching | (apart <= near))).all()
     train.main(["--folder", str(tmp_path), *map(str, SMALL), "--steps", "1", "--near", "2"])
     assert torch.load(tmp_path / "checkpoint.pt")["step"] == 1
+
+
+def launch(ranks, folder, *arguments):
+    """train.py by as many processes as torchrun would start, with gloo."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        port = str(one.getsockname()[1])
+    environment = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    command = [sys.executable, str(FOLDER / "train.py"), "--folder", str(folder), *map(str, (*SMALL, *arguments))]
+    running = [
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for process in running:
+        text = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, text[-3000:]
+
+
+@pytest.mark.parametrize("ranks, over, more", ((2, 1, ()), (4, 2, ("--near", 40))))
+def test_many_processes_train_as_one(tmp_path, ranks, over, more):
+    """The same pictures, losses and weights, but for rounding, and a resumed training has the same bits."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tessera")
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this PyTorch has no torch.distributed with gloo")
+    import train
+
+    one, whole, parts = (tmp_path / name for name in ("one", "whole", "parts"))
+    more = ("--steps", 4, *more)
+    train.main(["--folder", str(one), *map(str, (*SMALL, *more))])
+    launch(ranks, whole, *more, "--over", over)
+    models = [torch.load(folder / "checkpoint.pt")["model"] for folder in (one, whole)]
+    for name, value in models[0].items():
+        assert torch.allclose(value, models[1][name], rtol=1e-3, atol=2e-5), name
+    rows = [(folder / "curve.csv").read_text().splitlines()[1:] for folder in (one, whole)]
+    for alone, divided in zip(*rows):
+        alone, divided = ([float(x) for x in row.split(",")] for row in (alone, divided))
+        assert alone[:2] == divided[:2] and alone[3:5] == pytest.approx(divided[3:5], rel=1e-4)
+        assert alone[5] == divided[5]
+
+    launch(ranks, parts, *more, "--over", over, "--minutes", 0)
+    launch(ranks, parts, *more, "--over", over, "--resume")
+    resumed = torch.load(parts / "checkpoint.pt")
+    assert resumed["step"] == 4
+    assert all(torch.equal(value, resumed["model"][name]) for name, value in models[1].items())
+
+
+def test_processes_that_do_not_divide_are_refused(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("tessera")
+    import train
+
+    with pytest.raises(SystemExit, match="--over: 2, accepted divisors of the number of processes, 1"):
+        train.main(["--folder", str(tmp_path), *map(str, SMALL), "--over", "2"])
 
 
 def test_interval():
