@@ -568,6 +568,8 @@ constexpr const char* k8Bit[] = {
     "b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
     "b=3 sq=1 sk=130 hq=4 hkv=4 d=17 dv=33 k=paged page=16 scales=fine",
     "b=2 sq=4 sk=2100 hq=2 hkv=1 d=64 dv=64 k=paged page=64 scales=fine data=outlier",
+    "b=2 sq=2 sk=150 hq=4 hkv=2 d=72 dv=40 data=nan_value causal=1",
+    "b=2 sq=1 sk=150 hq=6 hkv=2 d=50 dv=70 k=paged page=9 scales=h low=1 data=shared",
     "b=3 sq=9 sk=200 hq=4 hkv=1 d=40 dv=24 q=packed k=paged page=7 csr=1 few=2 scales=fine wl=20 wr=0",
     "b=3 sq=40 sk=200 hq=4 hkv=1 d=40 dv=24 q=packed k=packed lead=3 scales=fine causal=1 sink=1",
     "b=2 sq=70 sk=300 hq=4 hkv=2 d=64 dv=64 scales=fine causal=1",
