@@ -319,7 +319,7 @@ struct DecodedRows {
 struct NoRows {};  // instead: of 16 bits
 
 // scales[h][n] = `factor` times those of keys or values key ... key + count - 1 of `heads` KV heads. Divisions are done
-// once for a page or for the tokens that share a scale. Scales of the tokens that follow, up to key_end, are prefetched.
+// once for a page or for the tokens that share a scale. Scales of the next tokens, up to key_end, are prefetched.
 TESSERA_INLINE void decode_scales(float* scales, const Params& p, const Scales& of, float factor,
                                   const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads,
                                   int64_t key, int64_t count, int64_t key_end) {
