@@ -607,6 +607,18 @@ constexpr const char* kFp8Hopper[] = {
     "dtype=e4m3 b=1 sq=100 sk=200 hq=2 hkv=1 d=64 dv=64 alibi=h scale=-0.2",
 };
 
+// The lengths, heads and options that FlashAttention-3 tests in FP8: one query or key, more queries than keys under a
+// causal mask, lengths around tiles, one KV head, a head size of values of its own, windows and softcap.
+constexpr const char* kFp8Lengths[] = {
+    "dtype=e4m3 b=2 sq=1 sk=1 hq=6 hkv=6 d=64 dv=64 scales=bh",
+    "dtype=e4m3 b=2 sq=239 sk=1 hq=6 hkv=1 d=128 dv=128 scales=bh causal=1",
+    "dtype=e4m3 b=2 sq=799 sk=3 hq=6 hkv=2 d=128 dv=128 scales=bh",
+    "dtype=e4m3 b=2 sq=113 sk=203 hq=6 hkv=6 d=192 dv=128 scales=bh wl=40 wr=9",
+    "dtype=e4m3 b=2 sq=640 sk=128 hq=2 hkv=1 d=256 dv=256 scales=bh causal=1",
+    "dtype=e4m3 b=1 sq=1023 sk=1024 hq=2 hkv=1 d=128 dv=128 scales=bh causal=1 softcap=15",
+    "dtype=e4m3 b=3 sq=108 sk=256 hq=6 hkv=2 d=96 dv=96 q=packed k=packed used=1 scales=bh causal=1",
+};
+
 // For decode_sm90's 8-bit caches, each for each of the dtypes below: TMA and cp.async, tiles of 16 and of 32 keys, one
 // and several stages, scales of each shape, several work tiles of rows, parts, options, and rows that see nothing.
 constexpr const char* kCacheDtypes[] = {"dtype=bf16 kv=e4m3", "dtype=f16 kv=e4m3", "dtype=bf16 kv=e5m2"};
@@ -778,6 +790,7 @@ std::vector<Case> case_table() {
     for (const char* line : k8Bit) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
   }
   for (const char* line : kFp8Hopper) table.add(line);
+  for (const char* line : kFp8Lengths) table.add(line);
   for (const char* dtypes : kCacheDtypes) {
     for (const char* line : kDecodeCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
     for (const char* line : kPrefillCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));

@@ -29,7 +29,10 @@ TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
   return (VecU)_mm256_or_si256(number, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00)));
 }
 TESSERA_INLINE VecU halves_from_e5m2(const char* p) {
-  return (VecU)_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m256i order = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1, 8, -1, 9, -1, 10,
+                                         -1, 11, -1, 12, -1, 13, -1, 14, -1, 15);
+  return (VecU)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                                   order);
 }
 // Of 2 kLanes codes at p.
 TESSERA_INLINE void floats_from_i8(const char* p, VecF (&v)[2]) {
