@@ -3,10 +3,10 @@
     python bench/cpu_codes.py [--isas auto avx512 avx2] [--threads 1 2] [--head-dims 64 128] [--json FILE]
 
 One new token against one long sequence, with bfloat16 queries. The bfloat16 keys and values are --mib large, and should
-exceed what the last-level cache holds four times; codes are half of that. `dense`: contiguous, a scale a head; `pages`:
-pages of 16 in random order, a scale a head or a scale a token and head. Each repetition calls every dtype once, so that
-a change of the machine's speed meets all of them; of each, the time is the --quantile of the repetitions, and the number
-is bfloat16's time over that of the codes. --clock cpu: the process's time over its threads, for a machine that is busy.
+be four times the last-level cache; codes are half of that. `dense`: contiguous, a scale a head; `pages`: pages of 16 in
+random order, a scale a head or a scale a token and head. Each repetition calls every dtype once, so that a change of
+the machine's speed meets all of them; of each, the time is the --quantile of the repetitions, and the number is
+bfloat16's time over that of the codes. --clock cpu: the process's time over its threads, for a machine that is busy.
 `auto` is the instruction set that Tessera chooses.
 """
 
@@ -50,10 +50,7 @@ def caches(numbers: torch.Tensor, times: int) -> dict[str, torch.Tensor]:
     """By dtype, the numbers `times` times in a row; codes use most of their format's range."""
     codes = (numbers.float() * 25).clamp(-127, 127)
     found = {"bfloat16": numbers} | {name: codes.to(dtype) for name, dtype in CODES.items()}
-    return {
-        name: x.view(torch.uint8).repeat(times, 1, 1, 1).view(x.dtype) if x.element_size() == 1 else x.repeat(times, 1, 1, 1)
-        for name, x in found.items()
-    }
+    return {name: x.view(torch.uint8).repeat(times, 1, 1, 1).view(x.dtype) for name, x in found.items()}
 
 
 def calls(dim: int, heads: list[tuple[int, int]], mib: int) -> Iterator[tuple[dict, dict[str, Callable]]]:
@@ -145,11 +142,8 @@ def main() -> None:
                 rows.append(row)
                 ms = row["ms"]
                 ratios = "  ".join(f"{dtype} {ms['bfloat16'] / ms[dtype]:.2f}" for dtype in CODES)
-                print(
-                    f"{isa} ({row['isa']}) x{threads} D {row['dim']:3} {row['heads']:>5} {row['layout']} {row['scale']:5}"
-                    f" {ms['bfloat16']:7.2f}  {ratios}",
-                    flush=True,
-                )
+                case = f"D {row['dim']:3} {row['heads']:>5} {row['layout']} {row['scale']:5}"
+                print(f"{isa} ({row['isa']}) x{threads} {case} {ms['bfloat16']:7.2f}  {ratios}", flush=True)
             if process.wait() != 0:
                 print(f"{isa}, {threads} threads: exit {process.returncode}", file=sys.stderr)
     if options.json:

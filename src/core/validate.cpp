@@ -51,7 +51,9 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, const tesse
         return invalid("v: dtype %s, must be that of k: %s", given().text, tessera_dtype_name(problem.k.dtype));
       }
       return invalid("%s: dtype %s, must be that of q: %s%s", tensor.name, given().text, of_q,
-                     half ? ", or float8_e4m3, float8_e5m2 or int8" : "");
+                     half             ? ", or float8_e4m3, float8_e5m2 or int8"
+                     : is_8bit(dtype) ? "; a cache of 8 bits is for queries of float16 or bfloat16"
+                                      : "");
     case Dtypes::kOutput:
       if (!is_float8(q_dtype)) {
         if (dtype == q_dtype || dtype == TESSERA_FLOAT32) return ok();

@@ -261,49 +261,85 @@ struct KeyGroup {
   int64_t head_bytes_, row_bytes_;
 };
 
-// Rows of 8 bits as float32, not scaled.
+// Whether decoding reads rows of 8 bits as Elem: float8 as float16, which holds its numbers and becomes float32 by the
+// instruction that loads it; int8 as float32.
+template <class Elem>
+constexpr bool kHoldsCodes = std::is_same_v<Elem, Float16Elem> || std::is_same_v<Elem, Float32Elem>;
+
+// Times what DecodedRows holds is a code's number.
+TESSERA_INLINE float decoded_factor(int32_t dtype) { return dtype == TESSERA_FLOAT8_E4M3 ? kHalfOfE4m3 : 1.0f; }
+
+// Rows of 8 bits as Elem, neither scaled nor multiplied by decoded_factor.
+template <class Elem>
 struct DecodedRows {
-  alignas(64) float floats[kDecodeValues][kMaxRowFloats];
+  alignas(64) char elements[kDecodeValues][kMaxRowFloats * Elem::kBytes];
   const char* rows[kDecodeValues];
 
-  // Two vectors at a time: by read_codes, decoding takes a tenth longer.
-  TESSERA_OWN_FUNCTION void decode(int32_t dtype, const char* const* from, int64_t count, int64_t cols) {
-    with_code_elem(dtype, [&](auto elem) {
-      using Elem = decltype(elem);
-      for (int64_t i = 0; i < count; ++i) {
-        const char* const row = from[i];
-        float* const out = floats[i];
-        int64_t c = 0;
-        for (; c + 2 * kLanes <= cols; c += 2 * kLanes) {
-          VecF v[2];
-          Elem::read_two(row + c, v);
-          store(out + c, v[0]), store(out + c + kLanes, v[1]);
-        }
-        for (; c < cols; c += kLanes) {
-          store(out + c, c + kLanes <= cols ? Elem::read(row + c) : Elem::read(row + c, cols - c));
-        }
-      }
-    });
-  }
   template <int kKeys>
   TESSERA_INLINE const char* const* read(const Params& p, const KeyGroup<kKeys>& group, int64_t cols) {
-    for (int64_t i = 0; i < kKeys; ++i) rows[i] = reinterpret_cast<const char*>(floats[min_of(i, group.count - 1)]);
+    for (int64_t i = 0; i < kKeys; ++i) rows[i] = elements[min_of(i, group.count - 1)];
     decode(p.kv_dtype, group.rows, group.count, cols);
     return rows;
+  }
+
+ private:
+  TESSERA_OWN_FUNCTION void decode(int32_t dtype, const char* const* from, int64_t count, int64_t cols) {
+    if constexpr (Elem::kBytes == 4) {
+      each(from, count, cols, [](const char* codes, char* out) TESSERA_LAMBDA_INLINE {
+        VecF v[2];
+        floats_from_i8(codes, v);
+        __builtin_memcpy(out, v, sizeof v);
+      });
+    } else if (dtype == TESSERA_FLOAT8_E4M3) {
+      each(from, count, cols,
+           [](const char* codes, char* out) TESSERA_LAMBDA_INLINE { store(out, halves_from_e4m3(codes)); });
+    } else {
+      each(from, count, cols,
+           [](const char* codes, char* out) TESSERA_LAMBDA_INLINE { store(out, halves_from_e5m2(codes)); });
+    }
+  }
+  // convert(codes, out): kStep codes.
+  template <class Convert>
+  TESSERA_INLINE void each(const char* const* from, int64_t count, int64_t cols, const Convert& convert) {
+    constexpr int64_t kStep = 2 * kLanes;
+    static_assert((kMaxRowFloats - kLanes) % kStep == 0);  // the largest head size
+    for (int64_t i = 0; i < count; ++i) {
+      const char* const row = from[i];
+      char* const out = elements[i];
+      int64_t c = 0;
+      for (; c + kStep <= cols; c += kStep) convert(row + c, out + c * Elem::kBytes);
+      if (c == cols) continue;
+      char tail[kStep] = {};
+      __builtin_memcpy(tail, row + c, static_cast<size_t>(cols - c));
+      convert(tail, out + c * Elem::kBytes);
+    }
   }
 };
 
 struct NoRows {};  // instead: of 16 bits
 
-// scales[h][n] = those of keys or values key ... key + count - 1 of `heads` KV heads.
-TESSERA_INLINE void decode_scales(float* scales, const Params& p, const Scales& of, const Sequence& sequence,
-                                  int64_t batch, int64_t head_begin, int64_t heads, int64_t key, int64_t count) {
-  for (int64_t h = 0; h < heads; ++h, scales += kDecodeBlockKeys) {
-    for (int64_t n = 0; n < count;) {
-      const float scale = key_scale(p, of, sequence, batch, head_begin + h, key + n);
-      const int64_t until = of.in_pages ? n + 1 : min_of(count, (key + n) / of.tokens * of.tokens + of.tokens - key);
-      while (n < until) scales[n++] = scale;
+// scales[h][n] = `factor` times those of keys or values key ... key + count - 1 of `heads` KV heads. Divisions are done
+// once for a page or for the tokens that share a scale. Scales of the next tokens, up to key_end, are prefetched.
+TESSERA_INLINE void decode_scales(float* scales, const Params& p, const Scales& of, float factor,
+                                  const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads,
+                                  int64_t key, int64_t count, int64_t key_end) {
+  static constexpr float kOne = 1.0f;
+  const int64_t alike = !of.data ? count : of.in_pages ? p.page_size : of.tokens;
+  const int64_t head_bytes = of.data ? of.head : 0, token_bytes = of.data && of.in_pages ? of.row : 0;
+  for (int64_t n = 0; n < count;) {
+    const char* at = reinterpret_cast<const char*>(&kOne);
+    if (of.data) at = scale_address(p, of, sequence, batch, key + n) + of.head * head_begin;
+    for (int64_t until = min_of(count, n + alike - (of.data ? (key + n) % alike : 0)); n < until; ++n) {
+      for (int64_t h = 0; h < heads; ++h) {
+        scales[h * kDecodeBlockKeys + n] = *reinterpret_cast<const float*>(at + head_bytes * h) * factor;
+      }
+      at += token_bytes;
     }
+  }
+  if (token_bytes == 0) return;
+  for (int64_t j = key + count; j < min_of(key + 2 * count, key_end);) {
+    const char* at = scale_address(p, of, sequence, batch, j) + of.head * head_begin;
+    for (int64_t until = j - j % alike + alike; j < until; ++j, at += token_bytes) __builtin_prefetch(at, 0, 2);
   }
 }
 
@@ -318,7 +354,7 @@ TESSERA_INLINE void scale_weights(float* weights, int64_t ld, int64_t rows, cons
 // heads are neighbours, memory is read in order and the hardware's prefetchers keep up. Software prefetches would wait
 // in the L1 cache's few miss buffers; they are used only for the next few rows, whose pages the hardware does not
 // predict.
-// Keys and values of 8 bits are converted a group at a time, and are float32 (Elem) then.
+// Keys and values of 8 bits are converted a group at a time, and are Elem then.
 template <Op kOp, class Elem>
 void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads,
                  int64_t row_count, const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
@@ -326,10 +362,11 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   static constexpr float kOnes[kDecodeValues] = {1, 1, 1, 1, 1, 1, 1, 1};
   const int64_t scores_ld = p.block_n;
-  const bool k_scaled = p.k_scales.data != nullptr, v_scaled = p.v_scales.data != nullptr;  // of 8 bits
-  constexpr bool kMayDecode = std::is_same_v<Elem, Float32Elem>;
+  constexpr bool kMayDecode = kHoldsCodes<Elem>;
   const bool decodes = kMayDecode && p.kv_elem_bytes == 1;
-  std::conditional_t<kMayDecode, DecodedRows, NoRows> decoded;
+  const float factor = decoded_factor(p.kv_dtype);
+  const bool k_scaled = p.k_scales.data || factor != 1.0f, v_scaled = p.v_scales.data || factor != 1.0f;
+  std::conditional_t<kMayDecode, DecodedRows<Elem>, NoRows> decoded;
   const auto elements = [&](const auto& group, int64_t cols) TESSERA_LAMBDA_INLINE -> const char* const* {
     if constexpr (kMayDecode) {
       if (decodes) return decoded.read(p, group, cols);
@@ -358,13 +395,14 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     }
     if constexpr (kMayDecode) {
       if (k_scaled) {
-        decode_scales(s.scales, p, p.k_scales, sequence, batch, head_begin, heads, key, count);
+        decode_scales(s.scales, p, p.k_scales, factor, sequence, batch, head_begin, heads, key, count, key_end);
         for (int64_t h = 0; h < heads; ++h) {
           scale_weights(s.scores + h * row_count * scores_ld, scores_ld, row_count, s.scales + h * kDecodeBlockKeys,
                         count);
         }
       }
-      if (v_scaled) decode_scales(s.scales, p, p.v_scales, sequence, batch, head_begin, heads, key, count);
+      if (v_scaled)
+        decode_scales(s.scales, p, p.v_scales, factor, sequence, batch, head_begin, heads, key, count, key_end);
     }
     for (int64_t row = 0; row < heads * row_count; ++row) {
       float* scores = s.scores + row * scores_ld;
@@ -384,12 +422,9 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
         const float* const scales = v_scaled ? s.scales + h * kDecodeBlockKeys + n : kOnes;
         const char* const* values = elements(group, p.head_dim_v);
         bool finite = true;
-        if (masked && decodes) {
-          for (int64_t i = 0; i < group.count; ++i) {
-            finite &= codes_are_finite(reinterpret_cast<const float*>(values[i]), p.head_dim_v, scales[i]);
-          }
-        } else if (masked) {
-          finite = rows_are_finite(p.kv_dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; });
+        if (masked) {
+          finite = elements_are_finite<Elem>(group.count, p.head_dim_v, [&](int64_t i) { return values[i]; });
+          for (int64_t i = 0; v_scaled && i < group.count; ++i) finite &= scales[i] - scales[i] == 0.0f;
         }
         if (!finite) {
           const auto read_value = [&p, values, scales](float* out, int64_t i) {
@@ -562,7 +597,8 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
   if constexpr (kOp == Op::kDot) {
     attend(Bfloat16Elem{});
   } else {
-    with_float_elem(p.kv_dtype, attend);  // 8 bits: as float32
+    const bool as_f16 = p.kv_dtype == TESSERA_FLOAT8_E4M3 || p.kv_dtype == TESSERA_FLOAT8_E5M2;
+    with_float_elem(as_f16 ? TESSERA_FLOAT16 : p.kv_dtype, attend);  // int8: as float32
   }
   if (has_huge_rows(p, rows, row_total)) sum_all_as_tiled<kOp>(p, part, rows, s.q, q_ld, keys, s.program);
   for (int64_t i = 0; i < row_total; ++i) {

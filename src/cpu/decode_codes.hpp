@@ -24,7 +24,7 @@ struct CodeBlock {
   const char *key_scales[kDecodeBlockKeys], *value_scales[kDecodeBlockKeys];
   int64_t count;
 
-  // One division for all rows; a page's entry is read once.
+  // One division for all rows; a page's entry is read once. A token's scales are prefetched.
   TESSERA_INLINE void locate(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t key,
                              int64_t keys_end) {
     count = max_of<int64_t>(0, min_of<int64_t>(kDecodeBlockKeys, keys_end - key));
@@ -45,6 +45,7 @@ struct CodeBlock {
       const auto in_page = [&](const char** scales, const Scales& s) TESSERA_LAMBDA_INLINE {
         if (s.data && s.in_pages) {
           locate_rows(scales + n, s.data + s.batch * of + s.row * row + s.head * head_begin, s.row, rows);
+          for (int64_t i = n; i < n + rows; ++i) __builtin_prefetch(scales[i], 0, 2);
         }
       };
       in_page(key_scales, p.k_scales), in_page(value_scales, p.v_scales);

@@ -30,19 +30,19 @@ TESSERA_INLINE void key_rows(const char** rows, const Params& p, const RowTensor
   for (int64_t n = 0; n < count; ++n, row += tensor.row) rows[n] = row;
 }
 
+// The scale of key or value j of a sequence and KV head 0.
+TESSERA_INLINE const char* scale_address(const Params& p, const Scales& scales, const Sequence& sequence, int64_t batch,
+                                         int64_t j) {
+  if (!scales.in_pages) return scales.data + scales.batch * batch + scales.row * (j / scales.tokens);
+  const int32_t page = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) +
+                                                         sequence.page_begin + p.page_table_col * (j / p.page_size));
+  return scales.data + scales.batch * page + scales.row * (j % p.page_size);
+}
 // The scale of key or value j of a sequence and KV head; 1 without scales.
 TESSERA_INLINE float key_scale(const Params& p, const Scales& scales, const Sequence& sequence, int64_t batch,
                                int64_t head_kv, int64_t j) {
   if (!scales.data) return 1.0f;
-  const char* at = scales.data + scales.head * head_kv;
-  if (scales.in_pages) {
-    const int32_t page = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) +
-                                                           sequence.page_begin + p.page_table_col * (j / p.page_size));
-    at += scales.batch * page + scales.row * (j % p.page_size);
-  } else {
-    at += scales.batch * batch + scales.row * (j / scales.tokens);
-  }
-  return *reinterpret_cast<const float*>(at);
+  return *reinterpret_cast<const float*>(scale_address(p, scales, sequence, batch, j) + scales.head * head_kv);
 }
 // The same for query `query` of head `head`.
 TESSERA_INLINE float query_scale(const Params& p, int64_t batch, int64_t head, int64_t query) {

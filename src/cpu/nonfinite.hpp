@@ -12,33 +12,37 @@ namespace {
 
 constexpr int64_t kMaxRowFloats = 576 + kLanes;  // the largest head size, as read_row writes it
 
-// Whether rows 0 ... count - 1, at row(n), hold neither NaN nor infinity.
-template <class Row>
-TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row) {
+// Whether rows 0 ... count - 1 of Elem, at row(n), hold neither NaN nor infinity.
+template <class Elem, class Row>
+TESSERA_INLINE bool elements_are_finite(int64_t count, int64_t cols, const Row& row) {
   VecF a{}, b{}, c{}, e{};  // sums of 0 x, which are 0 or NaN
-  with_float_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
-    using Elem = decltype(elem);
-    for (int64_t n = 0; n < count; ++n) {
-      const char* at = row(n);
-      const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE { return Elem::read(at + d * Elem::kBytes); };
-      int64_t d = 0;
-      for (; d + 4 * kLanes <= cols; d += 4 * kLanes) {
-        a = fma(read(d), VecF{}, a);
-        b = fma(read(d + kLanes), VecF{}, b);
-        c = fma(read(d + 2 * kLanes), VecF{}, c);
-        e = fma(read(d + 3 * kLanes), VecF{}, e);
-      }
-      for (; d + kLanes <= cols; d += kLanes) a = fma(read(d), VecF{}, a);
-      if (d < cols) b = fma(Elem::read(at + d * Elem::kBytes, cols - d), VecF{}, b);
+  for (int64_t n = 0; n < count; ++n) {
+    const char* at = row(n);
+    const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE { return Elem::read(at + d * Elem::kBytes); };
+    int64_t d = 0;
+    for (; d + 4 * kLanes <= cols; d += 4 * kLanes) {
+      a = fma(read(d), VecF{}, a);
+      b = fma(read(d + kLanes), VecF{}, b);
+      c = fma(read(d + 2 * kLanes), VecF{}, c);
+      e = fma(read(d + 3 * kLanes), VecF{}, e);
     }
-  });
+    for (; d + kLanes <= cols; d += kLanes) a = fma(read(d), VecF{}, a);
+    if (d < cols) b = fma(Elem::read(at + d * Elem::kBytes, cols - d), VecF{}, b);
+  }
   return !any((a + b) + (c + e) != VecF{});
 }
+template <class Row>
+TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row) {
+  bool finite = true;
+  with_float_elem(
+      dtype, [&](auto elem) TESSERA_LAMBDA_INLINE { finite = elements_are_finite<decltype(elem)>(count, cols, row); });
+  return finite;
+}
 
-// Whether a row as read_codes writes it, times `scale`, holds neither.
-TESSERA_OWN_FUNCTION inline bool codes_are_finite(const float* row, int64_t cols, float scale) {
+// Whether a row as read_codes writes it holds neither.
+TESSERA_OWN_FUNCTION inline bool codes_are_finite(const float* row, int64_t cols) {
   VecF sum{};
-  for (int64_t d = 0; d < cols; d += kLanes) sum = fma(load(row + d) * scale, VecF{}, sum);
+  for (int64_t d = 0; d < cols; d += kLanes) sum = fma(load(row + d), VecF{}, sum);
   return !any(sum != VecF{});
 }
 
@@ -50,7 +54,7 @@ TESSERA_OWN_FUNCTION bool keys_are_finite(const Params& p, const RowTensor& tens
     bool finite = true;
     for (int64_t n = 0; n < count && finite; ++n) {
       read_code_key(row, p, tensor, sequence, batch, head_kv, j + n, cols);
-      finite = codes_are_finite(row, cols, 1.0f);
+      finite = codes_are_finite(row, cols);
     }
     return finite;
   }

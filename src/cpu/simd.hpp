@@ -260,16 +260,17 @@ TESSERA_INLINE VecF float_from_i8(VecB b) {
   return __builtin_convertvector(__builtin_convertvector((VecC)b, VecI), VecF);
 #endif
 }
-#if !defined(TESSERA_AVX2) && !defined(TESSERA_NEON)
 // Of 2 kLanes codes at p.
-template <VecF (*kFrom)(VecB)>
-TESSERA_INLINE void floats_from_codes(const char* p, VecF (&v)[2]) {
-  for (int i = 0; i < 2; ++i) v[i] = kFrom(load_as<VecB>(p + i * kLanes));
+TESSERA_INLINE void floats_from_halves(VecU halves, float factor, VecF (&v)[2]) {
+  VecH half[2];
+  __builtin_memcpy(half, &halves, sizeof half);
+  for (int i = 0; i < 2; ++i) v[i] = float_from_f16(half[i]) * factor;
 }
-TESSERA_INLINE void floats_from_e4m3(const char* p, VecF (&v)[2]) { floats_from_codes<float_from_e4m3>(p, v); }
-TESSERA_INLINE void floats_from_e5m2(const char* p, VecF (&v)[2]) { floats_from_codes<float_from_e5m2>(p, v); }
-TESSERA_INLINE void floats_from_i8(const char* p, VecF (&v)[2]) { floats_from_codes<float_from_i8>(p, v); }
-#endif
+constexpr float kHalfOfE4m3 = 256.0f;  // times what halves_from_e4m3 gives is the number
+TESSERA_INLINE void floats_from_e4m3(const char* p, VecF (&v)[2]) {
+  floats_from_halves(halves_from_e4m3(p), kHalfOfE4m3, v);
+}
+TESSERA_INLINE void floats_from_e5m2(const char* p, VecF (&v)[2]) { floats_from_halves(halves_from_e5m2(p), 1.0f, v); }
 
 // Rounded to nearest, ties to even; numbers too large become the largest finite one. kDropped: bits of a float32's
 // mantissa that the format lacks; kBias, kLargest: of the format.

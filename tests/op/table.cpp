@@ -568,6 +568,8 @@ constexpr const char* k8Bit[] = {
     "b=2 sq=3 sk=200 hq=4 hkv=2 d=80 dv=48 scales=bh causal=1 used=1",
     "b=3 sq=1 sk=130 hq=4 hkv=4 d=17 dv=33 k=paged page=16 scales=fine",
     "b=2 sq=4 sk=2100 hq=2 hkv=1 d=64 dv=64 k=paged page=64 scales=fine data=outlier",
+    "b=2 sq=2 sk=150 hq=4 hkv=2 d=72 dv=40 data=nan_value causal=1",
+    "b=2 sq=1 sk=150 hq=6 hkv=2 d=50 dv=70 k=paged page=9 scales=h low=1 data=shared",
     "b=3 sq=9 sk=200 hq=4 hkv=1 d=40 dv=24 q=packed k=paged page=7 csr=1 few=2 scales=fine wl=20 wr=0",
     "b=3 sq=40 sk=200 hq=4 hkv=1 d=40 dv=24 q=packed k=packed lead=3 scales=fine causal=1 sink=1",
     "b=2 sq=70 sk=300 hq=4 hkv=2 d=64 dv=64 scales=fine causal=1",
@@ -603,6 +605,18 @@ constexpr const char* kFp8Hopper[] = {
     "dtype=e4m3 b=1 sq=140 sk=270 hq=2 hkv=1 d=64 dv=64 data=nan_key wl=16 wr=0 scales=bh",
     "dtype=e4m3 b=1 sq=300 sk=150 hq=2 hkv=1 d=64 dv=64 causal=1 tree=1",
     "dtype=e4m3 b=1 sq=100 sk=200 hq=2 hkv=1 d=64 dv=64 alibi=h scale=-0.2",
+};
+
+// The lengths, heads and options that FlashAttention-3 tests in FP8: one query or key, more queries than keys under a
+// causal mask, lengths around tiles, one KV head, a head size of values of its own, windows and softcap.
+constexpr const char* kFp8Lengths[] = {
+    "dtype=e4m3 b=2 sq=1 sk=1 hq=6 hkv=6 d=64 dv=64 scales=bh",
+    "dtype=e4m3 b=2 sq=239 sk=1 hq=6 hkv=1 d=128 dv=128 scales=bh causal=1",
+    "dtype=e4m3 b=2 sq=799 sk=3 hq=6 hkv=2 d=128 dv=128 scales=bh",
+    "dtype=e4m3 b=2 sq=113 sk=203 hq=6 hkv=6 d=192 dv=128 scales=bh wl=40 wr=9",
+    "dtype=e4m3 b=2 sq=640 sk=128 hq=2 hkv=1 d=256 dv=256 scales=bh causal=1",
+    "dtype=e4m3 b=1 sq=1023 sk=1024 hq=2 hkv=1 d=128 dv=128 scales=bh causal=1 softcap=15",
+    "dtype=e4m3 b=3 sq=108 sk=256 hq=6 hkv=2 d=96 dv=96 q=packed k=packed used=1 scales=bh causal=1",
 };
 
 // For decode_sm90's 8-bit caches, each for each of the dtypes below: TMA and cp.async, tiles of 16 and of 32 keys, one
@@ -837,6 +851,7 @@ std::vector<Case> case_table() {
     for (const char* line : k8Bit) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
   }
   for (const char* line : kFp8Hopper) table.add(line);
+  for (const char* line : kFp8Lengths) table.add(line);
   for (const char* dtypes : kCacheDtypes) {
     for (const char* line : kDecodeCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));
     for (const char* line : kPrefillCodes) table.add(*parse_case(std::string(dtypes) + " " + line, nullptr));

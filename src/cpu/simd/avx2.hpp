@@ -19,23 +19,22 @@ using Exponent = portable::LimitedExponent<max, min>;
 TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)_mm256_cvtph_ps((__m128i)h); }
 TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 
-// Of 2 kLanes codes of 8 bits at p (core/float8.hpp). By way of float16, which e5m2 is the upper half of, and which
-// holds e4m3 / 256 with its subnormals. GCC 12 converts vectors of 8 bytes one by one.
-TESSERA_INLINE void floats_from_e4m3(const char* p, VecF (&v)[2]) {
+// portable::halves_from_e4m3 and halves_from_e5m2. GCC 12 converts vectors of 8 bytes one by one.
+TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
   const __m256i shifted =
       _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
   const __m256i last = _mm256_set1_epi16(0x3f80);  // the magnitude that stands for NaN
   const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, last), last);
   const __m256i number = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  const __m256i half = _mm256_blendv_epi8(number, _mm256_set1_epi16(0x7e00), is_nan);
-  v[0] = (VecF)_mm256_cvtph_ps(_mm256_castsi256_si128(half)) * 256.0f;
-  v[1] = (VecF)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)) * 256.0f;
+  return (VecU)_mm256_or_si256(number, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00)));
 }
-TESSERA_INLINE void floats_from_e5m2(const char* p, VecF (&v)[2]) {
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  v[0] = (VecF)_mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), codes));
-  v[1] = (VecF)_mm256_cvtph_ps(_mm_unpackhi_epi8(_mm_setzero_si128(), codes));
+TESSERA_INLINE VecU halves_from_e5m2(const char* p) {
+  const __m256i order = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1, 8, -1, 9, -1, 10,
+                                         -1, 11, -1, 12, -1, 13, -1, 14, -1, 15);
+  return (VecU)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                                   order);
 }
+// Of 2 kLanes codes at p.
 TESSERA_INLINE void floats_from_i8(const char* p, VecF (&v)[2]) {
   for (int i = 0; i < 2; ++i) {
     const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i * kLanes));

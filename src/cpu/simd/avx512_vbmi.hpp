@@ -32,8 +32,8 @@ constexpr CodeTable kE4m3Table =
     code_table([](int n) { return core::float8_to_float(core::kE4M3, static_cast<uint8_t>(n)); });
 constexpr CodeTable kE5m2Table =
     code_table([](int n) { return core::float8_to_float(core::kE5M2, static_cast<uint8_t>(n)); });
-// There are 129 magnitudes of int8. Index n has magnitude n + 1, and 0 has none.
-constexpr CodeTable kInt8Table = code_table([](int n) { return static_cast<float>(n + 1); });
+// There are 129 magnitudes of int8. Index 0, the lower bits of 128, has that one, and the code 0 is not looked up.
+constexpr CodeTable kInt8Table = code_table([](int n) { return static_cast<float>(n == 0 ? 128 : n); });
 
 // 64 codes to words of bf16. kInt8: two's complement; otherwise sign and magnitude.
 template <bool kInt8>
@@ -52,7 +52,7 @@ class CodesToBf16 {
     __m512i low, high;
     if constexpr (kInt8) {
       const __mmask64 nonzero = _mm512_test_epi8_mask(code, code);
-      const __m512i index = _mm512_add_epi8(_mm512_abs_epi8(code), _mm512_set1_epi8(-1));
+      const __m512i index = _mm512_abs_epi8(code);
       low = _mm512_maskz_permutex2var_epi8(nonzero, low_[0], index, low_[1]);
       high = _mm512_maskz_permutex2var_epi8(nonzero, high_[0], index, high_[1]);
     } else {

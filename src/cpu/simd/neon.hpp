@@ -19,23 +19,18 @@ TESSERA_INLINE bool any(VecI mask) { return vmaxvq_u32((uint32x4_t)mask) != 0; }
 TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)vcvt_f32_f16((float16x4_t)h); }
 TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)vcvt_f16_f32((float32x4_t)v); }
 
-// Of 2 kLanes codes of 8 bits at p (core/float8.hpp). By way of float16, which e5m2 is the upper half of, and which
-// holds e4m3 / 256 with its subnormals.
-TESSERA_INLINE void floats_from_e4m3(const char* p, VecF (&v)[2]) {
+// portable::halves_from_e4m3 and halves_from_e5m2.
+TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
   const uint16x8_t shifted = vreinterpretq_u16_s16(vshll_n_s8(vld1_s8(reinterpret_cast<const int8_t*>(p)), 7));
   const uint16x8_t last = vdupq_n_u16(0x3f80);  // the magnitude that stands for NaN
   const uint16x8_t is_nan = vceqq_u16(vandq_u16(shifted, last), last);
   const uint16x8_t number = vandq_u16(shifted, vdupq_n_u16(0xbf80));
-  const float16x8_t half = vreinterpretq_f16_u16(vbslq_u16(is_nan, vdupq_n_u16(0x7e00), number));
-  v[0] = (VecF)vcvt_f32_f16(vget_low_f16(half)) * 256.0f;
-  v[1] = (VecF)vcvt_high_f32_f16(half) * 256.0f;
+  return (VecU)vorrq_u16(number, vandq_u16(is_nan, vdupq_n_u16(0x7e00)));
 }
-TESSERA_INLINE void floats_from_e5m2(const char* p, VecF (&v)[2]) {
-  const uint16x8_t shifted = vshlq_n_u16(vmovl_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p))), 8);
-  const float16x8_t half = vreinterpretq_f16_u16(shifted);
-  v[0] = (VecF)vcvt_f32_f16(vget_low_f16(half));
-  v[1] = (VecF)vcvt_high_f32_f16(half);
+TESSERA_INLINE VecU halves_from_e5m2(const char* p) {
+  return (VecU)vshlq_n_u16(vmovl_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p))), 8);
 }
+// Of 2 kLanes codes at p.
 TESSERA_INLINE void floats_from_i8(const char* p, VecF (&v)[2]) {
   const int16x8_t words = vmovl_s8(vld1_s8(reinterpret_cast<const int8_t*>(p)));
   v[0] = (VecF)vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));

@@ -82,6 +82,28 @@ TESSERA_INLINE VecH f16_from_float(VecF v) {
   return __builtin_convertvector(h | sign, VecH);
 }
 
+// 2 kLanes codes of 8 bits at p (core/float8.hpp) as float16, which e5m2 is the upper half of, and which holds e4m3 /
+// 256 with its subnormals.
+typedef uint8_t Codes __attribute__((vector_size(2 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(4 * kLanes)));
+TESSERA_INLINE Halves words_of_codes(const char* p) {
+  Codes codes;
+  __builtin_memcpy(&codes, p, sizeof codes);
+  return __builtin_convertvector(codes, Halves);
+}
+TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
+  const Halves code = words_of_codes(p), magnitude = (code & 0x7f) << 7, is_nan = (Halves)(magnitude == 0x3f80);
+  return (VecU)(magnitude | (code & 0x80) << 8 | (is_nan & 0x7e00));
+}
+TESSERA_INLINE VecU halves_from_e5m2(const char* p) { return (VecU)(words_of_codes(p) << 8); }
+TESSERA_INLINE void floats_from_i8(const char* p, VecF (&v)[2]) {
+  for (int i = 0; i < 2; ++i) {
+    VecC codes;
+    __builtin_memcpy(&codes, p + i * kLanes, sizeof codes);
+    v[i] = __builtin_convertvector(__builtin_convertvector(codes, VecI), VecF);
+  }
+}
+
 // ---- across lanes ----
 
 // a0 b0 a1 b1 ... of the lower (upper) halves.

@@ -154,7 +154,7 @@ const Rule kRules[] = {
     {"k_8bit_under_float32",
      dense,
      [](Problem& p) { p.k.dtype = p.v.dtype = TESSERA_FLOAT8_E4M3; },
-     {"k: dtype float8_e4m3, must be that of q: float32"}},
+     {"k: dtype float8_e4m3, must be that of q: float32", "queries of float16 or bfloat16"}},
     {"k_16bit_under_others", cached, [](Problem& p) { p.k.dtype = TESSERA_FLOAT16; }, {"k: ", "float16", "int8"}},
     {"v_not_as_k", cached, [](Problem& p) { p.v.dtype = TESSERA_INT8; }, {"v: dtype int8, must be that of k"}},
     {"k_not_as_float8_q", float8, [](Problem& p) { p.k.dtype = TESSERA_INT8; }, {"k: dtype int8", "float8_e5m2"}},
