@@ -3,11 +3,13 @@ function.
 
     python bench/cpu_programs.py [--csv FILE] [--length 2048] [--head-dim 64] [--threads 2] [--programs NAME ...]
                                  [--directions forward backward] [--dtypes float32 bfloat16] [--no-flex]
-                                 [--repetitions 15]
+                                 [--repetitions 15] [--processor-time]
 
 Batch 1, 4 heads. FlexAttention is compiled by torch.compile (it has no backward pass on the CPU); its results are
 compared with Tessera's before it is timed (relative RMS error, at most 1 %). The three alternate; the time of each is
-the least of its calls, as other programs of the machine only add to it. For each cell: the program's milliseconds, and
+the least of its calls, as other programs of the machine only add to it; with --processor-time it is the time of all
+threads on processors, divided by their number, for a machine that others keep busy (there with OMP_WAIT_POLICY=PASSIVE,
+as threads that wait would count). For each cell: the program's milliseconds, and
 the ratios of FlexAttention's time (x) and of the program's to the built-in's (/). The last line says how many cells
 miss their bounds: half of FlexAttention's time, 1.5 of the built-in's.
 """
@@ -31,16 +33,18 @@ HEADS = 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def seconds(call: Callable) -> float:
-    start = time.perf_counter()
+def seconds(call: Callable, options: argparse.Namespace) -> float:
+    clock = time.process_time if options.processor_time else time.perf_counter
+    start = clock()
     call()
-    elapsed = time.perf_counter() - start
+    elapsed = clock() - start
     time.sleep(0.08 * elapsed)  # Linux stops a real-time process (chrt) after 95 % of each second
-    return elapsed
+    return elapsed / options.threads if options.processor_time else elapsed
 
 
-def least_ms(calls: dict[str, Callable], repetitions: int) -> dict[str, float]:
-    rounds = [{name: seconds(call) for name, call in calls.items()} for _ in range(1 + repetitions)]
+def least_ms(calls: dict[str, Callable], options: argparse.Namespace) -> dict[str, float]:
+    repetitions = options.repetitions
+    rounds = [{name: seconds(call, options) for name, call in calls.items()} for _ in range(1 + repetitions)]
     return {f"{name}_ms": 1e3 * min(one[name] for one in rounds[1:]) for name in calls}
 
 
@@ -51,17 +55,19 @@ def compiled_flex(program: Program, n: int) -> Callable:
     mask = None
     if program.flex_mask is not None:
         mask = create_block_mask(program.flex_mask, None, None, n, n, device="cpu")
-    return torch.compile(functools.partial(flex_attention, score_mod=program.flex_score, block_mask=mask), dynamic=False)
+    call = functools.partial(flex_attention, score_mod=program.flex_score, block_mask=mask)
+    return torch.compile(call, dynamic=False)
 
 
-def measure(program: Program, call: Call, with_flex: bool, repetitions: int) -> dict:
+def measure(program: Program, call: Call, options: argparse.Namespace) -> dict:
     has_function = program.flex_score is not None or program.flex_mask is not None
-    flex: Optional[Callable] = compiled_flex(program, call.length) if with_flex and has_function else None
+    with_flex = has_function and not options.no_flex and call.direction == "forward"
+    flex: Optional[Callable] = compiled_flex(program, call.length) if with_flex else None
     calls = Calls(program, call, flex).all()
     result = {}
     if flex is not None:
         result["difference"] = difference(calls["program"](), calls["flex"](), call.direction)
-    return {**result, **least_ms(calls, repetitions)}
+    return {**result, **least_ms(calls, options)}
 
 
 def missed(line: dict) -> list[str]:
@@ -101,6 +107,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--programs", nargs="+", default=list(programs(16, HEADS, "cpu")))
     parser.add_argument("--no-flex", action="store_true")
+    parser.add_argument("--processor-time", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = []
@@ -113,7 +120,7 @@ def main() -> int:
         line = {"direction": direction, "dtype": dtype, "program": name}
         try:
             program = programs(options.length, HEADS, "cpu")[name]()
-            line |= measure(program, call, not options.no_flex and direction == "forward", options.repetitions)
+            line |= measure(program, call, options)
         except Exception as error:  # noqa: BLE001, the other cells are still of interest
             line["error"] = str(error).splitlines()[0][:200]
         lines.append(line)

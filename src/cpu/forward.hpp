@@ -150,11 +150,11 @@ TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& 
 }
 
 // The same with the block's own maximum and every option of the scores. Entries beyond `stops` are not computed: the
-// mask hides them.
+// mask hides them. `shown`: of a program's mask, if it is computed already.
 template <Op kOp, int C>
 TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, float* sO,
                                   const ForwardScratch& scratch, const ForwardBlock<kOp>& block, int64_t begin,
-                                  const int64_t (&stops)[C]) {
+                                  const int64_t (&stops)[C], float* shown = nullptr) {
   const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
   const int64_t end = stops[C - 1];
   float* sS = scratch.sS;
@@ -164,8 +164,9 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
         block.keys.stride_bytes, sQ + V * kLanes, kBlockM, to - from, k_count);
   });
   const QueryLanes lanes{tile, block.key_begin};
-  apply_scores(p, lanes, sS, begin, end,
-               {.loaded = scratch.options, .tile_floats = p.block_n * kBlockM, .registers = scratch.program});
+  apply_scores(
+      p, lanes, sS, begin, end,
+      {.loaded = scratch.options, .tile_floats = p.block_n * kBlockM, .registers = scratch.program, .shown = shown});
 
   VecF best[C];
 #pragma GCC unroll 8
@@ -279,7 +280,8 @@ TESSERA_COLD_FUNCTION void add_seen_values(const Params& p, const Tile& tile, fl
 // Keys begin ... end - 1 of the block: S, softmax, O += P V.
 template <Op kOp, int C>
 TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
-                                const ForwardBlock<kOp>& block, int64_t begin, int64_t end, bool options) {
+                                const ForwardBlock<kOp>& block, int64_t begin, int64_t end, bool options,
+                                float* shown) {
   const bool full = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
   int64_t stops[C];
   for (int c = 0; c < C; ++c) {
@@ -301,7 +303,7 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
   } else {
     tile.passed_bound = false;
   }
-  if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stops);
+  if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stops, shown);
   const bool masked = !full || may_mask_entries(p);
   if (masked && !values_are_finite(p, tile, block)) {
     add_seen_values<kOp, C>(p, tile, sO, scratch.sS, block, begin, end);
@@ -318,6 +320,31 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
   tile.started = true;
 }
 
+// Of the keys begin ... end - 1 of a block, at most kMost: which groups of kCodeRows a program's mask shows to some row
+// of the tile. The mask's words are left in scratch.
+struct ShownKeys {
+  static constexpr int64_t kMost = 1024;
+
+  // The first shown keys from `from` on; hidden ones between them are too few to be worth a division.
+  TESSERA_INLINE KeySpan next(int64_t from) const {
+    int64_t group = (from - begin) / kCodeRows;
+    while (group < count && !shows[group]) ++group;
+    int64_t last = group;
+    for (int64_t n = group + 1; n < count && n - last <= 2; ++n) last = shows[n] ? n : last;
+    return {min_of(end, begin + group * kCodeRows), min_of(end, begin + (last + 1) * kCodeRows)};
+  }
+
+  int64_t begin = 0, end = 0, count = 0;
+  bool shows[kMost / kCodeRows];
+};
+
+TESSERA_OWN_FUNCTION inline void find_shown(ShownKeys& shown, const Params& p, const QueryLanes& at,
+                                            const ForwardScratch& scratch, int64_t begin, int64_t end) {
+  shown.begin = begin, shown.end = end, shown.count = 0;
+  ProgramOption::write_mask(p, at, scratch.shown, begin, end, scratch.program,
+                            [&](bool shows) TESSERA_LAMBDA_INLINE { shown.shows[shown.count++] = shows; });
+}
+
 template <Op kOp, int C>
 TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
                                        const ForwardBlock<kOp>& block, int64_t count) {
@@ -325,18 +352,33 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
   // divided.
   int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
+  const QueryLanes lanes{tile, block.key_begin};
+  ShownKeys shown;
   while (begin < end) {
-    const KeyRun run = ScoreStep<QueryLanes>::range(p, {tile, block.key_begin}, begin, end);
-    int64_t stop = run.end;
-    if (run.visible) {
-      // If the mask cuts the block, the keys before the cut are worth computing separately with the stale max.
-      const int64_t cut = min_of(stop, tile.all_high + 1 - block.key_begin) / 8 * 8;
-      const bool two =
-          !run.options && cut < stop && cut - begin >= kStaleMaxKeys && block.key_begin + begin >= tile.all_low;
-      if (two) stop = cut;
-      attend_keys<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stop, run.options);
+    KeyRun run = ScoreStep<QueryLanes>::range(p, lanes, begin, end);
+    const bool mask_first = run.visible && run.options && p.program_mask;
+    if (mask_first) {
+      run.end = min_of(run.end, begin + ShownKeys::kMost);
+      find_shown(shown, p, lanes, scratch, begin, run.end);
     }
-    begin = stop;
+    while (run.visible && begin < run.end) {
+      int64_t stop = run.end;
+      if (mask_first) {
+        const KeySpan keys = shown.next(begin);
+        begin = keys.begin, stop = keys.end;
+        if (begin == stop) break;
+      } else {
+        // If the mask cuts the block, the keys before the cut are worth computing separately with the stale max.
+        const int64_t cut = min_of(stop, tile.all_high + 1 - block.key_begin) / 8 * 8;
+        const bool two =
+            !run.options && cut < stop && cut - begin >= kStaleMaxKeys && block.key_begin + begin >= tile.all_low;
+        if (two) stop = cut;
+      }
+      attend_keys<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stop, run.options,
+                          mask_first ? scratch.shown : nullptr);
+      begin = stop;
+    }
+    begin = run.end;
   }
 }
 

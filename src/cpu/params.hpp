@@ -92,7 +92,10 @@ struct Params {
   int64_t mask_block_q, mask_block_k;
   const float* sink;  // NULL: none
   int64_t sink_head;
-  const ScoreCode* program;           // NULL: none
+  const ScoreCode* program;  // NULL: none
+  // The program's mask alone and its score alone, for tiles whose mask is computed before their products; NULL: it has
+  // no mask or one that depends on the score; the score is unchanged.
+  const ScoreCode *program_mask, *program_score;
   const ScoreCode* program_gradient;  // backward
   // Which keys of a block of entries the program's mask shows: 0 none, 1 some, 2 all. NULL: the program has no mask.
   int32_t (*program_shows)(const void* program_call, const ScoreBlock& block);

@@ -45,6 +45,7 @@ struct ForwardScratch {
   float *sK, *sV;  // [block_n][head_dim], [block_n][head_dim_v]
   float* options;  // [option_tiles][block_n][block_m]
   float* program;  // [program_floats]
+  float* shown;    // for a score program: [block_n][block_m] words of its mask
   int64_t bytes;
 };
 
@@ -61,6 +62,7 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
   out.sV = carver.take(s.copies_kv ? s.block_n * padded_to(s.head_dim_v, s.lanes) : 0);
   out.options = carver.take(s.option_tiles * s.block_n * s.block_m);
   out.program = carver.take(s.program_floats);
+  out.shown = carver.take(s.program_floats > 0 ? s.block_n * s.block_m : 0);
   out.bytes = carver.used_bytes();
   return out;
 }

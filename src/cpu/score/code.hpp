@@ -18,6 +18,9 @@ struct CodePlace {
   uint8_t level = kOfCall;
 };
 
+// The first two registers of pairs are not stored: they are the kernel's rows of s and g themselves.
+enum PairInput : int16_t { kRowsOfS, kRowsOfG, kPairInputs };
+
 struct CodeTensor {
   const char* data;
   int32_t dtype, rank;
@@ -34,6 +37,10 @@ struct CodeStep {
   CodePlace result;
   CodePlace operands[core::score::kMaxOperands];
   uint32_t bits = 0;  // kConstant, kScalar: the register's words
+  // kLoad: its indices are operands[axis] + of_key[axis] * key, so that no pair's index is computed where keys count
+  // an index up or down. key: j; none if all factors are 0.
+  int32_t of_key[core::score::kMaxRank] = {};
+  CodePlace key;
 };
 
 // One load, whose element receives the gradient `adjoint`.
@@ -48,7 +55,7 @@ struct ScoreCode {
   // In the order of levels; the steps of level n end at ends[n].
   const CodeStep* steps;
   int32_t ends[kCodeLevels];
-  int32_t registers[kCodeLevels];
+  int32_t registers[kCodeLevels];  // stored ones
   const CodeTensor* tensors;
   CodePlace score, mask;  // a program's results
   CodePlace d_s;          // a gradient's
@@ -60,7 +67,8 @@ constexpr int kCodeRows = 8;  // rows of scores at a time
 
 // Floats of a code's registers, with `vecs` vectors in a row.
 static constexpr int64_t code_floats(const ScoreCode& code, int64_t vecs, int64_t lanes) {
-  const int64_t vectors = code.registers[kOfCall] + code.registers[kOfQuery] * vecs +
+  // At least one: plans know by it that there is a program.
+  const int64_t vectors = 1 + code.registers[kOfCall] + code.registers[kOfQuery] * vecs +
                           code.registers[kOfKey] * kCodeRows + code.registers[kOfPair] * kCodeRows * vecs;
   return vectors * lanes;
 }

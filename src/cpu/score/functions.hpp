@@ -73,6 +73,14 @@ TESSERA_INLINE VecF log(VecF x) {
   return select(x > 0.0f, select(x - x == 0.0f, of_finite, x), of_zero);
 }
 
+// e^x, -80 <= x <= 0: a normal number.
+TESSERA_INLINE VecF exp_of_negative(VecF x) {
+  constexpr float kLog2e = 1.44269504f, kLn2High = 0.693145752f, kLn2Low = 1.42860677e-06f;
+  const VecI n = nearest(x * kLog2e);
+  const VecF f = to_float(n), r = fma(f, splat(-kLn2Low), fma(f, splat(-kLn2High), x));
+  return bits_as_float((VecU)exp_of_small(r) + ((VecU)n << 23));
+}
+
 TESSERA_INLINE VecF tanh(VecF x) {
   const VecF magnitude = abs(x);
   const VecF z = x * x;
@@ -81,7 +89,7 @@ TESSERA_INLINE VecF tanh(VecF x) {
   p = fma(p, z, splat(1.33314422036e-1f));
   p = fma(p, z, splat(-3.33332819422e-1f));
   const VecF of_small = fma(p * z, x, x);
-  const VecF large = 1.0f - 2.0f / (exp(2.0f * min(magnitude, splat(20.0f))) + 1.0f);
+  const VecF e = exp_of_negative(-2.0f * min(magnitude, splat(20.0f))), large = (1.0f - e) / (1.0f + e);
   const VecF signed_large = bits_as_float((VecU)large | ((VecU)x & 0x80000000u));
   return select(x == x, select(magnitude < 0.625f, of_small, signed_large), x);
 }

@@ -10,7 +10,7 @@
 namespace tessera::cpu {
 namespace {
 
-// A register's vectors: row r and vector c are at data + r row + c vec floats.
+// A register's vectors: row r and vector c are at data + r row + c vec floats. Those of g are only read.
 struct CodeView {
   float* data;
   int64_t row, vec;
@@ -31,8 +31,10 @@ class Interpreter {
   }
 
   TESSERA_INLINE CodeView view(CodePlace place) const {
+    if (place.level == kOfPair && place.index < kPairInputs) return inputs_[place.index];
     static constexpr int64_t kRow[] = {0, 0, kLanes, kVecs * kLanes}, kVec[] = {0, kLanes, 0, kLanes};
-    return {levels_[place.level] + place.index * kSizes[place.level] * kLanes, kRow[place.level], kVec[place.level]};
+    const int64_t index = place.index - (place.level == kOfPair ? kPairInputs : 0);
+    return {levels_[place.level] + index * kSizes[place.level] * kLanes, kRow[place.level], kVec[place.level]};
   }
 
   // The steps of the call and of the row of `vecs` vectors of queries. input(op, c): the words of an input of the call
@@ -42,13 +44,16 @@ class Interpreter {
     vecs_ = vecs;
     run(0, code_.ends[kOfQuery], 1, [&](core::score::Op op, int64_t, int c) { return input(op, c); });
   }
-  // Rows 0 ... rows - 1, at most kCodeRows. input(op, r, c): the words of an input of a key or a pair.
-  template <class Input>
-  void run_rows(int rows, const Input& input) {
-    run(code_.ends[kOfQuery], code_.ends[kOfPair], rows, input);
+  // Rows 0 ... rows - 1, at most kCodeRows, of s and of g. keys(r): the words of j.
+  template <class Keys>
+  void run_rows(int rows, const CodeView& s, const CodeView& g, const Keys& keys) {
+    inputs_[kRowsOfS] = s, inputs_[kRowsOfG] = g;
+    run(code_.ends[kOfQuery], code_.ends[kOfPair], rows,
+        [&](core::score::Op, int64_t r, int) TESSERA_LAMBDA_INLINE { return keys(r); });
   }
 
  private:
+  static constexpr bool kIsTile = !kKeysInLanes && kVecs * kLanes == kBlockM;
   static constexpr int64_t kSizes[] = {1, kVecs, kCodeRows, kCodeRows* kVecs};
 
   template <class Input>
@@ -68,45 +73,45 @@ class Interpreter {
     }
   }
 
-  // One operation over its vectors. Operands and results are words, whatever their type.
-  template <class Body>
-  TESSERA_INLINE void loop(const CodeStep& step, int r_end, int c_end, const Body& body) const {
-    const CodeView to = view(step.result), a = view(step.operands[0]), b = view(step.operands[1]),
-                   d = view(step.operands[2]);
-    for (int r = 0; r < r_end; ++r)
-      for (int c = 0; c < c_end; ++c) body(to.at(r, c), a.at(r, c), b.at(r, c), d.at(r, c));
-  }
-  template <class In, class Function>
-  TESSERA_INLINE void unary(const CodeStep& step, int r_end, int c_end, const Function& f) const {
-    loop(step, r_end, c_end, [&](float* to, const float* a, const float*, const float*) TESSERA_LAMBDA_INLINE {
-      store(to, f(load_as<In>(a)));
-    });
-  }
-  template <class In, class Function>
-  TESSERA_INLINE void binary(const CodeStep& step, int r_end, int c_end, const Function& f) const {
-    loop(step, r_end, c_end, [&](float* to, const float* a, const float* b, const float*) TESSERA_LAMBDA_INLINE {
-      store(to, f(load_as<In>(a), load_as<In>(b)));
-    });
-  }
+  // A step's registers and how many vectors they have.
+  struct Loop {
+    CodeView to, a, b, d;
+    int r_end, c_end;
+
+    // One operation over its vectors. Operands and results are words, whatever their type.
+    template <class Body>
+    TESSERA_INLINE void operator()(const Body& body) const {
+      for (int r = 0; r < r_end; ++r)
+        for (int c = 0; c < c_end; ++c) body(to.at(r, c), a.at(r, c), b.at(r, c), d.at(r, c));
+    }
+    template <class In, class Function>
+    TESSERA_INLINE void unary(const Function& f) const {
+      (*this)([&](float* result, const float* x, const float*, const float*)
+                  TESSERA_LAMBDA_INLINE { store(result, f(load_as<In>(x))); });
+    }
+    template <class In, class Function>
+    TESSERA_INLINE void binary(const Function& f) const {
+      (*this)([&](float* result, const float* x, const float* y, const float*)
+                  TESSERA_LAMBDA_INLINE { store(result, f(load_as<In>(x), load_as<In>(y))); });
+    }
+  };
 
   TESSERA_OWN_FUNCTION void compute(const CodeStep& step, int r_end, int c_end) const {
     using core::score::Op;
     namespace f = score_functions;
-    const auto of_float = [&](const auto& function)
-                              TESSERA_LAMBDA_INLINE { unary<VecF>(step, r_end, c_end, function); };
-    const auto of_int = [&](const auto& function) TESSERA_LAMBDA_INLINE { unary<VecI>(step, r_end, c_end, function); };
-    const auto of_floats = [&](const auto& function)
-                               TESSERA_LAMBDA_INLINE { binary<VecF>(step, r_end, c_end, function); };
-    const auto of_ints = [&](const auto& function)
-                             TESSERA_LAMBDA_INLINE { binary<VecI>(step, r_end, c_end, function); };
-    const auto of_words = [&](const auto& function)
-                              TESSERA_LAMBDA_INLINE { binary<VecU>(step, r_end, c_end, function); };
+    const Loop loop{
+        view(step.result), view(step.operands[0]), view(step.operands[1]), view(step.operands[2]), r_end, c_end};
+    const auto of_float = [&](const auto& function) TESSERA_LAMBDA_INLINE { loop.template unary<VecF>(function); };
+    const auto of_int = [&](const auto& function) TESSERA_LAMBDA_INLINE { loop.template unary<VecI>(function); };
+    const auto of_floats = [&](const auto& function) TESSERA_LAMBDA_INLINE { loop.template binary<VecF>(function); };
+    const auto of_ints = [&](const auto& function) TESSERA_LAMBDA_INLINE { loop.template binary<VecI>(function); };
+    const auto of_words = [&](const auto& function) TESSERA_LAMBDA_INLINE { loop.template binary<VecU>(function); };
 #define TESSERA_A(result) [](auto a) TESSERA_LAMBDA_INLINE { return result; }
 #define TESSERA_AB(result) [](auto a, auto b) TESSERA_LAMBDA_INLINE { return result; }
     switch (step.op) {
       case Op::kConstant:
       case Op::kScalar:
-        store(view(step.result).data, splat(step.bits));
+        store(loop.to.data, splat(step.bits));
         return;
       case Op::kAdd:
         return of_floats(TESSERA_AB(a + b));
@@ -201,10 +206,9 @@ class Interpreter {
       case Op::kWhere:
       case Op::kWhereInt:
       case Op::kWhereBool:
-        return loop(step, r_end, c_end,
-                    [](float* to, const float* a, const float* b, const float* d) TESSERA_LAMBDA_INLINE {
-                      store(to, f::where_int(load_as<VecI>(a), load_as<VecI>(b), load_as<VecI>(d)));
-                    });
+        return loop([](float* to, const float* a, const float* b, const float* d) TESSERA_LAMBDA_INLINE {
+          store(to, f::where_int(load_as<VecI>(a), load_as<VecI>(b), load_as<VecI>(d)));
+        });
       case Op::kIntToFloat:
         return of_int(TESSERA_A(to_float(a)));
       case Op::kBoolToFloat:
@@ -221,7 +225,7 @@ class Interpreter {
   }
 
   // The word of one element at `address`.
-  TESSERA_INLINE static uint32_t element(const char* address, int32_t dtype) {
+  TESSERA_OWN_FUNCTION static uint32_t element(const char* address, int32_t dtype) {
     const auto as = [&]<class T>() TESSERA_LAMBDA_INLINE {
       T x;
       __builtin_memcpy(&x, address, sizeof x);
@@ -252,101 +256,129 @@ class Interpreter {
 
   // Elements of a tensor. An index outside the tensor gives 0, and nothing is read.
   TESSERA_OWN_FUNCTION void load_elements(const CodeStep& step, int r_end, int c_end) const {
+    if constexpr (kIsTile) {
+      bool of_key = false;
+      for (int axis = 0; axis < code_.tensors[step.tensor].rank; ++axis) {
+        of_key |= (step.operands[axis].level & kOfKey) != 0;
+      }
+      if (!of_key && code_.tensors[step.tensor].near) return load_counted(step, r_end, c_end);
+    }
+    load_any(step, r_end, 0, c_end);
+  }
+
+  TESSERA_INLINE VecI index_of(const CodeStep& step, int axis, int64_t r, int64_t c) const {
+    const VecI at = load_as<VecI>(view(step.operands[axis]).at(r, c));
+    if (step.of_key[axis] == 0) return at;
+    return (VecI)((VecU)at + load_as<VecU>(view(step.key).at(r, c)) * static_cast<uint32_t>(step.of_key[axis]));
+  }
+
+  TESSERA_OWN_FUNCTION void load_any(const CodeStep& step, int r_end, int c_begin, int c_end) const {
     const CodeTensor& tensor = code_.tensors[step.tensor];
     const CodeView to = view(step.result);
-    CodeView index[core::score::kMaxRank];
-    for (int axis = 0; axis < tensor.rank; ++axis) index[axis] = view(step.operands[axis]);
-    if constexpr (!kKeysInLanes) {
-      if (load_along_keys(tensor, to, index, r_end, c_end)) return;
-    }
     // If all lanes read the same element, it is read once.
     const bool one = (step.result.level & (kKeysInLanes ? kOfKey : kOfQuery)) == 0;
     for (int r = 0; r < r_end; ++r) {
-      for (int c = 0; c < c_end; ++c) {
-        VecI inside = splat(-1);
+      for (int c = c_begin; c < c_end; ++c) {
+        VecI index[core::score::kMaxRank], inside = splat(-1);
         for (int axis = 0; axis < tensor.rank; ++axis) {
-          const VecI at = load_as<VecI>(index[axis].at(r, c));
-          inside &= (VecU)at < static_cast<uint32_t>(tensor.shape[axis]);
+          index[axis] = index_of(step, axis, r, c);
+          inside &= (VecU)index[axis] < static_cast<uint32_t>(tensor.shape[axis]);
         }
-        if (one) {
+        const auto offset_of = [&](int lane) TESSERA_LAMBDA_INLINE {
           int64_t offset = 0;
-          for (int axis = 0; axis < tensor.rank; ++axis) {
-            offset += tensor.stride[axis] * load_as<VecI>(index[axis].at(r, c))[0];
-          }
-          store(to.at(r, c), splat(inside[0] ? element(tensor.data + offset, tensor.dtype) : 0u));
+          for (int axis = 0; axis < tensor.rank; ++axis) offset += tensor.stride[axis] * index[axis][lane];
+          return offset;
+        };
+        if (one) {
+          store(to.at(r, c), splat(inside[0] ? element(tensor.data + offset_of(0), tensor.dtype) : 0u));
           continue;
         }
         if (tensor.near) {
           VecI offset{};
           for (int axis = 0; axis < tensor.rank; ++axis) {
-            offset += load_as<VecI>(index[axis].at(r, c)) * static_cast<int32_t>(tensor.stride[axis]);
+            offset += index[axis] * static_cast<int32_t>(tensor.stride[axis]);
           }
           store(to.at(r, c), gather(tensor, offset, inside));
           continue;
         }
         VecU words{};
         for (int lane = 0; lane < kLanes; ++lane) {
-          if (!inside[lane]) continue;
-          int64_t offset = 0;
-          for (int axis = 0; axis < tensor.rank; ++axis) {
-            offset += tensor.stride[axis] * load_as<VecI>(index[axis].at(r, c))[lane];
-          }
-          words[lane] = element(tensor.data + offset, tensor.dtype);
+          if (inside[lane]) words[lane] = element(tensor.data + offset_of(lane), tensor.dtype);
         }
         store(to.at(r, c), words);
       }
     }
   }
 
-  // For lanes = queries: loads a lane's elements of all rows by a transposition if they are adjacent, as for [i, j].
-  // false: they are not, or may be outside the tensor.
-  TESSERA_OWN_FUNCTION bool load_along_keys(const CodeTensor& tensor, const CodeView& to,
-                                            const CodeView (&index)[core::score::kMaxRank], int r_end,
-                                            int c_end) const {
-    const bool of_floats =
-        tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_FLOAT16 || tensor.dtype == TESSERA_BFLOAT16;
-    if (!tensor.near || !of_floats || tensor.rank == 0 || r_end < 2 || c_end < 2) return false;
-    const int32_t bytes = tensor.dtype == TESSERA_FLOAT32 ? 4 : 2;
-    alignas(64) int32_t first[kVecs * kLanes];
-    VecI apart{};
+  // For tiles of queries and indices that keys count up or down: offsets are computed for the first row only; those of
+  // the others follow by a constant.
+  TESSERA_OWN_FUNCTION void load_counted(const CodeStep& step, int r_end, int c_end) const {
+    const CodeTensor& tensor = code_.tensors[step.tensor];
+    const CodeView to = view(step.result);
+    int64_t row_bytes = 0;
+    for (int axis = 0; axis < tensor.rank; ++axis) row_bytes += step.of_key[axis] * tensor.stride[axis];
     for (int c = 0; c < c_end; ++c) {
-      VecI start{};
-      for (int r = 0; r < r_end; ++r) {
-        VecI offset{};
-        for (int axis = 0; axis < tensor.rank; ++axis) {
-          const VecI at = load_as<VecI>(index[axis].at(r, c));
-          apart |= (VecU)at >= static_cast<uint32_t>(tensor.shape[axis]);
-          offset += at * static_cast<int32_t>(tensor.stride[axis]);
-        }
-        if (r == 0) start = offset;
-        apart |= offset != start + r * bytes;
+      VecI offset{}, inside = splat(-1);
+      for (int axis = 0; axis < tensor.rank; ++axis) {
+        const VecI begin = index_of(step, axis, 0, c);
+        const VecU end = (VecU)begin + static_cast<uint32_t>(step.of_key[axis] * (r_end - 1));
+        const uint32_t extent = static_cast<uint32_t>(tensor.shape[axis]);
+        inside &= ((VecU)begin < extent) & (end < extent);
+        offset += begin * static_cast<int32_t>(tensor.stride[axis]);
       }
-      store(first + c * kLanes, start);
-      if (any(apart)) return false;
+      if (any(~inside)) {
+        load_any(step, r_end, c, c + 1);
+      } else {
+        load_inside(tensor, offset, row_bytes, r_end, [&](int r) TESSERA_LAMBDA_INLINE { return to.at(r, c); });
+      }
     }
-    const char* rows[kVecs * kLanes];
-    for (int lane = 0; lane < c_end * kLanes; ++lane) rows[lane] = tensor.data + first[lane];
-    static_assert(kKeysInLanes || kVecs * kLanes == kBlockM || kVecs == 1, "rows of a tile");
-    if (kVecs * kLanes != kBlockM) return false;
-    with_float_elem(tensor.dtype,
-                    [&](auto elem) { pack_transposed<decltype(elem)>(to.data, rows, c_end * kLanes, r_end); });
-    return true;
   }
 
-  TESSERA_INLINE static VecU gather(const CodeTensor& tensor, VecI offset, VecI inside) {
-    const bool all = !any(~inside);
-    const bool of_floats =
-        tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_FLOAT16 || tensor.dtype == TESSERA_BFLOAT16;
-    if (all && of_floats) {  // adjacent elements, as for i - j
-      VecU words{};
-      bool neighbours = false;
-      with_float_elem(tensor.dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
-        using Elem = decltype(elem);
-        neighbours = !any(offset != offset[0] + iota<VecI>() * Elem::kBytes);
-        if (neighbours) words = (VecU)Elem::read(tensor.data + offset[0]);
-      });
-      if (neighbours) return words;
+  // Lanes of the first row at `offset`, the next rows row_bytes apart, all of them inside.
+  template <class To>
+  TESSERA_INLINE static void load_inside(const CodeTensor& tensor, VecI offset, int64_t row_bytes, int r_end,
+                                         const To& to) {
+    const int32_t lane_bytes = offset[1] - offset[0];
+    const bool in_step = !any(offset != offset[0] + iota<VecI>() * lane_bytes);
+    if (in_step && lane_bytes == 0) {
+      const char* from = tensor.data + offset[0];
+      for (int r = 0; r < r_end; ++r, from += row_bytes) store(to(r), splat(element(from, tensor.dtype)));
+      return;
     }
+    const bool words = tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_INT32;
+    if (words || tensor.dtype == TESSERA_FLOAT16 || tensor.dtype == TESSERA_BFLOAT16) {
+      bool done = true;
+      with_float_elem(words ? static_cast<int32_t>(TESSERA_FLOAT32) : tensor.dtype, [&](auto elem) {
+        using Elem = decltype(elem);
+        if (in_step && lane_bytes == Elem::kBytes) {
+          const char* from = tensor.data + offset[0];
+          for (int r = 0; r < r_end; ++r, from += row_bytes) store(to(r), Elem::read(from));
+        } else if (in_step && lane_bytes == -Elem::kBytes) {
+          const char* from = tensor.data + offset[kLanes - 1];
+          for (int r = 0; r < r_end; ++r, from += row_bytes) store(to(r), reversed(Elem::read(from)));
+        } else if (kVecs * kLanes == kBlockM &&
+                   row_bytes == Elem::kBytes) {  // rows of the tensor are lanes, as in [i, j]
+          const char* rows[kLanes];
+          for (int lane = 0; lane < kLanes; ++lane) rows[lane] = tensor.data + offset[lane];
+          pack_transposed<Elem>(to(0), rows, kLanes, r_end);
+        } else {
+          done = false;
+        }
+      });
+      if (done) return;
+    }
+    CodeTensor row = tensor;
+    for (int r = 0; r < r_end; ++r, row.data += row_bytes) store(to(r), gather(row, offset, splat(-1)));
+  }
+
+  TESSERA_INLINE static VecF reversed(VecF v) {
+    VecF result{};
+    for (int lane = 0; lane < kLanes; ++lane) result[lane] = v[kLanes - 1 - lane];
+    return result;
+  }
+
+  // The elements of a vector of offsets.
+  TESSERA_INLINE static VecU gather(const CodeTensor& tensor, VecI offset, VecI inside) {
     if constexpr (kGathersWords) {
       if (tensor.dtype == TESSERA_FLOAT32 || tensor.dtype == TESSERA_INT32) {
         return gather_words(tensor.data, offset, inside);
@@ -361,6 +393,7 @@ class Interpreter {
 
   const ScoreCode& code_;
   float* levels_[kCodeLevels];
+  CodeView inputs_[kPairInputs]{};
   int vecs_ = kVecs;
 };
 

@@ -24,7 +24,9 @@ class LoweredScore {
   ScoreCode code() const;  // points into this object
 
  private:
-  void lower(const core::score::Program& program, std::span<const double> scalars, const std::vector<int>& roots);
+  // Roots are the results. `in_place`: the one that may take the place of the rows of s; -1: none.
+  void lower(const core::score::Program& program, std::span<const double> scalars, const std::vector<int>& roots,
+             int in_place);
 
   std::vector<CodeStep> steps_;
   std::vector<CodeTensor> tensors_;

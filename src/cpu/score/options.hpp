@@ -87,7 +87,7 @@ concept NeedsProduct = requires(VecF x) {
 // in their weights.
 template <class Option>
 concept Rewrites = requires(const Params& p, const QueryLanes& at, float* rows) {
-  Option::rewrite(p, at, rows, int64_t{}, int64_t{}, rows);
+  Option::rewrite(p, at, rows, int64_t{}, int64_t{}, rows, rows);
 };
 // True if AMX's stages support it.
 template <class Option>
@@ -129,6 +129,10 @@ TESSERA_INLINE bool may_hide_keys(const Params& p) {
 // True if hidden entries are marked in the weights.
 TESSERA_INLINE bool marks_hidden(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return Rewrites<Option>; });
+}
+// True if no option but those that rewrite whole rows changes a score, and none but those and positions hides a key.
+TESSERA_INLINE bool only_rewrites(const Params& p) {
+  return marks_hidden(p) && !ScoreOptions::any(p, []<class Option>() { return !Rewrites<Option>; });
 }
 TESSERA_INLINE bool gradient_needs_product(const Params& p) {
   return ScoreOptions::any(p, []<class Option>() { return NeedsProduct<Option>; });

@@ -61,8 +61,8 @@ struct ProgramOption {
   template <class At>
   class Run {
    public:
-    TESSERA_INLINE Run(const Params& p, const At& at, const ScoreCode& code, float* registers)
-        : at_(at), code_(code), run_(code, registers) {
+    TESSERA_OWN_FUNCTION Run(const Params& p, const At& at, const ScoreCode& code, float* registers)
+        : at_(at), run_(code, registers) {
       const Sequence& s = at.sequence();
       const VecI first_head = splat(static_cast<int32_t>(p.first_head));
       const int32_t first_q = static_cast<int32_t>(s.first_q);
@@ -92,40 +92,69 @@ struct ProgramOption {
 
     // Row n and those after it, `rows` at most kCodeRows. s, g: the scores before the program and dScore, in the
     // scores' layout.
-    TESSERA_INLINE void rows(int64_t n, int rows, const float* s, const float* g) {
-      run_.run_rows(rows, [&](core::score::Op op, int64_t r, int c) -> VecI {
-        const int64_t row = n + r * At::kStep;
-        if (op == core::score::Op::kJ) return at_.keys(row) + static_cast<int32_t>(at_.sequence().first_k);
-        return load_as<VecI>((op == core::score::Op::kG ? g : s) + at_.offset(row, c));
+    TESSERA_INLINE void rows(int64_t n, int rows, float* s, float* g) {
+      run_.run_rows(rows, view_of(s, n), view_of(g, n), [&](int64_t r) TESSERA_LAMBDA_INLINE {
+        return at_.keys(n + r * At::kStep) + static_cast<int32_t>(at_.sequence().first_k);
       });
     }
-    TESSERA_INLINE const float* result(CodePlace place, int64_t r, int c) const { return run_.view(place).at(r, c); }
     TESSERA_INLINE CodeView view(CodePlace place) const { return run_.view(place); }
 
    private:
+    TESSERA_INLINE CodeView view_of(float* rows, int64_t n) const {
+      const int64_t first = at_.offset(n, 0);
+      return {rows ? rows + first : nullptr, at_.offset(n + At::kStep, 0) - first, at_.offset(n, 1) - first};
+    }
+
     const At& at_;
-    const ScoreCode& code_;
     Interpreter<At::kVecs, kLanesAreKeys<At>> run_;
   };
 
-  // Rows begin ... end - 1 in place; -inf if the mask hides a key.
+  // Writes the words of the mask of rows begin ... end - 1 to `shown`, in the scores' layout. Calls visit(shows) for
+  // every kCodeRows rows: whether it shows any of their entries.
+  template <class At, class Visit>
+  TESSERA_INLINE static void write_mask(const Params& p, const At& at, float* shown, int64_t begin, int64_t end,
+                                        float* registers, const Visit& visit) {
+    Run<At> run(p, at, *p.program_mask, registers);
+    for (int64_t n = begin; n < end; n += kCodeRows * At::kStep) {
+      const int rows = rows_of<At>(n, end);
+      run.rows(n, rows, shown, nullptr);
+      const CodeView to = run.view(kPlaceOfS), mask = run.view(p.program_mask->mask);
+      VecI all{};
+      each_vector(at, rows, [&](int r, int c) TESSERA_LAMBDA_INLINE {
+        const VecI words = load_as<VecI>(mask.at(r, c));
+        store(to.at(r, c), words);
+        all |= words;
+      });
+      visit(any(all));
+    }
+  }
+
+  // Rows begin ... end - 1 in place; -inf if the mask hides a key. `shown`: what write_mask wrote; NULL: the mask is
+  // computed here.
   template <class At>
   TESSERA_OWN_FUNCTION static void rewrite(const Params& p, const At& at, float* scores, int64_t begin, int64_t end,
-                                           float* registers) {
-    const ScoreCode& code = *p.program;
+                                           float* registers, const float* shown) {
+    static constexpr ScoreCode kNoCode{};
+    const ScoreCode& code = !shown ? *p.program : p.program_score ? *p.program_score : kNoCode;
+    const bool in_place = !code.steps || code.score.index < 0 || is_place_of_s(code.score);
     Run<At> run(p, at, code, registers);
     for (int64_t n = begin; n < end; n += kCodeRows * At::kStep) {
       const int rows = rows_of<At>(n, end);
       run.rows(n, rows, scores, nullptr);
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < at.vecs(); ++c) {
-          float* to = scores + at.offset(n + r * At::kStep, c);
-          VecF score = code.score.index >= 0 ? load(run.result(code.score, r, c)) : load(to);
-          if (code.mask.index >= 0) {
-            score = select(load_as<VecI>(run.result(code.mask, r, c)), score, splat(-infinity()));
-          }
-          store(to, score);
-        }
+      const CodeView to = run.view(kPlaceOfS), score = in_place ? to : run.view(code.score);
+      const auto select_shown = [&](const auto& words) TESSERA_LAMBDA_INLINE {
+        each_vector(at, rows, [&](int r, int c) TESSERA_LAMBDA_INLINE {
+          store(to.at(r, c), select(words(r, c), load(score.at(r, c)), splat(-infinity())));
+        });
+      };
+      if (shown) {
+        select_shown([&](int r, int c)
+                         TESSERA_LAMBDA_INLINE { return load_as<VecI>(shown + at.offset(n + r * At::kStep, c)); });
+      } else if (code.mask.index >= 0) {
+        const CodeView mask = run.view(code.mask);
+        select_shown([&](int r, int c) TESSERA_LAMBDA_INLINE { return load_as<VecI>(mask.at(r, c)); });
+      } else if (!in_place) {
+        each_vector(at, rows, [&](int r, int c) TESSERA_LAMBDA_INLINE { store(to.at(r, c), load(score.at(r, c))); });
       }
     }
   }
@@ -133,8 +162,8 @@ struct ProgramOption {
   // Replaces d_score of rows 0 ... end - 1 by the gradient of the score before the program, and adds up its tensors'
   // gradients. `before`: that score.
   template <class At>
-  TESSERA_OWN_FUNCTION static void gradient(const Params& p, const At& at, float* d_score, const float* before,
-                                            int64_t end, float* registers) {
+  TESSERA_OWN_FUNCTION static void gradient(const Params& p, const At& at, float* d_score, float* before, int64_t end,
+                                            float* registers) {
     const ScoreCode& code = *p.program_gradient;
     Run<At> run(p, at, code, registers);
     for (int64_t n = 0; n < end; n += kCodeRows * At::kStep) {
@@ -143,18 +172,28 @@ struct ProgramOption {
       for (int32_t i = 0; i < code.num_gradients; ++i) {
         collect(p, at, run, code.gradients[i], d_score + at.offset(n, 0), rows);
       }
-      for (int r = 0; r < rows; ++r) {
-        for (int c = 0; c < at.vecs(); ++c) {
-          float* to = d_score + at.offset(n + r * At::kStep, c);
-          // A hidden entry has no gradient, whatever the program's derivative is there.
-          const VecF d = code.d_s.index >= 0 ? load(run.result(code.d_s, r, c)) : VecF{};
-          store(to, select(load(to) == 0.0f, VecF{}, d));
-        }
-      }
+      const CodeView to = run.view(kPlaceOfG), d = run.view(code.d_s);
+      // A hidden entry has no gradient, whatever the program's derivative is there.
+      const bool none = code.d_s.index < 0;
+      each_vector(at, rows, [&](int r, int c) TESSERA_LAMBDA_INLINE {
+        store(to.at(r, c), select(load(to.at(r, c)) == 0.0f, VecF{}, none ? VecF{} : load(d.at(r, c))));
+      });
     }
   }
 
  private:
+  static constexpr CodePlace kPlaceOfS{kRowsOfS, kOfPair}, kPlaceOfG{kRowsOfG, kOfPair};
+  TESSERA_INLINE static bool is_place_of_s(CodePlace place) {
+    return place.level == kOfPair && place.index == kRowsOfS;
+  }
+
+  template <class At, class Body>
+  TESSERA_INLINE static void each_vector(const At& at, int rows, const Body& body) {
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < at.vecs(); ++c) body(r, c);
+    }
+  }
+
   template <class At>
   TESSERA_INLINE static int rows_of(int64_t n, int64_t end) {
     return static_cast<int>(min_of<int64_t>(kCodeRows, (end - n + At::kStep - 1) / At::kStep));
@@ -166,14 +205,17 @@ struct ProgramOption {
                                            const float* d_score, int rows) {
     const CodeTensor& tensor = p.program_gradient->tensors[to.tensor];
     double* sums = p.program_sums + p.program_sums_begin[to.tensor];
+    const CodeView of_adjoint = run.view(to.adjoint);
+    CodeView of_index[core::score::kMaxRank];
+    for (int axis = 0; axis < tensor.rank; ++axis) of_index[axis] = run.view(to.indices[axis]);
     const auto adjoint = [&](int r, int c) TESSERA_LAMBDA_INLINE {
       const VecF g = load(d_score + at.offset(r * At::kStep, c) - at.offset(0, 0));
-      return select(g == 0.0f, VecF{}, load(run.result(to.adjoint, r, c)));
+      return select(g == 0.0f, VecF{}, load(of_adjoint.at(r, c)));
     };
     const auto add = [&](int r, int c, int lane, float x) TESSERA_LAMBDA_INLINE {
       int64_t element = 0;
       for (int axis = 0; axis < tensor.rank; ++axis) {
-        const int32_t index = load_as<VecI>(run.result(to.indices[axis], r, c))[lane];
+        const int32_t index = load_as<VecI>(of_index[axis].at(r, c))[lane];
         if (index < 0 || index >= tensor.shape[axis]) return;
         element = element * tensor.shape[axis] + index;
       }
@@ -185,7 +227,7 @@ struct ProgramOption {
         VecF sum{};
         for (int r = 0; r < rows; ++r) sum += adjoint(r, c);
         all += sum;
-        if (to.level & kOfQuery) add_lanes(to, run, sum, 0, c, add);
+        if (to.level & kOfQuery) add_lanes(of_index, tensor.rank, sum, 0, c, add);
       }
       if (!(to.level & kOfQuery)) add(0, 0, 0, sum_lanes(all));
       return;
@@ -195,18 +237,18 @@ struct ProgramOption {
       for (int c = 0; c < at.vecs(); ++c) {
         const VecF sum = adjoint(r, c);
         all += sum;
-        if (to.level & kOfQuery) add_lanes(to, run, sum, r, c, add);
+        if (to.level & kOfQuery) add_lanes(of_index, tensor.rank, sum, r, c, add);
       }
       if (!(to.level & kOfQuery)) add(r, 0, 0, sum_lanes(all));
     }
   }
   // Lane by lane, or all together if they have the same index, such as a head.
-  template <class Run, class Add>
-  TESSERA_INLINE static void add_lanes(const CodeGradient& to, const Run& run, VecF sum, int r, int c, const Add& add) {
+  template <class Add>
+  TESSERA_INLINE static void add_lanes(const CodeView (&of_index)[core::score::kMaxRank], int rank, VecF sum, int r,
+                                       int c, const Add& add) {
     VecI differ{};
-    for (const CodePlace& index : to.indices) {
-      if (index.index < 0) break;
-      const VecI at = load_as<VecI>(run.result(index, r, c));
+    for (int axis = 0; axis < rank; ++axis) {
+      const VecI at = load_as<VecI>(of_index[axis].at(r, c));
       differ |= at != at[0];
     }
     if (!any(differ)) return add(r, c, 0, sum_lanes(sum));

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/score/builder.hpp"
+#include "core/score/facts.hpp"
 #include "cpu/run.hpp"
 
 namespace tessera::cpu {
@@ -41,6 +44,25 @@ std::vector<CodeTensor> code_tensors(const core::score::Bound& bound) {
   return tensors;
 }
 
+void widen(core::score::Interval& all, double x) {
+  all.nan = all.nan || std::isnan(x);
+  all.low = std::min(all.low, x), all.high = std::max(all.high, x);
+}
+
+template <class T>
+void widen(core::score::Interval& all, const char* from, int64_t stride, int64_t count) {
+  T low = std::numeric_limits<T>::max(), high = std::numeric_limits<T>::lowest();
+  bool nan = false;
+  for (int64_t n = 0; n < count; ++n, from += stride) {
+    T x;
+    std::memcpy(&x, from, sizeof x);
+    nan = nan || x != x;
+    low = std::min(low, x), high = std::max(high, x);
+  }
+  widen(all, static_cast<double>(low)), widen(all, static_cast<double>(high));
+  all.nan = all.nan || nan;
+}
+
 }  // namespace
 
 ProgramCall::ProgramCall(const tessera_plan& plan, core::score::Bound bound)
@@ -62,8 +84,19 @@ ProgramCall::ProgramCall(const tessera_plan& plan, core::score::Bound bound)
     }
   }
   const std::vector<CodeTensor> tensors = code_tensors(bound_);
-  score_ = LoweredScore(bound_.program(), tensors, bound_.scalars);
-  score_code_ = score_.code();
+  core::score::Program program = bound_.program();
+  program_ = LoweredScore(program, tensors, bound_.scalars);
+  program_code_ = program_.code();
+  mask_first_ = program.mask >= 0 &&
+                !(core::score::inputs_of(program, program.mask) & core::score::input_bit(core::score::Op::kS));
+  if (mask_first_) {
+    const int mask = std::exchange(program.mask, -1);
+    only_score_ = LoweredScore(program, tensors, bound_.scalars);
+    score_code_ = only_score_.code();
+    program.mask = mask, program.score = -1;
+    only_mask_ = LoweredScore(program, tensors, bound_.scalars);
+    mask_code_ = only_mask_.code();
+  }
   if (!backward_) return;
   bool needed[core::score::kMaxTensors] = {};
   std::ranges::fill(begin_, kNoSums);
@@ -79,7 +112,11 @@ ProgramCall::ProgramCall(const tessera_plan& plan, core::score::Bound bound)
 }
 
 int64_t ProgramCall::floats(int64_t vecs, int64_t lanes) const {
-  return std::max(code_floats(score_code_, vecs, lanes), code_floats(gradient_code_, vecs, lanes));
+  int64_t floats = 0;
+  for (const ScoreCode& code : {program_code_, mask_code_, score_code_, gradient_code_}) {
+    floats = std::max(floats, code_floats(code, vecs, lanes));
+  }
+  return floats;
 }
 
 int64_t ProgramCall::chains(const tessera_plan& plan) const {
@@ -106,12 +143,26 @@ core::score::Interval ProgramCall::bound_of_elements(const core::score::BoundTen
   if (count <= 0) return core::score::Interval::exactly(0);
   core::score::Interval all{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
   if (!inside) all = core::score::Interval::exactly(0);
-  for (int64_t n = 0; n < count; ++n) {
-    int64_t at[core::score::kMaxRank] = {}, rest = n;
-    for (int axis = tensor.rank; axis-- > 0; rest /= extent[axis]) at[axis] = low[axis] + rest % extent[axis];
-    const double x = core::score::load_element(tensor, at);
-    if (std::isnan(x)) return core::score::Interval::everything();
-    all.low = std::min(all.low, x), all.high = std::max(all.high, x);
+  // Rows along the last axis.
+  const int last = tensor.rank - 1;
+  const int64_t columns = last < 0 ? 1 : extent[last];
+  for (int64_t row = 0; row < count / columns; ++row) {
+    int64_t at[core::score::kMaxRank] = {}, rest = row;
+    for (int axis = last; axis-- > 0; rest /= extent[axis]) at[axis] = low[axis] + rest % extent[axis];
+    if (last >= 0) at[last] = low[last];
+    const char* const first = static_cast<const char*>(tensor.data) + tensor.offset_bytes(at);
+    const int64_t stride = last < 0 ? 0 : tensor.stride_bytes[static_cast<size_t>(last)];
+    if (tensor.dtype == TESSERA_INT32) {
+      widen<int32_t>(all, first, stride, columns);
+    } else if (tensor.dtype == TESSERA_FLOAT32) {
+      widen<float>(all, first, stride, columns);
+    } else {
+      for (int64_t n = 0; n < columns; ++n) {
+        if (last >= 0) at[last] = low[last] + n;
+        widen(all, core::score::load_element(tensor, at));
+      }
+    }
+    if (all.nan) return core::score::Interval::everything();
   }
   return all;
 }
@@ -146,7 +197,9 @@ int32_t ProgramCall::shows(const ScoreBlock& block) const {
 }
 
 void ProgramCall::fill(Params& p) const {
-  p.program = &score_code_;
+  p.program = &program_code_;
+  if (mask_first_) p.program_mask = &mask_code_;
+  if (mask_first_ && score_code_.score.index >= 0) p.program_score = &score_code_;
   p.program_call = this;
   if (mask_.mask >= 0) {
     p.program_shows = [](const void* call, const ScoreBlock& block) {

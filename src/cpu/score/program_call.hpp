@@ -41,8 +41,9 @@ class ProgramCall {
   std::vector<size_t> mask_tensors_;  // indices of its names in bound_
   std::vector<double> mask_scalars_;
   int64_t group_;
-  LoweredScore score_, gradient_;
-  ScoreCode score_code_{}, gradient_code_{};
+  LoweredScore program_, only_mask_, only_score_, gradient_;
+  ScoreCode program_code_{}, mask_code_{}, score_code_{}, gradient_code_{};
+  bool mask_first_ = false;  // the mask is there and does not depend on the score
   bool backward_;
   int64_t items_of(int tensor) const;
 

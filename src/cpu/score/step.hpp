@@ -21,6 +21,12 @@ struct ScoreScratch {
   float* slope = nullptr;      // for a gradient that needs the product; NULL: there is none
   float* before = nullptr;     // the scores before a program, for its gradient; NULL: there is none
   float* registers = nullptr;  // for a program: program_floats()
+  float* shown = nullptr;      // the words of its mask, in the scores' layout; NULL: it is not computed yet
+};
+
+// What `apply` calls after every vector where there is nothing to do.
+struct Nothing {
+  TESSERA_INLINE void operator()(VecF, int64_t, int) const {}
 };
 
 template <class Option, class At>
@@ -94,7 +100,7 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
 
   // Rows begin ... end - 1 in place. Calls then(score, n, c) after every vector.
   template <class Then>
-  TESSERA_INLINE void apply(float* scores, int64_t begin, int64_t end, Then&& then) {
+  TESSERA_INLINE void apply(float* scores, int64_t begin, int64_t end, const Then& then) {
     const bool all_seen = at_.all_seen(begin, end);
     const bool asked[] = {Option::asked(p_)...};
     const VecF scale = splat(p_.scale);
@@ -141,16 +147,21 @@ class ScoreStepOf<At, OptionList<Option...>> : private InOf<Option, At>::Type...
       }
       return;
     }
+    // With nothing to do after a vector, there is a short way for the usual call, which has no other options.
+    bool alone = false;
+    if constexpr (__is_same(Then, Nothing)) alone = only_rewrites(p_);
     for (int64_t n = begin; n < end; n += At::kStep) {
       for (int c = 0; c < at_.vecs(); ++c) {
-        const VecF score = before_masks(n, c);
-        store(scores + at_.offset(n, c), score);
-        if (scratch_.before) store(scratch_.before + at_.offset(n, c), score);
+        const int64_t to = at_.offset(n, c);
+        const VecF score = alone ? ::tessera::cpu::load(scores + to) * scale : before_masks(n, c);
+        store(scores + to, score);
+        if (scratch_.before) store(scratch_.before + to, score);
       }
     }
     each(asked, [&]<class One>() TESSERA_LAMBDA_INLINE {
-      if constexpr (Rewrites<One>) One::rewrite(p_, at_, scores, begin, end, scratch_.registers);
+      if constexpr (Rewrites<One>) One::rewrite(p_, at_, scores, begin, end, scratch_.registers, scratch_.shown);
     });
+    if (alone && all_seen) return;
     for (int64_t n = begin; n < end; n += At::kStep) {
       begin_row(n);
       for (int c = 0; c < at_.vecs(); ++c) mask(::tessera::cpu::load(scores + at_.offset(n, c)), n, c);
@@ -224,13 +235,13 @@ TESSERA_OWN_FUNCTION inline void apply_scores(const Params& p, const QueryLanes&
                                               int64_t end, const ScoreScratch& scratch) {
   ScoreStep<QueryLanes> step(p, at, scratch);
   step.load(begin, end);
-  step.apply(scores, begin, end, [](VecF, int64_t, int) TESSERA_LAMBDA_INLINE {});
+  step.apply(scores, begin, end, Nothing{});
 }
 
 // Floats of a call's program registers, for rows of `vecs` vectors.
 TESSERA_INLINE int64_t program_floats(const Params& p, int64_t vecs) {
   int64_t floats = 0;
-  for (const ScoreCode* code : {p.program, p.program_gradient}) {
+  for (const ScoreCode* code : {p.program, p.program_mask, p.program_score, p.program_gradient}) {
     if (code) floats = max_of(floats, code_floats(*code, vecs, kLanes));
   }
   return floats;

@@ -83,12 +83,38 @@ struct Bound {
   std::vector<std::vector<std::uint8_t>> truths;
 };
 
+struct Text {
+  std::string name, score, mask;
+};
+// Indices that keys count up, down, by steps and beyond both ends of a tensor; quotients by powers of two, whose
+// dividends are negative, too. The evaluation reads 0 outside a tensor as well.
+const std::vector<Text>& texts() {
+  static const std::vector<Text> all = [] {
+    std::vector<Text> texts;
+    for (const testing::Definition& one : definitions()) texts.push_back({one.name, one.score, one.mask});
+    for (const char* text :
+         {"s + relative[h, j - i + len_q]", "s + relative[h, i - j]", "s + relative[h, j - i]",
+          "s + relative[h, i + i - j]", "s + relative[j - i, h]", "s + dense[b, h, i, len_k - 1 - j]",
+          "s + dense[b, h, i + 3, j + 2]", "s + dense[b, j, h, i]", "s + key_bias[b, j + j]",
+          "s + key_bias[b, -(3 - j)]", "s + key_bias[b, (j - j) + 2]", "s + place[j] * place[i - j + i + 20]",
+          "s + relative[h, (i - j) // 4 + 40] + (i - j) // 1", "s * ((j - i) // 8) + (i - j) % 16", "s * s + s",
+          "s + relative[h, doc[b, j] - j + 60]", "relative[h, i - j + len_k]"}) {
+      texts.push_back({text, text, ""});
+    }
+    for (const char* text : {"s > 0.5 && (i - j) % 8 < 5", "(q_pos - j) // 16 != 1 && relative[h, i - j] < 0.5"}) {
+      texts.push_back({text, "-s", text});
+    }
+    return texts;
+  }();
+  return all;
+}
+
 class InterpreterOf : public ::testing::TestWithParam<size_t> {
  protected:
-  InterpreterOf() : definition(definitions()[GetParam()]), world(GetParam() + 1) {
+  InterpreterOf() : definition(texts()[GetParam()]), world(GetParam() + 1) {
     EXPECT_EQ(score::parse(definition.score, definition.mask, world.names(), program).code, TESSERA_OK);
   }
-  const testing::Definition& definition;
+  const Text& definition;
   World world;
   score::Program program;
 };
@@ -177,8 +203,10 @@ TEST_P(InterpreterOf, ItsScoresAndGradientsAreThoseOfTheEvaluation) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<size_t>& info) { return name_for_tests(info.param); }
-INSTANTIATE_TEST_SUITE_P(Definitions, InterpreterOf, ::testing::Range<size_t>(0, definitions().size()), name_of);
+std::string name_of(const ::testing::TestParamInfo<size_t>& info) {
+  return info.param < definitions().size() ? name_for_tests(info.param) : "Text" + std::to_string(info.param);
+}
+INSTANTIATE_TEST_SUITE_P(Definitions, InterpreterOf, ::testing::Range<size_t>(0, texts().size()), name_of);
 
 // ---- functions ------------------------------------------------------------------------------------------------------
 
