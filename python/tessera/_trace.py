@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import linecache
 import math
 import os
@@ -185,7 +186,7 @@ def literal(value: Any) -> Traced:
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, (type, Traced, Captured, _Attributes)):
+    if isinstance(value, (type, Traced, Captured, Elements, _Attributes)):
         return False
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
@@ -200,6 +201,8 @@ def lift(value: Any) -> Traced:
         return value
     if isinstance(value, Captured):
         return value._element()
+    if isinstance(value, Elements):
+        _refuse(f"an array of shape {list(value.shape)}, accepted one value: a sum over it, an element of it")
     if isinstance(value, (bool, int, float)):
         return literal(value)
     if _is_array(value) and tuple(value.shape) == () and not getattr(value, "requires_grad", False):
@@ -445,7 +448,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Traced:
     return x if max is None else minimum(x, max)
 
 
-_NAMES: dict[str, Callable[..., Traced]] = {
+_NAMES: dict[str, Callable[..., Any]] = {
     "add": add_multiple, "sub": subtract_multiple, "subtract": subtract_multiple,
     "rsub": lambda a, b: subtract(b, a), "mul": multiply, "multiply": multiply, "div": divide_rounded,
     "divide": divide_rounded, "true_divide": divide, "truediv": divide,
@@ -468,12 +471,34 @@ _NAMES: dict[str, Callable[..., Traced]] = {
 }  # fmt: skip
 
 
-def _by_name(full: str, name: str) -> Callable[..., Traced]:
+def _by_name(full: str, name: str) -> Callable[..., Any]:
+    if name in _SUMS:
+        return _SUMS[name]
     if name not in _NAMES:
         functions = "abs, clip, cos, exp, exp2, floor, log, log2, log10, maximum, minimum, relu, rsqrt, sigmoid, sign"
         functions += ", silu, sin, sqrt, tan, tanh, where"
         _refuse(f"{full} of a traced value, accepted operators, {functions}, comparisons and logic")
-    return _NAMES[name]
+    return _by_element(_NAMES[name])
+
+
+def _by_element(function: Callable[..., Traced]) -> Callable[..., Any]:
+    """The function of values, also of arrays of values, element by element."""
+
+    @functools.wraps(function)
+    def of_any(*arguments: Any, **keywords: Any) -> Any:
+        if not any(isinstance(x, Elements) or (isinstance(x, Captured) and x._is_part()) for x in arguments):
+            return function(*arguments, **keywords)
+        arrays = [x._elements() if isinstance(x, Captured) and x._is_part() else x for x in arguments]
+        shape: tuple[int, ...] = ()
+        for x in arrays:
+            shape = x._shape_with(shape) if isinstance(x, Elements) else shape
+        values = [
+            function(*(x._at(index) if isinstance(x, Elements) else x for x in arrays), **keywords)
+            for index in itertools.product(*map(range, shape))
+        ]
+        return Elements(shape, values)
+
+    return of_any
 
 
 def _operators(target: type) -> type:
@@ -484,24 +509,110 @@ def _operators(target: type) -> type:
         "rshift": right_shift,
     }  # fmt: skip
     for name, function in binary.items():
-        setattr(target, f"__{name}__", lambda a, b, f=function: f(a, b))
-        setattr(target, f"__r{name}__", lambda a, b, f=function: f(b, a))
+        setattr(target, f"__{name}__", lambda a, b, f=_by_element(function): f(a, b))
+        setattr(target, f"__r{name}__", lambda a, b, f=_by_element(function): f(b, a))
     comparisons = {"lt": less, "le": less_equal, "gt": greater, "ge": greater_equal, "eq": equal, "ne": not_equal}
     for name, function in comparisons.items():
-        setattr(target, f"__{name}__", lambda a, b, f=function: f(a, b))
+        setattr(target, f"__{name}__", lambda a, b, f=_by_element(function): f(a, b))
     unary = {"neg": negative, "pos": _number, "abs": absolute, "invert": invert}
     unary |= {"floor": lambda x: to_int(floor(x)), "trunc": to_int}
     for name, function in unary.items():
-        setattr(target, f"__{name}__", lambda a, f=function: f(a))
+        setattr(target, f"__{name}__", lambda a, f=_by_element(function): f(a))
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
                  "sign", "sin", "sqrt", "square", "tan", "tanh", "log2", "log10", "logical_and", "logical_or",
                  "logical_not", "pow", "masked_fill"):  # fmt: skip
-        setattr(target, name, lambda *arguments, f=_NAMES[name], **keywords: f(*arguments, **keywords))
+        f = _by_element(_NAMES[name])
+        setattr(target, name, lambda *arguments, f=f, **keywords: f(*arguments, **keywords))
     return target
 
 
 _operators(Traced)
+
+
+# ---- few values at once ---------------------------------------------------------------------------------------------
+
+_MOST_ELEMENTS = 16  # each is an operation of the program
+
+
+class Elements:
+    """A small array of values: part of a captured array, whose last axes have no index, and what is computed of it."""
+
+    __array_priority__ = 1000
+
+    def __init__(self, shape: tuple[int, ...], values: list[Traced]):
+        self.shape, self._values = shape, values
+        self.ndim = len(shape)
+
+    def _at(self, index: tuple[int, ...]) -> Traced:
+        """With a leading part of the index left out, and any number on an axis of 1."""
+        own = index[len(index) - self.ndim :]
+        return self._values[functools.reduce(lambda at, x: at * x[1] + x[0] % x[1], zip(own, self.shape), 0)]
+
+    def _shape_with(self, other: tuple[int, ...]) -> tuple[int, ...]:
+        longest = max(len(other), self.ndim)
+        a, b = ((1,) * (longest - len(x)) + x for x in (other, self.shape))
+        if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
+            _refuse(f"arrays of shapes {list(other)} and {list(self.shape)}, accepted such as broadcast")
+        return tuple(n if m == 1 else m for m, n in zip(a, b))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int) -> Any:
+        if not isinstance(index, int) or not -self.shape[0] <= index < self.shape[0]:
+            _refuse(f"an index {index} of an array of shape {list(self.shape)}, accepted an integer within it")
+        step = len(self._values) // self.shape[0]
+        values = self._values[index % self.shape[0] * step :][:step]
+        return Elements(self.shape[1:], values) if self.ndim > 1 else values[0]
+
+    def __iter__(self) -> Any:
+        return (self[n] for n in range(self.shape[0]))
+
+    def __bool__(self) -> NoReturn:
+        _refuse("the truth of an array, accepted where(condition, a, b)")
+
+    __hash__ = object.__hash__
+    __array_ufunc__ = Traced.__array_ufunc__
+    __array_function__ = Traced.__array_function__
+    __torch_function__ = Traced.__torch_function__
+
+
+_operators(Elements)
+
+
+def _sum_of(operation: Callable[[Any, Any], Any], x: Any, dim: Any = None, keepdim: bool = False, **given: Any) -> Any:
+    """Over one axis, or all."""
+    dim = given.pop("axis", dim)
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    keepdim = given.pop("keepdims", keepdim)
+    x = x._elements() if isinstance(x, Captured) and x._is_part() else x
+    if not isinstance(x, Elements) or given or keepdim or not (dim is None or -x.ndim <= dim < x.ndim):
+        _refuse("a sum or product, accepted over one axis or all of a captured array's part, without keywords")
+    if dim is None:
+        return functools.reduce(operation, x._values)
+    dim %= x.ndim
+    kept = x.shape[:dim] + x.shape[dim + 1 :]
+    values = [
+        functools.reduce(operation, [x._at((*at[:dim], n, *at[dim:])) for n in range(x.shape[dim])])
+        for at in itertools.product(*map(range, kept))
+    ]
+    return Elements(kept, values) if kept else values[0]
+
+
+def _mean(x: Any, dim: Any = None, **given: Any) -> Any:
+    total = _sum_of(add, x, dim, **given)
+    count = len(total._values) if isinstance(total, Elements) else 1
+    return _by_element(divide)(total, math.prod(x.shape) // count)
+
+
+_SUMS: dict[str, Callable[..., Any]] = {
+    "sum": functools.partial(_sum_of, add), "prod": functools.partial(_sum_of, multiply), "mean": _mean,
+    "amax": functools.partial(_sum_of, maximum), "amin": functools.partial(_sum_of, minimum),
+    "dot": lambda a, b: _sum_of(add, _by_element(multiply)(a, b)),
+}  # fmt: skip
+for _name, _function in _SUMS.items():
+    setattr(Elements, _name, lambda *arguments, f=_function, **keywords: f(*arguments, **keywords))
 
 
 # ---- what functions capture -----------------------------------------------------------------------------------------
@@ -530,6 +641,25 @@ class Captured:
         part = Captured(self._name, self._array, self._rank, self._type, indices)
         return part._element() if len(indices) == self._rank else part
 
+    def _is_part(self) -> bool:
+        """It has indices, but not of all axes, and few elements."""
+        return 0 < len(self._indices) < self._rank and math.prod(self.shape) <= _MOST_ELEMENTS
+
+    def _elements(self) -> Elements:
+        at = itertools.product(*map(range, self.shape))
+        return Elements(self.shape, [self[index] for index in at])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)[len(self._indices) :]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __iter__(self) -> Any:
+        return (self[n] for n in range(len(self)))
+
     def _element(self) -> Traced:
         if len(self._indices) != self._rank:
             _refuse(f"'{self._name}' as a whole, accepted an element of it: {self._rank} indices")
@@ -539,14 +669,16 @@ class Captured:
         _refuse(f"an element of '{self._name}' is set: a side effect, accepted a function without any")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "ndim", "dtype", "device", "size"):
+        if name in ("dtype", "device"):
             return getattr(self._array, name)
+        if name == "size":
+            return lambda dim=None: self.shape if dim is None else self.shape[dim]
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._element(), name)
+        return getattr(self._elements() if self._is_part() else self._element(), name)
 
     def __len__(self) -> int:
-        return len(self._array)
+        return self.shape[0]
 
     def __bool__(self) -> bool:
         return bool(self._element())
@@ -594,6 +726,22 @@ class _Attributes:
         return bool(self._of[2])
 
 
+def _is_autograd_function(value: Any) -> bool:
+    bases = value.__mro__ if isinstance(value, type) else ()
+    return any((x.__module__, x.__name__) == ("torch.autograd.function", "Function") for x in bases)
+
+
+class _AutogradFunction:
+    """A captured torch.autograd.Function: its backward would be one of its own, not the derivative."""
+
+    def __init__(self, function: type):
+        self._function = function
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _refuse(f"{self._function.__name__}.{name}: an autograd.Function, accepted a plain function, whose derivative "
+                "is computed")  # fmt: skip
+
+
 class _JaxModule:
     """jax.numpy, jax.nn or jax.lax as a traced function sees it: its functions of traced values are this module's, as
     JAX's own accept arrays alone."""
@@ -625,7 +773,7 @@ def _of_jax(value: Any) -> Any:
         return value
 
     def function(*arguments: Any, **keywords: Any) -> Any:
-        if not any(isinstance(x, (Traced, Captured)) for x in (*arguments, *keywords.values())):
+        if not any(isinstance(x, (Traced, Captured, Elements)) for x in (*arguments, *keywords.values())):
             return value(*arguments, **keywords)
         return _by_name(f"jax.{name}", _JAX_NAMES.get(name, name))(*arguments, **keywords)
 
@@ -686,7 +834,11 @@ class Names:
         """`value` as a traced function sees it."""
         if (own := _of_jax(value)) is not value:
             return own
-        if isinstance(value, (Traced, Captured, _Attributes)) or isinstance(value, _PLAIN) or isinstance(value, bool):
+        if isinstance(value, (Traced, Captured, Elements, _Attributes, bool)):
+            return value
+        if _is_autograd_function(value):
+            return _AutogradFunction(value)
+        if isinstance(value, _PLAIN):
             return value
         if isinstance(value, (int, float)):
             return self._once((name, type(value), value), lambda: self._capture_number(name, value))
@@ -823,6 +975,8 @@ def text_of_result(argument: str, result: Any) -> str:
     """The text of what score_mod (`argument`) or mask_mod returned."""
     if isinstance(result, Captured) and result._rank > len(result._indices):
         raise Error(f"its result is '{result._name}' as a whole, accepted one value")
+    if isinstance(result, Elements):
+        raise Error(f"its result is an array of shape {list(result.shape)}, accepted one value")
     result = lift(result)
     if argument == "mask_mod" and result._type != "bool":
         raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")

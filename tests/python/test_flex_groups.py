@@ -435,8 +435,8 @@ def test_several_calls_in_one_program():
         check(call, (q, k, v), expected, (q, k, v))
 
 
-def test_functions_that_are_no_tensors():
-    """An autograd.Function in score_mod, a scalar tensor made there, and numbers of Python's math."""
+def test_functions_of_other_modules():
+    """A scalar tensor made in score_mod, a number of Python's math, and an autograd.Function, which is refused."""
 
     class Hide(torch.autograd.Function):
         generate_vmap_rule = True
@@ -457,12 +457,9 @@ def test_functions_that_are_no_tensors():
     made = lambda s, b, h, i, j: s * math.log(3) * torch.tensor(0.5, device=DEVICE) + (i - j) / 8  # noqa: E731
     for call in both(flex_attention):
         check(functools.partial(call, score_mod=made), (q, k, v), expected_of(q, k, v, made), (q, k, v))
-    try:
-        o = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: Hide.apply(s, i >= j))
-    except tessera.Error as error:
-        assert "Hide" in str(error)
-    else:
-        close(o, expected_of(q, k, v, None, causal))
+    # Its backward is its own, not the derivative.
+    with pytest.raises(tessera.Error, match="score_mod: .*Hide.apply: an autograd.Function"):
+        flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: Hide.apply(s, i >= j))
 
 
 def test_distances_of_points():
@@ -474,9 +471,46 @@ def test_distances_of_points():
         distance = ((points[i] - points[j]) ** 2).sum(-1)
         return s * torch.exp(-distance / (1 + widths[h] ** 2))
 
-    expected = expected_of(q, k, v, score_mod)
+    def plain(s, b, h, i, j):
+        distance = sum((points[i, n] - points[j, n]) ** 2 for n in range(3))
+        return s * torch.exp(-distance / (1 + widths[h] ** 2))
+
+    expected = expected_of(q, k, v, plain)
     for call in both(flex_attention):
         check(functools.partial(call, score_mod=score_mod), (q, k, v), expected, (q, k, v, points, widths))
+
+
+def test_parts_of_captured_tensors():
+    q, k, v = rows(B, H, S, D)
+    points, matrices = captured(S, 3), captured(S, 2, 2)
+
+    def unpacked(s, b, h, i, j):
+        x, y, z = points[i]
+        return s + x * points[j][1] - y.abs() + z
+
+    # PyTorch has no gradient of a part, so that the expected values are from elements.
+    for score_mod, plain, learned in (
+        (unpacked, lambda s, b, h, i, j: s + points[i, 0] * points[j, 1] - points[i, 1].abs() + points[i, 2], [points]),
+        (lambda s, b, h, i, j: s + torch.sum(points[i] * points[j], dim=-1) / points.shape[1],
+         lambda s, b, h, i, j: s + sum(points[i, n] * points[j, n] for n in range(3)) / 3, [points]),
+        (lambda s, b, h, i, j: s + (matrices[i] * points[j, 0]).sum(0)[1] + matrices[j].mean(),
+         lambda s, b, h, i, j: s + (matrices[i, 0, 1] + matrices[i, 1, 1]) * points[j, 0]
+         + sum(matrices[j, m, n] for m in range(2) for n in range(2)) / 4, [points, matrices]),
+        (lambda s, b, h, i, j: s + torch.where(2 * points[i] > 0, points[j], 0.0).amax(-1),
+         lambda s, b, h, i, j: s + functools.reduce(
+             torch.maximum, [torch.where(points[i, n] > 0, points[j, n], 0.0) for n in range(3)]), [points]),
+    ):  # fmt: skip
+        expected = expected_of(q, k, v, plain)
+        for call in both(flex_attention):
+            check(functools.partial(call, score_mod=score_mod), (q, k, v), expected, (q, k, v, *learned))
+            torch.compiler.reset()
+    for score_mod, words in (
+        (lambda s, b, h, i, j: s + points[i], r"array of shape \[3\]"),
+        (lambda s, b, h, i, j: s + (points[i] - matrices[j]).sum(), r"shapes \[3\] and \[2, 2\]"),
+        (lambda s, b, h, i, j: s + points.sum(), "'points' as a whole"),
+    ):
+        with pytest.raises(tessera.Error, match=words):
+            flex_attention(q, k, v, score_mod=score_mod)
 
 
 def test_a_sum_over_many_elements_is_refused():
