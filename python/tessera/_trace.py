@@ -484,21 +484,24 @@ def _by_name(full: str, name: str) -> Callable[..., Any]:
 def _by_element(function: Callable[..., Traced]) -> Callable[..., Any]:
     """The function of values, also of arrays of values, element by element."""
 
-    @functools.wraps(function)
     def of_any(*arguments: Any, **keywords: Any) -> Any:
-        if not any(isinstance(x, Elements) or (isinstance(x, Captured) and x._is_part()) for x in arguments):
+        values = [_whole(x) for x in arguments]
+        arrays = [x for x in values if isinstance(x, Elements)]
+        if not arrays:
             return function(*arguments, **keywords)
-        arrays = [x._elements() if isinstance(x, Captured) and x._is_part() else x for x in arguments]
-        shape: tuple[int, ...] = ()
-        for x in arrays:
-            shape = x._shape_with(shape) if isinstance(x, Elements) else shape
-        values = [
-            function(*(x._at(index) if isinstance(x, Elements) else x for x in arrays), **keywords)
-            for index in itertools.product(*map(range, shape))
-        ]
-        return Elements(shape, values)
+        shape = functools.reduce(lambda found, x: x._shape_with(found), arrays, ())
+        return _of_shape(
+            shape, lambda at: function(*(x._at(at) if isinstance(x, Elements) else x for x in values), **keywords)
+        )
 
     return of_any
+
+
+def _whole(x: Any) -> Any:
+    """The elements of a part of a captured array; anything else as it is."""
+    if not isinstance(x, Captured) or not x._is_part():
+        return x
+    return _of_shape(x.shape, x.__getitem__)
 
 
 def _operators(target: type) -> type:
@@ -509,21 +512,20 @@ def _operators(target: type) -> type:
         "rshift": right_shift,
     }  # fmt: skip
     for name, function in binary.items():
-        setattr(target, f"__{name}__", lambda a, b, f=_by_element(function): f(a, b))
-        setattr(target, f"__r{name}__", lambda a, b, f=_by_element(function): f(b, a))
+        setattr(target, f"__{name}__", _by_element(function))
+        setattr(target, f"__r{name}__", _by_element(lambda a, b, f=function: f(b, a)))
     comparisons = {"lt": less, "le": less_equal, "gt": greater, "ge": greater_equal, "eq": equal, "ne": not_equal}
     for name, function in comparisons.items():
-        setattr(target, f"__{name}__", lambda a, b, f=_by_element(function): f(a, b))
+        setattr(target, f"__{name}__", _by_element(function))
     unary = {"neg": negative, "pos": _number, "abs": absolute, "invert": invert}
     unary |= {"floor": lambda x: to_int(floor(x)), "trunc": to_int}
     for name, function in unary.items():
-        setattr(target, f"__{name}__", lambda a, f=_by_element(function): f(a))
+        setattr(target, f"__{name}__", _by_element(function))
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
                  "sign", "sin", "sqrt", "square", "tan", "tanh", "log2", "log10", "logical_and", "logical_or",
                  "logical_not", "pow", "masked_fill"):  # fmt: skip
-        f = _by_element(_NAMES[name])
-        setattr(target, name, lambda *arguments, f=f, **keywords: f(*arguments, **keywords))
+        setattr(target, name, _by_element(_NAMES[name]))
     return target
 
 
@@ -542,29 +544,25 @@ class Elements:
 
     def __init__(self, shape: tuple[int, ...], values: list[Traced]):
         self.shape, self._values = shape, values
-        self.ndim = len(shape)
 
     def _at(self, index: tuple[int, ...]) -> Traced:
         """With a leading part of the index left out, and any number on an axis of 1."""
-        own = index[len(index) - self.ndim :]
-        return self._values[functools.reduce(lambda at, x: at * x[1] + x[0] % x[1], zip(own, self.shape), 0)]
+        at = 0
+        for x, n in zip(index[len(index) - len(self.shape) :], self.shape):
+            at = at * n + x % n
+        return self._values[at]
 
     def _shape_with(self, other: tuple[int, ...]) -> tuple[int, ...]:
-        longest = max(len(other), self.ndim)
+        longest = max(len(other), len(self.shape))
         a, b = ((1,) * (longest - len(x)) + x for x in (other, self.shape))
         if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
-            _refuse(f"arrays of shapes {list(other)} and {list(self.shape)}, accepted such as broadcast")
+            _refuse(f"arrays of shapes {list(other)} and {list(self.shape)}, accepted shapes that broadcast")
         return tuple(n if m == 1 else m for m, n in zip(a, b))
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, index: int) -> Any:
         if not isinstance(index, int) or not -self.shape[0] <= index < self.shape[0]:
             _refuse(f"an index {index} of an array of shape {list(self.shape)}, accepted an integer within it")
-        step = len(self._values) // self.shape[0]
-        values = self._values[index % self.shape[0] * step :][:step]
-        return Elements(self.shape[1:], values) if self.ndim > 1 else values[0]
+        return _of_shape(self.shape[1:], lambda at: self._at((index % self.shape[0], *at)))
 
     def __iter__(self) -> Any:
         return (self[n] for n in range(self.shape[0]))
@@ -581,38 +579,40 @@ class Elements:
 _operators(Elements)
 
 
-def _sum_of(operation: Callable[[Any, Any], Any], x: Any, dim: Any = None, keepdim: bool = False, **given: Any) -> Any:
-    """Over one axis, or all."""
-    dim = given.pop("axis", dim)
-    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    keepdim = given.pop("keepdims", keepdim)
-    x = x._elements() if isinstance(x, Captured) and x._is_part() else x
-    if not isinstance(x, Elements) or given or keepdim or not (dim is None or -x.ndim <= dim < x.ndim):
-        _refuse("a sum or product, accepted over one axis or all of a captured array's part, without keywords")
-    if dim is None:
-        return functools.reduce(operation, x._values)
-    dim %= x.ndim
-    kept = x.shape[:dim] + x.shape[dim + 1 :]
-    values = [
-        functools.reduce(operation, [x._at((*at[:dim], n, *at[dim:])) for n in range(x.shape[dim])])
-        for at in itertools.product(*map(range, kept))
-    ]
-    return Elements(kept, values) if kept else values[0]
+def _of_shape(shape: tuple[int, ...], value: Callable[[tuple[int, ...]], Traced]) -> Any:
+    values = [value(at) for at in itertools.product(*map(range, shape))]
+    return Elements(shape, values) if shape else values[0]
 
 
-def _mean(x: Any, dim: Any = None, **given: Any) -> Any:
-    total = _sum_of(add, x, dim, **given)
+def _over_axis(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def reduced(x: Any, dim: Any = None, axis: Any = None) -> Any:
+        x, dim = _whole(x), axis if dim is None else dim
+        dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+        if not isinstance(x, Elements) or not (dim is None or -len(x.shape) <= dim < len(x.shape)):
+            _refuse("a sum or extreme, accepted over one axis or all of a captured array's part")
+        if dim is None:
+            return functools.reduce(operation, x._values)
+        first, last = x.shape[: dim % len(x.shape)], x.shape[dim % len(x.shape) :]
+        line = range(last[0])
+        return _of_shape(
+            first + last[1:],
+            lambda at: functools.reduce(operation, [x._at((*at[: len(first)], n, *at[len(first) :])) for n in line]),
+        )
+
+    return reduced
+
+
+def _mean(x: Any, **given: Any) -> Any:
+    total = _SUMS["sum"](x, **given)
     count = len(total._values) if isinstance(total, Elements) else 1
-    return _by_element(divide)(total, math.prod(x.shape) // count)
+    return _by_element(divide)(total, len(_whole(x)._values) // count)
 
 
 _SUMS: dict[str, Callable[..., Any]] = {
-    "sum": functools.partial(_sum_of, add), "prod": functools.partial(_sum_of, multiply), "mean": _mean,
-    "amax": functools.partial(_sum_of, maximum), "amin": functools.partial(_sum_of, minimum),
-    "dot": lambda a, b: _sum_of(add, _by_element(multiply)(a, b)),
+    "sum": _over_axis(add), "mean": _mean, "amax": _over_axis(maximum), "amin": _over_axis(minimum)
 }  # fmt: skip
 for _name, _function in _SUMS.items():
-    setattr(Elements, _name, lambda *arguments, f=_function, **keywords: f(*arguments, **keywords))
+    setattr(Elements, _name, _function)
 
 
 # ---- what functions capture -----------------------------------------------------------------------------------------
@@ -645,10 +645,6 @@ class Captured:
         """It has indices, but not of all axes, and few elements."""
         return 0 < len(self._indices) < self._rank and math.prod(self.shape) <= _MOST_ELEMENTS
 
-    def _elements(self) -> Elements:
-        at = itertools.product(*map(range, self.shape))
-        return Elements(self.shape, [self[index] for index in at])
-
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self._array.shape)[len(self._indices) :]
@@ -675,7 +671,7 @@ class Captured:
             return lambda dim=None: self.shape if dim is None else self.shape[dim]
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._elements() if self._is_part() else self._element(), name)
+        return getattr(_whole(self) if self._is_part() else self._element(), name)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -729,17 +725,6 @@ class _Attributes:
 def _is_autograd_function(value: Any) -> bool:
     bases = value.__mro__ if isinstance(value, type) else ()
     return any((x.__module__, x.__name__) == ("torch.autograd.function", "Function") for x in bases)
-
-
-class _AutogradFunction:
-    """A captured torch.autograd.Function: its backward would be one of its own, not the derivative."""
-
-    def __init__(self, function: type):
-        self._function = function
-
-    def __getattr__(self, name: str) -> NoReturn:
-        _refuse(f"{self._function.__name__}.{name}: an autograd.Function, accepted a plain function, whose derivative "
-                "is computed")  # fmt: skip
 
 
 class _JaxModule:
@@ -837,7 +822,7 @@ class Names:
         if isinstance(value, (Traced, Captured, Elements, _Attributes, bool)):
             return value
         if _is_autograd_function(value):
-            return _AutogradFunction(value)
+            raise Error(f"{value.__name__}: an autograd.Function, accepted a function whose derivative is computed")
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, (int, float)):
