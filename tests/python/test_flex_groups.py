@@ -1,5 +1,5 @@
 """tessera.torch.flex_attention by the groups of FlexAttention's own tests that test_flex_attention.py does not have: on
-a GPU in bfloat16 where there is one, otherwise on the CPU in float64. docs/reference/testing.md lists the groups."""
+a GPU in bfloat16 where there is one, otherwise on the CPU in float64. docs/guide/score-programs.md lists the groups."""
 
 import functools
 import math
