@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.node import map_arg
 
 from tessera._core import Error
-from tessera._trace import Captured, Names, Traced, input_named, text_of_result
+from tessera._trace import Captured, Elements, Names, Traced, input_named, text_of_result
 
 from . import options, program_ops
 from .program_ops import Given
@@ -113,7 +113,7 @@ class _Run:
             return input_named(node.args[1])
         if node.target is torch.ops.tessera.program_end.default:
             return self._end(node)
-        is_recorded = any(isinstance(self._values[x], (Traced, Captured)) for x in node.all_input_nodes)
+        is_recorded = any(isinstance(self._values[x], (Traced, Captured, Elements)) for x in node.all_input_nodes)
         place = self._as_recorded if is_recorded else self._values.__getitem__
         arguments, keywords = map_arg(node.args, place), map_arg(node.kwargs, place)
         if node.op == "call_method":
