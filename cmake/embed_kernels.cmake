@@ -1,6 +1,6 @@
 # cmake -DROOT=... -DOUT=... -P embed_kernels.cmake: every header below ROOT, as text in one C++ file. Comments, empty
-# lines, indentation, spaces around operators and after commas are left out, so they neither take half of the text nor
-# change the hash of a compiled kernel.
+# lines, indentation, spaces around operators and after commas, and the messages of static assertions are left out, so
+# they neither take half of the text nor change the hash of a compiled kernel.
 file(GLOB_RECURSE headers RELATIVE ${ROOT} ${ROOT}/*.hpp ${ROOT}/*.cuh)
 list(SORT headers)
 list(LENGTH headers count)
@@ -14,6 +14,7 @@ foreach(header ${headers})
   string(REGEX REPLACE "\n[ \t]+" "\n" content "${content}")
   string(REGEX REPLACE "\n\n+" "\n" content "${content}")
   string(REPLACE ", " "," content "${content}")
+  string(REGEX REPLACE ",[ \n]*\"[^\"\n]*\"\\);" ");" content "${content}")
   # An operand may be that of two operators.
   foreach(pass RANGE 1)
     string(REGEX REPLACE "([A-Za-z0-9_)]) ([=+*/<>&|?:!-]+) ([A-Za-z0-9_(!{])" "\\1\\2\\3" content "${content}")
