@@ -52,7 +52,7 @@ def draw_ranks(run, tessera, out: pathlib.Path) -> None:
     shares, source = measured()
     figure, axis = plt.subplots(figsize=(7, 3.6))
     for rows, colour in LENGTHS.items():
-        points = [(gpus, found[0]) for gpus in GPUS if (found := predicted(run, tessera, rows, gpus))]
+        points = [(gpus, found[0]) for gpus in GPUS[1:] if (found := predicted(run, tessera, rows, gpus))]
         axis.plot(*zip(*points), "--", color=colour, linewidth=1.2, label=f"{rows} rows, prediction")
         points = [(1, 1.0)] + [(gpus, share) for (of, gpus), share in sorted(shares.items()) if of == rows]
         if len(points) > 1:

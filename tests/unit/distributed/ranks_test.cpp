@@ -597,8 +597,8 @@ const std::vector<int64_t> kDocuments = {553,  538,  1326, 1104, 3983, 3405, 124
                                          2646, 1907, 3235, 2650, 1539, 3765, 1276, 1796, 2875, 17041, 392,  373};
 
 // Times of forward, and of forward with backward, measured on 2 GPUs (bench/results/2026-11-28-h200-x2-ranks.csv), and
-// those of each GPU's part without exchanges. By the model, the first over the second is within 0.12 of that; but for the
-// exchange of heads of a packed batch, whose rows were copied by a launch for each range.
+// those of each GPU's part without exchanges. By the model, the first over the second is within 0.12 of that; but for
+// the exchange of heads of a packed batch, whose rows were copied by a launch for each range.
 TEST(Ranks, TheModelIsNearWhatWasMeasured) {
   struct Times {
     double forward, both;
