@@ -598,7 +598,7 @@ const std::vector<int64_t> kDocuments = {553,  538,  1326, 1104, 3983, 3405, 124
 
 // Times of forward, and of forward with backward, measured on 2 GPUs (bench/results/2026-11-28-h200-x2-ranks.csv), and
 // those of each GPU's part without exchanges. By the model, the first over the second is within 0.12 of that; but for
-// the exchange of heads of a packed batch, whose rows were copied by a launch for each range.
+// the exchange of heads of a packed batch, whose rows are copied by a launch for each range (not in the model).
 TEST(Ranks, TheModelIsNearWhatWasMeasured) {
   struct Times {
     double forward, both;
