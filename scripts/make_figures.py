@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 
 import gpu_results
 import paper_figures
+import ranks_figure
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python/tessera/compare"))
 import plot  # only this file: the package need not be built
@@ -275,6 +276,7 @@ def main():
     ):  # fmt: skip
         draw(arguments.out)
         plt.close("all")
+    ranks_figure.draw_ranks(run, arguments.tessera, arguments.out)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ typedef struct tessera_ranks_problem {
   double link_gbps;       /* 10^9 bytes a second in each direction between two ranks of one host (237) */
   double network_gbps;    /* the same between hosts, per rank (45: 400 Gbit/s, not measured) */
   double memory_gbps;     /* of device memory, for packing and merging (2600) */
-  double step_us;         /* fixed cost of a step that exchanges (25) */
+  double step_us;         /* fixed cost of a pass, and of a step's exchange (200: PyTorch's calls on 2 H200s) */
   double overlap_loss;    /* fraction of the computing rate lost while an exchange runs (0.1) */
   int64_t ranks_per_host; /* consecutive ranks (8) */
   /* New members are appended here, 8 bytes at a time, and have no effect while they are zero. */

@@ -40,7 +40,7 @@ tessera_status check_model(tessera_ranks_problem& p) {
   fill_in(p.link_gbps, 237);
   fill_in(p.network_gbps, 45);
   fill_in(p.memory_gbps, 2600);
-  fill_in(p.step_us, 25);
+  fill_in(p.step_us, 200);
   fill_in(p.overlap_loss, 0.1);
   const struct {
     const char* name;

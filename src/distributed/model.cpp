@@ -137,8 +137,8 @@ void add_times(const tessera_ranks_problem& p, const std::vector<tessera_chunk>&
   const Traffic traffic(p, chunks, mesh, rank, s);
   const double heads_q = mesh.heads_q(rank).count;
   for (tessera_rank_step& step : s.steps) {
-    step.compute_us = products_us(p, static_cast<double>(step.area), heads_q) +
-                      microseconds(traffic.bytes(step), p.memory_gbps) + (step.num_pairs > 0 ? p.step_us : 0);
+    step.compute_us =
+        products_us(p, static_cast<double>(step.area), heads_q) + microseconds(traffic.bytes(step), p.memory_gbps);
     step.exchange_us = exchange_us(p, rank, s, step);
   }
 }
@@ -178,7 +178,7 @@ Prediction predict(const tessera_ranks_problem& p, const std::vector<tessera_chu
   result.compute_us = products_us(p, result.largest_area, heads_q);
   result.ideal_us = products_us(p, all_area / p.ranks, heads_q);
 
-  std::vector<double> now(static_cast<size_t>(p.ranks), 0), next(now);
+  std::vector<double> now(static_cast<size_t>(p.ranks), p.ranks > 1 ? p.step_us : 0), next(now);
   for (size_t n = 0; n < static_cast<size_t>(result.steps); ++n) {
     for (size_t r = 0; r < now.size(); ++r) {
       const Step& step = steps[r][n];

@@ -17,6 +17,7 @@ from tessera._ranks.calls import Rectangle, calls  # noqa: E402
 from tessera._ranks.schedule import schedule  # noqa: E402
 from tessera.torch import kernels  # noqa: E402
 from tessera.torch.ranks.attention import Placed  # noqa: E402
+from tessera.torch.ranks.program import program  # noqa: E402
 from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -82,6 +83,27 @@ def seen_by(call, options):
         r = Rectangle(0, cu_q[n], cu_q[n + 1] - cu_q[n], cu_k[n], cu_k[n + 1] - cu_k[n], *window)
         assert r.q_length <= options["max_seqlen_q"] and r.k_length <= options["max_seqlen_k"]
         yield from visible(r, call.q_row, call.k_row, place)
+
+
+@pytest.mark.parametrize("window", (-1, 40))
+@pytest.mark.parametrize("placed", (False, True))
+def test_the_last_call_that_writes_a_row_computes_it(placed, window):
+    """Forward, all_gather computes each row in one call; packed calls, which write the rows between their sequences,
+    are few and leave the results of earlier ones."""
+    lengths = (300, 20, 500, 7, 90, 64, 200, 11, 256, 88)
+    for rank in range(4):
+        made = program(
+            lengths, rank, True, placed, ranks=4, layout="planned", strategy="all_gather", direction="forward",
+            causal=1, window_left=window, heads_q=1, heads_kv=1, head_dim=8, chunk_rows=8,
+        )  # fmt: skip
+        assert made.depth == 1
+        found = [planned.call for step in made.steps for planned in step]
+        computed = {}
+        for call in found:
+            for row in range(call.q_row, call.q_row + call.q_length):
+                computed[row] = any(r.q_row <= row < r.q_end for r in call.rectangles)
+        assert len(computed) == sum(lengths) // 4 and all(computed.values())
+        assert len(found) < sum(len(call.rectangles) for call in found)
 
 
 @pytest.mark.parametrize("placed", (False, True))
