@@ -220,6 +220,14 @@ TEST(ProblemWithAProgram, SaysHowManyEntriesItsListsHave) {
       EXPECT_EQ(lists_bytes(given, arch), by_default);
     }
   }
+  // A deterministic entry has a place in the order of additions beside it.
+  for (const std::int32_t arch : {80, 90}) {
+    Problem given = gradient_of(problem);
+    given.deterministic = 1, given.list_capacity = 1;
+    const std::int64_t least = lists_bytes(given, arch);
+    given.list_capacity = 1001;
+    EXPECT_EQ(lists_bytes(given, arch), least + 2 * 1000 * kEntryBytes);
+  }
   // Without a capacity, lists of 2^20 tokens are a part of what the visible blocks would take.
   problem.q = problem.k = problem.v = problem.o = layout(bfloat16, {1, 1 << 20, 4, 64});
   problem.captured[1] = layout(int32, {1, 1 << 20});
