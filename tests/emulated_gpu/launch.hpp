@@ -33,3 +33,9 @@ struct EmulatedKernelInfo {
 // True if all of global memory from `address` on is allocated. Defined by the driver; without it every address counts
 // as allocated.
 extern "C" __attribute__((weak)) bool emulated_is_mapped(uint64_t address, size_t bytes);
+
+// What a kernel must wait for that may start before the previous one has ended: *emulated_dependency() is 1 while what
+// that one has written is not there, until emulated_complete_dependency(), which is called when no thread can go on
+// without. Defined by the driver.
+extern "C" __attribute__((weak)) const int* emulated_dependency();
+extern "C" __attribute__((weak)) void emulated_complete_dependency();

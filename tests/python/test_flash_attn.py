@@ -541,6 +541,10 @@ REFUSED_CACHES = [
         "rows", {"cache_seqlens": 13, "k": None, "v": None}, ValueError,
         "cache_seqlens: 13 keys, accepted at most 12 in all",
     ),
+    ("rows", {"cache_seqlens": 3.5}, ValueError, "cache_seqlens: 3.5 of type float, accepted an integer"),
+    ("rows", {"cache_seqlens": lambda t: t + 0.5}, ValueError, "cache_seqlens: dtype torch.float32, accepted"),
+    ("rows", {"cache_batch_idx": lambda t: t.double()}, ValueError, "cache_batch_idx: dtype torch.float64, accepted"),
+    ("rows", {"cache_leftpad": torch.tensor([0.0, 2.9])}, ValueError, "cache_leftpad: dtype torch.float32, accepted"),
     ("rows", {"cache_batch_idx": entry(0, -1)}, ValueError, "cache_batch_idx: -1, accepted 0 .. 2"),
     ("rows", {"cache_batch_idx": entry(0, 3)}, ValueError, "cache_batch_idx: 3, accepted 0 .. 2"),
     ("rows", {"cache_leftpad": torch.tensor([0, -2])}, ValueError, "cache_leftpad: -2, accepted 0 and more"),
@@ -766,6 +770,10 @@ def test_a_gradient_of_a_cache_is_refused():
     for result in (out, lse):
         with pytest.raises(NotImplementedError, match="^flash_attn_with_kvcache: a gradient was asked for"):
             result.sum().backward(retain_graph=True)
+    slopes = torch.ones(2, requires_grad=True)
+    out = flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=3, alibi_slopes=slopes)
+    with pytest.raises(NotImplementedError, match="^flash_attn_with_kvcache: a gradient was asked for"):
+        out.sum().backward()
     with pytest.raises(ValueError, match="^k_cache: requires a gradient"):
         flash_attn.flash_attn_with_kvcache(q, caches[0].requires_grad_(), caches[1], k, v, cache_seqlens=3)
 

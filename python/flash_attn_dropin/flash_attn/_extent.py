@@ -10,6 +10,7 @@ import dataclasses
 from typing import List, Optional, Tuple, Union
 
 import torch
+from tessera.torch.options import integer
 from torch import Tensor
 
 
@@ -54,7 +55,7 @@ class Extent:
         if isinstance(cache_seqlens, Tensor):
             lengths = cache_seqlens
         else:
-            length = self.room if cache_seqlens is None else cache_seqlens
+            length = self.room if cache_seqlens is None else integer("cache_seqlens", cache_seqlens)
             self.refuse_lengths(length, length)
             lengths = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
             if pages is None and leftpad is None:

@@ -20,7 +20,10 @@ def attend_cache(
     _check_arguments(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     )
-    inputs = dict(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+    inputs = dict(
+        q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        alibi_slopes=alibi_slopes,
+    )  # fmt: skip
     if tracing():
         kernels.refuse_gradients("flash_attn_with_kvcache", **inputs)
     elif k is not None:  # the cache is written in place; other gradients are refused when they are requested
@@ -80,6 +83,10 @@ def _check_arguments(
     q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
 ) -> None:  # fmt: skip
     """Checks of shapes and dtypes, which must precede writing the cache."""
+    indices = dict(cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    for name, tensor in indices.items():
+        if isinstance(tensor, Tensor) and tensor.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name}: dtype {tensor.dtype}, accepted torch.int32 and torch.int64")
     if (k is None) != (v is None):
         raise ValueError("v: must be given with k, and k with v")
     if k is not None and cache_seqlens is None:

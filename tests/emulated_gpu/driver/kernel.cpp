@@ -165,6 +165,9 @@ EMULATED_DRIVER cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction functi
       return kNotSupported;
   }
   KernelWork work;
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    work.early = work.early || config->attributes[i].id == tessera::cuda::kLaunchProgrammaticSerialization;
+  }
   const CUresult made = make_kernel_work(function, config->grid, config->block, config->smem_bytes, params, work);
   return made == kSuccess ? submit(config->stream, std::move(work)) : made;
 }

@@ -72,6 +72,14 @@ bool find_allocation(uintptr_t address, Allocation& found) {
   return address - found.address < found.bytes;
 }
 
+std::vector<Allocation> allocations() {
+  Memory& m = memory();
+  const std::lock_guard lock(m.mutex);
+  std::vector<Allocation> all;
+  for (const auto& [address, entry] : m.entries) all.push_back(entry.allocation);
+  return all;
+}
+
 bool is_mapped(uintptr_t address, size_t bytes) {
   Allocation found;
   return find_allocation(address, found) && bytes <= found.bytes - (address - found.address);

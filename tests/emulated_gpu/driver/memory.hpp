@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "result.hpp"
 
@@ -17,6 +18,8 @@ struct Allocation {
 
 // Finds the allocation that contains the address; returns false if there is none.
 bool find_allocation(uintptr_t address, Allocation& found);
+// Every allocation, by address.
+std::vector<Allocation> allocations();
 // True if bytes [address, address + bytes) belong to one allocation.
 bool is_mapped(uintptr_t address, size_t bytes);
 

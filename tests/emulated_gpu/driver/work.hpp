@@ -32,6 +32,7 @@ class Arguments {
 struct KernelWork {
   const Kernel* kernel = nullptr;
   unsigned grid[3] = {}, block[3] = {}, smem_bytes = 0;
+  bool early = false;  // it may start before the previous kernel has ended (programmatic stream serialization)
   Arguments arguments;
 };
 struct MemsetWork {

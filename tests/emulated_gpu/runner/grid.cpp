@@ -159,6 +159,9 @@ class Grid {
       if (slots_.size() < slots_most_ && next_cluster_ < clusters_) {
         open_slot();
         idle_turns_ = 0;
+      } else if (emulated_dependency && *emulated_dependency() != 0) {
+        emulated_complete_dependency();
+        idle_turns_ = 0;
       } else {
         tell_deadlock();
         wake_all();

@@ -87,7 +87,10 @@ inline void barrier_cluster_wait() {
   block.sync_warp("barrier.cluster.wait");
 }
 
-inline void griddepcontrol_wait() {}
+inline void griddepcontrol_wait() {
+  if (!emulated_dependency) return;
+  emulated::here().wait({.kind = emulated::Wait::Kind::kMemory, .value = 1, .word = emulated_dependency()});
+}
 inline void griddepcontrol_launch_dependents() {}
 
 // One thread runs at a time, so these functions only need to let other threads run in between.
