@@ -120,9 +120,9 @@ def halves(rows: list[dict]) -> list[str]:
     lines = [
         "## Outliers: at most half",
         "",
-        "The cells with outliers in which block scales with k and v rotated have at most half the error of one scale a",
-        "tensor; the others' errors, in per cent. Half is out of reach where one scale has less than twice the error that",
-        f"rounding v alone leaves at any scale: {FLOOR} % with e4m3, about twice that with e5m2. Rounding k, as relative,",
+        "The cells with outliers in which block scales with k and v rotated have at most half the error of one scale",
+        "a tensor; the others' errors, in per cent. Half is out of reach where one scale has less than twice the error",
+        f"that rounding v alone leaves at any scale: {FLOOR} % with e4m3, about twice that with e5m2. Rounding k, as relative,",
         "adds to that.",
         "",
         "| | cells | at most half | elsewhere one scale has | and block scales, rotated |",

@@ -77,9 +77,9 @@ struct SharedDivisor {
     size = fabsf(b) * power, reciprocal = 1.0f / size, factor = copysignf(power, b);
   }
 };
-// a / b without the branch of a division: an approximation and two corrections. It is exact where a is normal, except
-// that a subnormal result may be rounded twice. A remainder of 0 is +0 here, whose product is -0, which changes the sign
-// of no zero; of an infinite approximation the remainder is NaN.
+// a / b without the branch of a division: an approximation and two corrections. It is exact unless a or the result is
+// nearly subnormal. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; of an infinite
+// approximation the remainder is NaN.
 TESSERA_DEVICE float divide_by(float a, const SharedDivisor& b) {
   const float first = a * b.reciprocal;
   float quotient = first;
