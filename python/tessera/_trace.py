@@ -668,7 +668,9 @@ class Captured:
         if name in ("dtype", "device"):
             return getattr(self._array, name)
         if name == "size":
-            return lambda dim=None: self.shape if dim is None else self.shape[dim]
+            count = math.prod(self.shape)  # NumPy's
+            is_method = callable(self._array.size)
+            return (lambda dim=None: self.shape if dim is None else self.shape[dim]) if is_method else count
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(_whole(self) if self._is_part() else self._element(), name)
