@@ -602,14 +602,8 @@ def _over_axis(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return reduced
 
 
-def _mean(x: Any, **given: Any) -> Any:
-    total = _SUMS["sum"](x, **given)
-    count = len(total._values) if isinstance(total, Elements) else 1
-    return _by_element(divide)(total, len(_whole(x)._values) // count)
-
-
 _SUMS: dict[str, Callable[..., Any]] = {
-    "sum": _over_axis(add), "mean": _mean, "amax": _over_axis(maximum), "amin": _over_axis(minimum)
+    "sum": _over_axis(add), "amax": _over_axis(maximum), "amin": _over_axis(minimum)
 }  # fmt: skip
 for _name, _function in _SUMS.items():
     setattr(Elements, _name, _function)
@@ -668,9 +662,9 @@ class Captured:
         if name in ("dtype", "device"):
             return getattr(self._array, name)
         if name == "size":
-            count = math.prod(self.shape)  # NumPy's
-            is_method = callable(self._array.size)
-            return (lambda dim=None: self.shape if dim is None else self.shape[dim]) if is_method else count
+            if not callable(self._array.size):  # NumPy's
+                return math.prod(self.shape)
+            return lambda dim=None: self.shape if dim is None else self.shape[dim]
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(_whole(self) if self._is_part() else self._element(), name)
