@@ -30,6 +30,14 @@ def programs(n: int, heads: int, device: str) -> dict[str, Callable[[], Program]
         Program, score="s + relative[h, i - j + len_k]", captured={"relative": relative},
         flex_score=lambda s, b, h, i, j: s + relative[h, i - j + n],
     )  # fmt: skip
+
+    def as_dense() -> dict:
+        """The relative bias as an option: on a GPU, where it fits in memory."""
+        if n > 4096 or device == "cpu":
+            return {}
+        at = torch.arange(n, device=device)
+        return {"bias": relative[:, at[:, None] - at + n].to(torch.bfloat16)[None]}
+
     with_temperature = functools.partial(
         Program, score="s * temperature[h]", captured={"temperature": temperature},
         flex_score=lambda s, b, h, i, j: s * temperature[h],
@@ -55,8 +63,8 @@ def programs(n: int, heads: int, device: str) -> dict[str, Callable[[], Program]
             score="50 * tanh(s / 50)", flex_score=lambda s, b, h, i, j: 50 * torch.tanh(s / 50), softcap=50.0
         ),
         "softcap by a scalar": lambda: Program(score="c * tanh(s / c)", captured={"c": 50.0}, softcap=50.0),
-        "relative": with_relative,
-        "relative, its gradient": lambda: with_relative(gradients=("relative",)),
+        "relative": lambda: with_relative(**as_dense()),
+        "relative, its gradient": lambda: with_relative(gradients=("relative",), **as_dense()),
         "temperature": with_temperature,
         "temperature, its gradient": lambda: with_temperature(gradients=("temperature",)),
         "dilated window": lambda: Program(
@@ -107,6 +115,8 @@ class Calls:
         is_packed = "cu_seqlens_q" in options and self.direction != "decode"
         if not is_packed:
             options = {name: value for name, value in options.items() if not name.startswith("cu_")}
+        if "bias" in options and self.direction == "decode":
+            options = {**options, "bias": options["bias"][:, :, -1:]}
         q, k, v, d_o = (x[0] for x in self.rows) if is_packed else self.rows
         if self.direction not in ("backward", "deterministic"):
             return lambda: tessera.attention(q, k, v, **options)

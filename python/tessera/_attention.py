@@ -399,10 +399,14 @@ def _merged(
         raise _core.Error("partial: given with JAX arrays, which nothing can be merged with in place")
     if options.get("layout", "bshd") != "bshd":
         raise _core.Error(f'partial: given with layout {options["layout"]!r}, accepted with "bshd"')
+    written = None
     if is_torch(q):
+        from tessera.torch.kernels import mark_written as written
         from tessera.torch.kernels import refuse_gradients
 
-        refuse_gradients("a partial result", q=q, k=k, v=v)
+        given = {} if partial is True else dict(zip(("o", "lse", "lse_low"), partial))
+        captured = {f"captured[{name!r}]": x for name, x in (mods["captured"] or {}).items()}
+        refuse_gradients("a partial result", q=q, k=k, v=v, **given, **options, **captured)
     if partial is True:
         shape = q.shape
         o = like.empty(shape[:-1] + v.shape[-1:], like.float32 if str(q.dtype)[-7:] != "float64" else q.dtype)
@@ -420,6 +424,8 @@ def _merged(
     if like.workspace is not None:
         options["workspace"] = like.workspace
     _core.forward(q, k, v, o, lse, lse_low=low, **options)
+    if written and partial is not True:
+        written(o, lse, low)
     return o, lse, low
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import linecache
 import math
 import os
@@ -185,7 +186,7 @@ def literal(value: Any) -> Traced:
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, (type, Traced, Captured, _Attributes)):
+    if isinstance(value, (type, Traced, Captured, Elements, _Attributes)):
         return False
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
@@ -200,6 +201,8 @@ def lift(value: Any) -> Traced:
         return value
     if isinstance(value, Captured):
         return value._element()
+    if isinstance(value, Elements):
+        _refuse(f"an array of shape {list(value.shape)}, accepted one value: a sum over it, an element of it")
     if isinstance(value, (bool, int, float)):
         return literal(value)
     if _is_array(value) and tuple(value.shape) == () and not getattr(value, "requires_grad", False):
@@ -445,7 +448,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Traced:
     return x if max is None else minimum(x, max)
 
 
-_NAMES: dict[str, Callable[..., Traced]] = {
+_NAMES: dict[str, Callable[..., Any]] = {
     "add": add_multiple, "sub": subtract_multiple, "subtract": subtract_multiple,
     "rsub": lambda a, b: subtract(b, a), "mul": multiply, "multiply": multiply, "div": divide_rounded,
     "divide": divide_rounded, "true_divide": divide, "truediv": divide,
@@ -468,12 +471,37 @@ _NAMES: dict[str, Callable[..., Traced]] = {
 }  # fmt: skip
 
 
-def _by_name(full: str, name: str) -> Callable[..., Traced]:
+def _by_name(full: str, name: str) -> Callable[..., Any]:
+    if name in _SUMS:
+        return _SUMS[name]
     if name not in _NAMES:
         functions = "abs, clip, cos, exp, exp2, floor, log, log2, log10, maximum, minimum, relu, rsqrt, sigmoid, sign"
         functions += ", silu, sin, sqrt, tan, tanh, where"
         _refuse(f"{full} of a traced value, accepted operators, {functions}, comparisons and logic")
-    return _NAMES[name]
+    return _by_element(_NAMES[name])
+
+
+def _by_element(function: Callable[..., Traced]) -> Callable[..., Any]:
+    """The function of values, also of arrays of values, element by element."""
+
+    def of_any(*arguments: Any, **keywords: Any) -> Any:
+        values = [_whole(x) for x in arguments]
+        arrays = [x for x in values if isinstance(x, Elements)]
+        if not arrays:
+            return function(*arguments, **keywords)
+        shape = functools.reduce(lambda found, x: x._shape_with(found), arrays, ())
+        return _of_shape(
+            shape, lambda at: function(*(x._at(at) if isinstance(x, Elements) else x for x in values), **keywords)
+        )
+
+    return of_any
+
+
+def _whole(x: Any) -> Any:
+    """The elements of a part of a captured array; anything else as it is."""
+    if not isinstance(x, Captured) or not x._is_part():
+        return x
+    return _of_shape(x.shape, x.__getitem__)
 
 
 def _operators(target: type) -> type:
@@ -484,24 +512,101 @@ def _operators(target: type) -> type:
         "rshift": right_shift,
     }  # fmt: skip
     for name, function in binary.items():
-        setattr(target, f"__{name}__", lambda a, b, f=function: f(a, b))
-        setattr(target, f"__r{name}__", lambda a, b, f=function: f(b, a))
+        setattr(target, f"__{name}__", _by_element(function))
+        setattr(target, f"__r{name}__", _by_element(lambda a, b, f=function: f(b, a)))
     comparisons = {"lt": less, "le": less_equal, "gt": greater, "ge": greater_equal, "eq": equal, "ne": not_equal}
     for name, function in comparisons.items():
-        setattr(target, f"__{name}__", lambda a, b, f=function: f(a, b))
+        setattr(target, f"__{name}__", _by_element(function))
     unary = {"neg": negative, "pos": _number, "abs": absolute, "invert": invert}
     unary |= {"floor": lambda x: to_int(floor(x)), "trunc": to_int}
     for name, function in unary.items():
-        setattr(target, f"__{name}__", lambda a, f=function: f(a))
+        setattr(target, f"__{name}__", _by_element(function))
     # PyTorch's methods of the same names.
     for name in ("abs", "clamp", "cos", "exp", "exp2", "floor", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid",
                  "sign", "sin", "sqrt", "square", "tan", "tanh", "log2", "log10", "logical_and", "logical_or",
                  "logical_not", "pow", "masked_fill"):  # fmt: skip
-        setattr(target, name, lambda *arguments, f=_NAMES[name], **keywords: f(*arguments, **keywords))
+        setattr(target, name, _by_element(_NAMES[name]))
     return target
 
 
 _operators(Traced)
+
+
+# ---- few values at once ---------------------------------------------------------------------------------------------
+
+_MOST_ELEMENTS = 16  # each is an operation of the program
+
+
+class Elements:
+    """A small array of values: part of a captured array, whose last axes have no index, and what is computed of it."""
+
+    __array_priority__ = 1000
+
+    def __init__(self, shape: tuple[int, ...], values: list[Traced]):
+        self.shape, self._values = shape, values
+
+    def _at(self, index: tuple[int, ...]) -> Traced:
+        """With a leading part of the index left out, and any number on an axis of 1."""
+        at = 0
+        for x, n in zip(index[len(index) - len(self.shape) :], self.shape):
+            at = at * n + x % n
+        return self._values[at]
+
+    def _shape_with(self, other: tuple[int, ...]) -> tuple[int, ...]:
+        longest = max(len(other), len(self.shape))
+        a, b = ((1,) * (longest - len(x)) + x for x in (other, self.shape))
+        if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
+            _refuse(f"arrays of shapes {list(other)} and {list(self.shape)}, accepted shapes that broadcast")
+        return tuple(n if m == 1 else m for m, n in zip(a, b))
+
+    def __getitem__(self, index: int) -> Any:
+        if not isinstance(index, int) or not -self.shape[0] <= index < self.shape[0]:
+            _refuse(f"an index {index} of an array of shape {list(self.shape)}, accepted an integer within it")
+        return _of_shape(self.shape[1:], lambda at: self._at((index % self.shape[0], *at)))
+
+    def __iter__(self) -> Any:
+        return (self[n] for n in range(self.shape[0]))
+
+    def __bool__(self) -> NoReturn:
+        _refuse("the truth of an array, accepted where(condition, a, b)")
+
+    __hash__ = object.__hash__
+    __array_ufunc__ = Traced.__array_ufunc__
+    __array_function__ = Traced.__array_function__
+    __torch_function__ = Traced.__torch_function__
+
+
+_operators(Elements)
+
+
+def _of_shape(shape: tuple[int, ...], value: Callable[[tuple[int, ...]], Traced]) -> Any:
+    values = [value(at) for at in itertools.product(*map(range, shape))]
+    return Elements(shape, values) if shape else values[0]
+
+
+def _over_axis(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def reduced(x: Any, dim: Any = None, axis: Any = None) -> Any:
+        x, dim = _whole(x), axis if dim is None else dim
+        dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+        if not isinstance(x, Elements) or not (dim is None or -len(x.shape) <= dim < len(x.shape)):
+            _refuse("a sum or extreme, accepted over one axis or all of a captured array's part")
+        if dim is None:
+            return functools.reduce(operation, x._values)
+        first, last = x.shape[: dim % len(x.shape)], x.shape[dim % len(x.shape) :]
+        line = range(last[0])
+        return _of_shape(
+            first + last[1:],
+            lambda at: functools.reduce(operation, [x._at((*at[: len(first)], n, *at[len(first) :])) for n in line]),
+        )
+
+    return reduced
+
+
+_SUMS: dict[str, Callable[..., Any]] = {
+    "sum": _over_axis(add), "amax": _over_axis(maximum), "amin": _over_axis(minimum)
+}  # fmt: skip
+for _name, _function in _SUMS.items():
+    setattr(Elements, _name, _function)
 
 
 # ---- what functions capture -----------------------------------------------------------------------------------------
@@ -530,6 +635,21 @@ class Captured:
         part = Captured(self._name, self._array, self._rank, self._type, indices)
         return part._element() if len(indices) == self._rank else part
 
+    def _is_part(self) -> bool:
+        """It has indices, but not of all axes, and few elements."""
+        return 0 < len(self._indices) < self._rank and math.prod(self.shape) <= _MOST_ELEMENTS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)[len(self._indices) :]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __iter__(self) -> Any:
+        return (self[n] for n in range(len(self)))
+
     def _element(self) -> Traced:
         if len(self._indices) != self._rank:
             _refuse(f"'{self._name}' as a whole, accepted an element of it: {self._rank} indices")
@@ -539,14 +659,18 @@ class Captured:
         _refuse(f"an element of '{self._name}' is set: a side effect, accepted a function without any")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shape", "ndim", "dtype", "device", "size"):
+        if name in ("dtype", "device"):
             return getattr(self._array, name)
+        if name == "size":
+            if not callable(self._array.size):  # NumPy's
+                return math.prod(self.shape)
+            return lambda dim=None: self.shape if dim is None else self.shape[dim]
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._element(), name)
+        return getattr(_whole(self) if self._is_part() else self._element(), name)
 
     def __len__(self) -> int:
-        return len(self._array)
+        return self.shape[0]
 
     def __bool__(self) -> bool:
         return bool(self._element())
@@ -594,6 +718,11 @@ class _Attributes:
         return bool(self._of[2])
 
 
+def _is_autograd_function(value: Any) -> bool:
+    bases = value.__mro__ if isinstance(value, type) else ()
+    return any((x.__module__, x.__name__) == ("torch.autograd.function", "Function") for x in bases)
+
+
 class _JaxModule:
     """jax.numpy, jax.nn or jax.lax as a traced function sees it: its functions of traced values are this module's, as
     JAX's own accept arrays alone."""
@@ -625,7 +754,7 @@ def _of_jax(value: Any) -> Any:
         return value
 
     def function(*arguments: Any, **keywords: Any) -> Any:
-        if not any(isinstance(x, (Traced, Captured)) for x in (*arguments, *keywords.values())):
+        if not any(isinstance(x, (Traced, Captured, Elements)) for x in (*arguments, *keywords.values())):
             return value(*arguments, **keywords)
         return _by_name(f"jax.{name}", _JAX_NAMES.get(name, name))(*arguments, **keywords)
 
@@ -686,7 +815,11 @@ class Names:
         """`value` as a traced function sees it."""
         if (own := _of_jax(value)) is not value:
             return own
-        if isinstance(value, (Traced, Captured, _Attributes)) or isinstance(value, _PLAIN) or isinstance(value, bool):
+        if isinstance(value, (Traced, Captured, Elements, _Attributes, bool)):
+            return value
+        if _is_autograd_function(value):
+            raise Error(f"{value.__name__}: an autograd.Function, accepted a function whose derivative is computed")
+        if isinstance(value, _PLAIN):
             return value
         if isinstance(value, (int, float)):
             return self._once((name, type(value), value), lambda: self._capture_number(name, value))
@@ -823,6 +956,8 @@ def text_of_result(argument: str, result: Any) -> str:
     """The text of what score_mod (`argument`) or mask_mod returned."""
     if isinstance(result, Captured) and result._rank > len(result._indices):
         raise Error(f"its result is '{result._name}' as a whole, accepted one value")
+    if isinstance(result, Elements):
+        raise Error(f"its result is an array of shape {list(result.shape)}, accepted one value")
     result = lift(result)
     if argument == "mask_mod" and result._type != "bool":
         raise Error(f"its result is {result._type}, accepted bool: whether the key is visible")

@@ -496,7 +496,7 @@ def test_parts_of_captured_tensors():
         (unpacked, lambda s, b, h, i, j: s + points[i, 0] * points[j, 1] - points[i, 1].abs() + points[i, 2], [points]),
         (lambda s, b, h, i, j: s + torch.sum(points[i] * points[j], dim=-1) / points.shape[1],
          lambda s, b, h, i, j: s + sum(points[i, n] * points[j, n] for n in range(3)) / 3, [points]),
-        (lambda s, b, h, i, j: s + (matrices[i] * points[j, 0]).sum(0)[1] + matrices[j].mean(),
+        (lambda s, b, h, i, j: s + (matrices[i] * points[j, 0]).sum(0)[1] + matrices[j].sum() / 4,
          lambda s, b, h, i, j: s + (matrices[i, 0, 1] + matrices[i, 1, 1]) * points[j, 0]
          + sum(matrices[j, m, n] for m in range(2) for n in range(2)) / 4, [points, matrices]),
         (lambda s, b, h, i, j: s + torch.where(2 * points[i] > 0, points[j], 0.0).amax(-1),

@@ -110,6 +110,23 @@ def test_gradients_of_captured_arrays_are_slopes(arrays, random):
         tessera.attention_backward(q, k, v, o, lse, d_o, grad_captured=["c"], **options)
 
 
+def test_parts_of_captured_arrays(arrays, random):
+    q, k, v, _ = arrays
+    points = random.standard_normal((S, 3))
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        x, y, z = points[kv_idx]
+        assert points.size == 72 and points[q_idx].shape == (3,) and points[q_idx].size == len(points[q_idx]) == 3
+        return score - np.sum((points[q_idx] - points[kv_idx]) ** 2, axis=-1) + x * y * np.maximum(points[q_idx], z)[0]
+
+    squares = ((points[:, None] - points) ** 2).sum(-1)
+    more = points[:, 0] * points[:, 1] * np.maximum(points[:, None, 0], points[:, 2])
+    scores = np.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D) - squares + more
+    np.testing.assert_allclose(
+        tessera.attention(q, k, v, score_mod=score_mod), attention_of(scores, v), atol=1e-12
+    )  # fmt: skip
+
+
 def test_layouts_and_options_compose(arrays, random):
     q, k, v, _ = arrays
     bias = random.standard_normal((H, S)).astype(np.float32)

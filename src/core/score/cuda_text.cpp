@@ -337,6 +337,9 @@ class Values {
            expression(place, part, hoists) + ";\n";
   }
 
+  // Whether all pairs of a call have one such value.
+  bool is_uniform(int place) const { return at(place).op == Op::kConstant || at(place).op == Op::kScalar; }
+
   // The text of a value that is not computed, or the name of its variable.
   std::string name_or_input(int place) const {
     const Value& value = at(place);
@@ -381,10 +384,8 @@ class Values {
       return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}, kNear>(" + tensor(value) +
              ", " + (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
     }
-    // A divisor that all pairs share has a reciprocal.
-    const Op divisor = value.op == Op::kDiv ? at(value.operands[1]).op : Op::kDiv;
-    const bool shared = divisor == Op::kConstant || divisor == Op::kScalar;
-    const std::string pattern = shared ? "divide_by(%0, SharedDivisor(%1))" : operation(value.op).cuda;
+    const bool by_uniform = value.op == Op::kDiv && is_uniform(value.operands[1]);
+    const std::string pattern = by_uniform ? "divide_by(%0, SharedDivisor(%1))" : operation(value.op).cuda;
     std::string text;
     for (size_t n = 0; n < pattern.size(); ++n) {
       if (pattern[n] == '%' && n + 1 < pattern.size() && pattern[n + 1] >= '0' && pattern[n + 1] <= '2') {

@@ -38,17 +38,15 @@ double ulp(double x) {
 }
 
 // How far an operation of floats may be from the exact value for its operands: what is one correctly rounded operation
-// half an ulp, a quotient (whose divisor all pairs may share) one, what only chooses or changes a sign nothing,
-// functions 4 ulp.
+// half an ulp, what only chooses or changes a sign nothing, functions 4 ulp. Quotients by a value of all pairs: 1.
 double ulps_of(Op op) {
   switch (op) {
     case Op::kAdd:
     case Op::kSub:
     case Op::kMul:
+    case Op::kDiv:
     case Op::kIntToFloat:
       return 0.5;
-    case Op::kDiv:
-      return 1;
     case Op::kExp:
     case Op::kExp2:
     case Op::kLog:
@@ -191,7 +189,10 @@ class ErrorEvaluator {
       result.error = std::max(result.error, std::fabs(y - result.x));
     }
     if (row.result != Type::kFloat || !std::isfinite(result.x)) return result;
-    result.error += (ulps_of(v.op) + 0x1p-10) * ulp(result.x);
+    // By the reciprocal of a value of all pairs.
+    const Op divisor = v.op == Op::kDiv ? program_.values[static_cast<size_t>(v.operands[1])].op : Op::kS;
+    const bool by_uniform = divisor == Op::kConstant || divisor == Op::kScalar;
+    result.error += ((by_uniform ? 1 : ulps_of(v.op)) + 0x1p-10) * ulp(result.x);
     constexpr double kLargest = std::numeric_limits<float>::max();
     if (std::fabs(result.x) - result.error > kLargest * (1 + kEpsilon)) {
       return {std::copysign(std::numeric_limits<double>::infinity(), result.x)};
@@ -347,6 +348,33 @@ TEST(ScoreCudaFunctions, SigmoidIsWithinFourUlp) {
   for (float x = -104; x < 90; x += 0x1p-8f) {
     const double expected = 1 / (1 + std::exp(-static_cast<double>(x)));
     ASSERT_LE(std::fabs(program::sigmoid_(x) - expected), 4 * ulp(expected)) << x;
+  }
+}
+
+// Any two floats, also subnormal, infinite and not numbers. Quotients that are floats are exact.
+TEST(ScoreCudaFunctions, QuotientsByOneValueAreWithinAnUlp) {
+  std::mt19937 random(2);
+  const auto drawn = [&] { return std::bit_cast<float>(static_cast<uint32_t>(random())); };
+  const auto expect = [](float a, float b) {
+    const float correct = a / b, found = program::divide_by(a, program::SharedDivisor(b));
+    if (!std::isfinite(correct) || std::fabs(correct) > 0x1.fffffcp127f) {
+      ASSERT_TRUE(std::isnan(correct) ? std::isnan(found) : !(std::fabs(found) < 0x1.fffffp127f)) << a << " / " << b;
+      return;
+    }
+    const double exact = static_cast<double>(a) / b;
+    ASSERT_LE(std::fabs(found - exact), ulp(exact)) << a << " / " << b;
+    ASSERT_EQ(std::signbit(found), std::signbit(correct)) << a << " / " << b;
+  };
+  for (int n = 0; n < 400000; ++n) expect(drawn(), drawn());
+  for (int n = 0; n < 100000; ++n) {
+    const int quotient = static_cast<int>(random() % 2001) - 1000, divisor = static_cast<int>(random() % 16384) + 1;
+    const auto by = static_cast<float>(divisor);
+    ASSERT_EQ(program::divide_by(static_cast<float>(quotient * divisor), program::SharedDivisor(by)), quotient) << by;
+  }
+  const float ends[] = {0.0f,     -0.0f,           1e-45f, 0x1p-126f, 0x1.fffffep-127f, 1.0f, -3.0f,
+                        0x1p126f, 0x1.000002p126f, 3e38f,  INFINITY,  -INFINITY,        NAN};
+  for (const float a : ends) {
+    for (const float b : ends) expect(a, b);
   }
 }
 
