@@ -243,7 +243,7 @@ class Cudnn(_Sdpa):
 
 
 class Flash4(Contestant):
-    """FlashAttention-4: `flash_attn.cute` of the package flash-attn-4. tessera_flash_attn, of the same name, must not be
+    """FlashAttention-4: `flash_attn.cute` of the package flash-attn-4. tessera_flash_attn, of that name, must not be
     on the path. A first call of each shape compiles for one to three seconds."""
 
     name, title = "flash4", "FA4"
