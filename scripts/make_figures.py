@@ -246,7 +246,8 @@ def draw_grid(direction, out):
     for axis in axes[-1]:
         axis.set_xlabel("tokens a sequence")
     machine = cells[-1]["machine"]
-    peers = " and ".join(SERIES[name][0] for name in ("cudnn", "flash") if any(name in c["seconds"] for c in cells))
+    peers = " and ".join(SERIES[name][0] for name in gpu_results.PEERS_OF_A_RUN
+                         if any(name in c["seconds"] for c in cells))  # fmt: skip
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper center", ncol=len(SERIES), frameon=False,
                   bbox_to_anchor=(0.5, 1.0))
     figure.text(
