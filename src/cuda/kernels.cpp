@@ -203,14 +203,16 @@ KernelSpec spec_of(const PrefixIndicesConfig& config) {
 }
 
 KernelSpec spec_of(const AppendConfig& config) {
+  // With three blocks a multiprocessor, rows of four heads in float32 on their way to 8 bits would spill.
+  const bool wide = config.dtype == Dtype::kFloat32 && dtype_bytes(config.cache) == 1;
   return {.name = "append",
           .header = "tessera/append/kernel.cuh",
           .params = "AppendParams",
           .config = config_text(config),
           .threads = kAppendThreads,
-          .min_blocks_per_sm = kAppendBlocks,
+          .min_blocks_per_sm = wide ? 2 : kAppendBlocks,
           .begins_early = true,
-          .limits = {.registers = 96},
+          .limits = {.registers = wide ? 128 : 96},
           .claim = "sizeof(tessera::AppendParams) == " + std::to_string(sizeof(AppendParams))};
 }
 

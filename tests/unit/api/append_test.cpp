@@ -325,7 +325,9 @@ TEST(Append, ThenAttentionSeesTheNewKeys) {
   b.cu_seqlens_q = step.cu_seqlens.data(), b.seqused_k = step.seqused_k.data(), b.page_table = step.page_table.data();
   forward(plan, b, workspace);
   const auto* v = reinterpret_cast<const float*>(step.memory.at("v").data());
-  for (std::int64_t n = step.cu_seqlens.front() * 16; n < step.cu_seqlens.back() * 16; ++n) EXPECT_EQ(o[n], v[n]) << n;
+  for (std::int64_t n = step.cu_seqlens.front() * 16; n < step.cu_seqlens.back() * 16; ++n) {
+    EXPECT_FLOAT_EQ(o[n], v[n]) << n;
+  }
 }
 
 }  // namespace
