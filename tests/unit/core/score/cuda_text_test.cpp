@@ -38,7 +38,7 @@ double ulp(double x) {
 }
 
 // How far an operation of floats may be from the exact value for its operands: what is one correctly rounded operation
-// half an ulp, what only chooses or changes a sign nothing, functions 4 ulp. Quotients by a value of all pairs: 1.
+// half an ulp, what only chooses or changes a sign nothing, functions 4 ulp. Quotients by a value of all pairs: 1.5.
 double ulps_of(Op op) {
   switch (op) {
     case Op::kAdd:
@@ -192,7 +192,7 @@ class ErrorEvaluator {
     // By the reciprocal of a value of all pairs.
     const Op divisor = v.op == Op::kDiv ? program_.values[static_cast<size_t>(v.operands[1])].op : Op::kS;
     const bool by_uniform = divisor == Op::kConstant || divisor == Op::kScalar;
-    result.error += ((by_uniform ? 1 : ulps_of(v.op)) + 0x1p-10) * ulp(result.x);
+    result.error += ((by_uniform ? 1.5 : ulps_of(v.op)) + 0x1p-10) * ulp(result.x);
     constexpr double kLargest = std::numeric_limits<float>::max();
     if (std::fabs(result.x) - result.error > kLargest * (1 + kEpsilon)) {
       return {std::copysign(std::numeric_limits<double>::infinity(), result.x)};
@@ -351,8 +351,8 @@ TEST(ScoreCudaFunctions, SigmoidIsWithinFourUlp) {
   }
 }
 
-// Any two floats, also subnormal, infinite and not numbers. Quotients that are floats are exact.
-TEST(ScoreCudaFunctions, QuotientsByOneValueAreWithinAnUlp) {
+// Any two floats, also subnormal, infinite and not numbers.
+TEST(ScoreCudaFunctions, QuotientsByOneValueAreCorrectlyRoundedButForTheSmallest) {
   std::mt19937 random(2);
   const auto drawn = [&] { return std::bit_cast<float>(static_cast<uint32_t>(random())); };
   const auto expect = [](float a, float b) {
@@ -362,7 +362,9 @@ TEST(ScoreCudaFunctions, QuotientsByOneValueAreWithinAnUlp) {
       return;
     }
     const double exact = static_cast<double>(a) / b;
-    ASSERT_LE(std::fabs(found - exact), ulp(exact)) << a << " / " << b;
+    constexpr float kSmallest = 0x1p-100f;  // below, a remainder loses digits
+    const bool rounds_correctly = std::fabs(a) >= kSmallest && std::fabs(correct) >= kSmallest;
+    ASSERT_LE(std::fabs(found - exact), (rounds_correctly ? 0.5 : 1.5) * ulp(exact)) << a << " / " << b;
     ASSERT_EQ(std::signbit(found), std::signbit(correct)) << a << " / " << b;
   };
   for (int n = 0; n < 400000; ++n) expect(drawn(), drawn());
