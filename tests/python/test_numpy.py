@@ -701,14 +701,19 @@ def test_arrays_of_the_array_api_standard(problem):
 
 
 def test_call_overhead():
-    """At most 5 us through NumPy for a tiny problem: the best of many, on a machine that has other work too."""
+    """At most 5 us through NumPy for a tiny problem, where a sum of NumPy's arrays takes a third of one: the best of
+    many, on a machine that has other work too."""
     q, k, v = np.ones((3, 1, 4, 1, 8), np.float32)
-    tessera.attention(q, k, v)
-    best, end = np.inf, time.perf_counter() + 10
-    while best >= 6e-6 and time.perf_counter() < end:
+
+    def seconds(call):
         begin = time.perf_counter()
         for _ in range(100):
-            tessera.attention(q, k, v)
-        best = min(best, (time.perf_counter() - begin) / 100)
+            call()
+        return (time.perf_counter() - begin) / 100
+
+    best = of_sum = np.inf
+    end = time.perf_counter() + 10
+    while best >= max(6e-6, 18 * of_sum) and time.perf_counter() < end:
+        best, of_sum = min(best, seconds(lambda: tessera.attention(q, k, v))), min(of_sum, seconds(lambda: q + k))
     # The library's own call is about a microsecond of it.
-    assert best < 6e-6
+    assert best < max(6e-6, 18 * of_sum)

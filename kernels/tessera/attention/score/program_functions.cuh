@@ -16,24 +16,25 @@ TESSERA_DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
 
 TESSERA_DEVICE float divide(float a, float b) { return a / b; }
 
-// A divisor that all pairs share: |b| and its reciprocal, both multiplied by powers of two that keep them normal.
+// A divisor b that all pairs share: a / b = a factor / size, where size and its reciprocal are normal if b is neither 0
+// nor infinite.
 struct SharedDivisor {
-  float size, reciprocal, factor;  // a / b = a / size * factor
+  float size, reciprocal, factor;
 
   TESSERA_DEVICE explicit SharedDivisor(float b) {
     const float power = fabsf(b) < 0x1p-64f ? 0x1p64f : fabsf(b) > 0x1p64f ? 0x1p-64f : 1.0f;
     size = fabsf(b) * power, reciprocal = 1.0f / size, factor = copysignf(power, b);
   }
 };
-// a / b without the branch of a division: an approximation and two corrections. It is exact unless a or the result is
-// nearly subnormal. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; of an infinite
-// approximation the remainder is NaN.
+// a / b without the branch of a division: an approximation and two corrections. It is correctly rounded unless a or the
+// result is nearly subnormal. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; of an
+// infinite approximation the remainder is NaN.
 TESSERA_DEVICE float divide_by(float a, const SharedDivisor& b) {
-  const float first = a * b.reciprocal;
+  const float dividend = a * b.factor, first = dividend * b.reciprocal;
   float quotient = first;
 #pragma unroll
-  for (int n = 0; n < 2; ++n) quotient = fmaf(fmaf(quotient, b.size, -a), -b.reciprocal, quotient);
-  return (quotient == quotient ? quotient : first) * b.factor;
+  for (int n = 0; n < 2; ++n) quotient = fmaf(fmaf(quotient, b.size, -dividend), -b.reciprocal, quotient);
+  return quotient == quotient ? quotient : first;
 }
 // If an operand is NaN, the result is NaN.
 TESSERA_DEVICE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
