@@ -27,8 +27,8 @@ struct SharedDivisor {
   }
 };
 // a / b without the branch of a division: an approximation and two corrections. It is correctly rounded unless a or the
-// result is nearly subnormal. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; of an
-// infinite approximation the remainder is NaN.
+// result is nearly subnormal. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; if
+// the approximation is infinite, the remainder is NaN.
 TESSERA_DEVICE float divide_by(float a, const SharedDivisor& b) {
   const float dividend = a * b.factor, first = dividend * b.reciprocal;
   float quotient = first;
