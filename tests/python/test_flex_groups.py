@@ -408,7 +408,8 @@ def test_sizes_that_a_function_captures_do_not_compile_again():
     call = torch.compile(program, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch in (2, 4, 6):
         x = draw(batch, H, S, D)
-        score_mod = lambda s, b, h, i, j: s + (i - j) * batch / S  # noqa: E731
+        # In float64, which a quotient of PyTorch's integers is not.
+        score_mod = lambda s, b, h, i, j: s + (i - j).to(s.dtype) * batch / S  # noqa: E731
         check(call, (x,), expected_of(x, x, x, score_mod), (x,))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
