@@ -203,8 +203,10 @@ KernelSpec spec_of(const PrefixIndicesConfig& config) {
 }
 
 KernelSpec spec_of(const AppendConfig& config) {
-  // With three blocks a multiprocessor, rows of four heads in float32 on their way to 8 bits would spill.
-  const bool wide = config.dtype == Dtype::kFloat32 && dtype_bytes(config.cache) == 1;
+  // With three blocks a multiprocessor, rows of four heads in float32 on their way to 8 bits would spill, and of 16 bits
+  // they do on Blackwell.
+  const bool codes = dtype_bytes(config.cache) == 1, wide = codes && config.dtype == Dtype::kFloat32;
+  const int32_t spill_bytes = codes && !wide ? 40 : 0, stack_bytes = codes && !wide ? 24 : 0;
   return {.name = "append",
           .header = "tessera/append/kernel.cuh",
           .params = "AppendParams",
@@ -212,7 +214,7 @@ KernelSpec spec_of(const AppendConfig& config) {
           .threads = kAppendThreads,
           .min_blocks_per_sm = wide ? 2 : kAppendBlocks,
           .begins_early = true,
-          .limits = {.registers = wide ? 128 : 96},
+          .limits = {.registers = wide ? 128 : 96, .spill_bytes = spill_bytes, .stack_bytes = stack_bytes},
           .claim = "sizeof(tessera::AppendParams) == " + std::to_string(sizeof(AppendParams))};
 }
 
