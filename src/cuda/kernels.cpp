@@ -203,7 +203,7 @@ KernelSpec spec_of(const PrefixIndicesConfig& config) {
 }
 
 KernelSpec spec_of(const AppendConfig& config) {
-  // With three blocks a multiprocessor, rows of four heads in float32 on their way to 8 bits would spill, and those of 16
+  // With three blocks a multiprocessor, float32 rows of four heads on their way to 8 bits would spill, and rows of 16
   // bits do on Blackwell.
   const bool codes = dtype_bytes(config.cache) == 1, wide = codes && config.dtype == Dtype::kFloat32;
   const int32_t spill_bytes = codes && !wide ? 40 : 0, stack_bytes = codes && !wide ? 24 : 0;
