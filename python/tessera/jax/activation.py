@@ -11,10 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from tessera._core import Error
+from tessera._replacements import Replacements
 
 from . import api, nn
 
-_replaced: list[tuple[Any, str, Any]] = []  # (module, name, what it was)
+_replaced = Replacements()
 
 
 def _equinox_attention(
@@ -61,22 +62,13 @@ def activate(*, implementations: Sequence[str | None] = (None,)) -> list[str]:
             raise Error(f'implementations: {name!r}, accepted None, "xla" and "cudnn"')
     nn.of_tessera = frozenset(implementations)
     for own, ours in _replacements():
-        for module in list(sys.modules.values()):
-            names = vars(module) if hasattr(module, "__dict__") else {}
-            for name, value in list(names.items()):
-                if value is own and module is not nn:
-                    setattr(module, name, ours)
-                    _replaced.append((module, name, own))
+        _replaced.replace(own, ours, except_in=nn)
     if not _replaced:
         warnings.warn("tessera.jax.activate: no imported module holds jax.nn.dot_product_attention", stacklevel=2)
-    return sorted(f"{module.__name__}.{name}" for module, name, _ in _replaced)
+    return _replaced.names()
 
 
 def restore() -> None:
     """Restores the libraries' own functions, except where they were replaced again since."""
     nn.of_tessera = frozenset((None,))
-    while _replaced:
-        module, name, own = _replaced.pop()
-        present = getattr(module, name, None)
-        if present is nn.dot_product_attention or getattr(present, "func", None) is _equinox_attention:
-            setattr(module, name, own)
+    _replaced.restore()

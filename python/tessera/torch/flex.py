@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tessera import _core
+from tessera._replacements import Replacements
 
 from . import kernels
 from .api import attention
@@ -186,7 +187,7 @@ def flex_attention(
     return o, AuxOutput(lse=lse[0] if wants_lse else None)
 
 
-_replaced: List[Tuple[Any, str, Any]] = []  # (module, name, PyTorch's own function)
+_replaced = Replacements()
 
 
 def activate_flex_attention() -> List[str]:
@@ -199,21 +200,13 @@ def activate_flex_attention() -> List[str]:
     from torch.nn.attention.flex_attention import flex_attention as own
 
     if own is flex_attention:
-        return sorted(f"{module.__name__}.{name}" for module, name, _ in _replaced)
-    for module in list(sys.modules.values()):
-        names = vars(module) if hasattr(module, "__dict__") else {}
-        for name, value in list(names.items()):
-            if value is own and module is not sys.modules[__name__]:
-                setattr(module, name, flex_attention)
-                _replaced.append((module, name, own))
+        return _replaced.names()
+    _replaced.replace(own, flex_attention, except_in=sys.modules[__name__])
     if not _replaced:
         warnings.warn("tessera.torch.activate_flex_attention: no imported module holds flex_attention", stacklevel=2)
-    return sorted(f"{module.__name__}.{name}" for module, name, _ in _replaced)
+    return _replaced.names()
 
 
 def restore_flex_attention() -> None:
     """Restores PyTorch's own, except where it was replaced again since."""
-    while _replaced:
-        module, name, own = _replaced.pop()
-        if getattr(module, name, None) is flex_attention:
-            setattr(module, name, own)
+    _replaced.restore()
