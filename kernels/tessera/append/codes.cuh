@@ -10,9 +10,7 @@
 
 namespace tessera {
 
-// x / divisor, rounded as IEEE 754 asks, by the reciprocal and two corrections (Markstein, "Computation of elementary
-// functions on the IBM RISC System/6000 processor", 1990): the first correction leaves an error below one unit in the
-// last place, from which the second one gives the exact quotient.
+// x / divisor, rounded as IEEE 754 asks.
 struct ExactQuotient {
   float divisor, reciprocal;
 
@@ -21,14 +19,11 @@ struct ExactQuotient {
   // Whether no step of a quotient that is not lost in 8 bits underflows, and a quotient of 0 keeps its sign.
   TESSERA_DEVICE bool by_reciprocal() const { return divisor >= 0x1p-64f && divisor <= 0x1p64f; }
 
-  // For by_reciprocal(). `largest` grows to the magnitude of the first approximation; NaN does not count. An infinite
-  // one's quotient is wrong. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero.
+  // For by_reciprocal(). `largest` grows to the magnitude of the approximation; NaN does not count.
   TESSERA_DEVICE float approximate(float x, float& largest) const {
-    float quotient = x * reciprocal;
-    largest = fmaxf(largest, fabsf(quotient));
-#pragma unroll
-    for (int n = 0; n < 2; ++n) quotient = fmaf(fmaf(quotient, divisor, -x), -reciprocal, quotient);
-    return quotient;
+    const float approximation = x * reciprocal;
+    largest = fmaxf(largest, fabsf(approximation));
+    return corrected_quotient(approximation, x, divisor, reciprocal);
   }
   // Of several numbers.
   template <int kN>

@@ -13,6 +13,18 @@ inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 TESSERA_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
+// Makes x / divisor of its approximation x reciprocal by two corrections (Markstein, "Computation of elementary
+// functions on the IBM RISC System/6000 processor", 1990): the first one leaves an error below one unit in the last
+// place, from which the second one gives the quotient that IEEE 754 asks for, if no step underflows. For a positive
+// divisor. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; if the approximation is
+// infinite, the result is wrong or NaN.
+TESSERA_DEVICE float corrected_quotient(float approximation, float x, float divisor, float reciprocal) {
+  float quotient = approximation;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) quotient = fmaf(fmaf(quotient, divisor, -x), -reciprocal, quotient);
+  return quotient;
+}
+
 // Elements of the three types, in registers and in memory.
 
 // Packs two neighbouring elements of a row into 16 bits each.

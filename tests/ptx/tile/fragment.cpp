@@ -14,7 +14,17 @@ uint32_t element(int row, int col, uint32_t unit) { return static_cast<uint32_t>
 uint32_t of_row(int t, int next, uint32_t unit) { return element(t / 4, t % 4 * 2 + next, unit); }
 uint32_t of_column(int t, int next, uint32_t unit) { return element(t % 4 * 2 + next, t / 4, unit); }
 
+// Dividends whose quotient by 3 the approximation alone often misses.
+float dividend(int t) { return 1.0f + static_cast<float>(t) * 0x1.3p-5f; }
+
 const DeviceTests kTests({
+    {.name = "corrected_quotient",
+     .header = "tessera/tile/fragment.cuh",
+     .in = words(32, [](int t) { return word(dividend(t)); }),
+     .expected = words(32, [](int t) { return word(dividend(t) / 3.0f); }),
+     .body = R"(
+  const float x = __uint_as_float(in[t]), reciprocal = 1.0f / 3.0f;
+  out[t] = __float_as_uint(corrected_quotient(x * reciprocal, x, 3.0f, reciprocal));)"},
     {.name = "row_sum",
      .header = "tessera/tile/fragment.cuh",
      .expected = words(32,

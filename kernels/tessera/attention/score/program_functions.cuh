@@ -26,15 +26,11 @@ struct SharedDivisor {
     size = fabsf(b) * power, reciprocal = 1.0f / size, factor = copysignf(power, b);
   }
 };
-// a / b without the branch of a division: an approximation and two corrections. It is correctly rounded unless a or the
-// result is nearly subnormal. A remainder of 0 is +0 here, whose product is -0, which changes the sign of no zero; if
-// the approximation is infinite, the remainder is NaN.
+// a / b without the branch of a division. It is correctly rounded unless a or the result is nearly subnormal.
 TESSERA_DEVICE float divide_by(float a, const SharedDivisor& b) {
-  const float dividend = a * b.factor, first = dividend * b.reciprocal;
-  float quotient = first;
-#pragma unroll
-  for (int n = 0; n < 2; ++n) quotient = fmaf(fmaf(quotient, b.size, -dividend), -b.reciprocal, quotient);
-  return quotient == quotient ? quotient : first;
+  const float dividend = a * b.factor, approximation = dividend * b.reciprocal;
+  const float quotient = corrected_quotient(approximation, dividend, b.size, b.reciprocal);
+  return quotient == quotient ? quotient : approximation;
 }
 // If an operand is NaN, the result is NaN.
 TESSERA_DEVICE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
