@@ -19,3 +19,4 @@
 #include "tessera/move_rows/config.hpp"
 #include "tessera/program_sums/config.hpp"
 #include "tessera/shared_prefix/config.hpp"
+#include "tessera/write_words/config.hpp"

@@ -27,6 +27,8 @@ class RowMoves {
   // Writes `from` to `to`, rounded to nearest where its dtype is shorter. add: adds it, `to` is float32.
   virtual tessera_status move(const RowsShape& shape, const Rows& from, const Rows& to, bool add, void* stream) = 0;
   virtual tessera_status fill(float* data, float value, int64_t count, void* stream) = 0;
+  // Writes `count` values of the host's memory, which the caller may change after the return.
+  virtual tessera_status write(const int32_t* values, int64_t count, int32_t* to, void* stream) = 0;
 };
 
 // A rank's side of an exchange. Between `begin` and `start`, messages are listed; all of them are then under way at

@@ -228,6 +228,16 @@ KernelSpec spec_of(const MoveRowsConfig& config) {
           .claim = "sizeof(tessera::MoveRowsParams) == " + std::to_string(sizeof(MoveRowsParams))};
 }
 
+KernelSpec spec_of(const WriteWordsConfig& config) {
+  return {.name = "write_words",
+          .header = "tessera/write_words/kernel.cuh",
+          .params = "WriteWordsParams",
+          .config = config_text(config),
+          .threads = kWriteWordsThreads,
+          .limits = {.registers = 40},
+          .claim = "sizeof(tessera::WriteWordsParams) == " + std::to_string(sizeof(WriteWordsParams))};
+}
+
 KernelSpec spec_of(const BwdConfig& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
@@ -435,6 +445,10 @@ tessera_status launch_append(const AppendConfig& config, const AppendParams& par
 void launch_move_rows(const MoveRowsConfig& config, const MoveRowsParams& params, LaunchList& launches) {
   const int64_t blocks = divide_up(params.units, kMoveRowsThreads);
   launch_kernel("move_rows", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
+}
+
+void launch_write_words(const WriteWordsParams& params, LaunchList& launches) {
+  launch_kernel("write_words", WriteWordsConfig{kWriteWordsMost}, params, Grid{1}, launches);
 }
 
 void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches) {

@@ -23,6 +23,7 @@ KernelSpec spec_of(const FwdSm90Fp8Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
 KernelSpec spec_of(const MoveRowsConfig& config);
+KernelSpec spec_of(const WriteWordsConfig& config);
 KernelSpec spec_of(const PrefixIndicesConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
@@ -74,6 +75,7 @@ void launch_fwd_sm90_fp8(const FwdSm90Fp8Config& config, const FwdSm90Fp8Params&
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
 void launch_move_rows(const MoveRowsConfig& config, const MoveRowsParams& params, LaunchList& launches);
+void launch_write_words(const WriteWordsParams& params, LaunchList& launches);
 void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches);
 void launch_bwd_sm80(const BwdConfig& config, const BwdSm80Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);

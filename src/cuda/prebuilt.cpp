@@ -219,6 +219,8 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
   }
   const KernelSpec statistics = spec_of(MoveRowsConfig{Dtype::kFloat32, Dtype::kFloat32, false, false});
   add(statistics, statistics.limits);
+  const KernelSpec words = spec_of(WriteWordsConfig{kWriteWordsMost});
+  add(words, words.limits);
   for (const bool paged : {false, true}) {
     const KernelSpec indices = spec_of(PrefixIndicesConfig{paged});
     add(indices, indices.limits);

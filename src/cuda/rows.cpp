@@ -1,4 +1,5 @@
 // Moves rows of tensors on a GPU.
+#include <algorithm>
 #include <bit>
 #include <cinttypes>
 #include <cstdint>
@@ -55,6 +56,20 @@ class DeviceRowMoves final : public core::RowMoves {
                  cu.cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(data), std::bit_cast<unsigned>(value),
                                      static_cast<size_t>(count), static_cast<CUstream>(stream)),
                  "cuMemsetD32Async");
+  }
+
+  tessera_status write(const int32_t* values, int64_t count, int32_t* to, void* stream) override {
+    for (int64_t done = 0; done < count; done += kWriteWordsMost) {
+      WriteWordsParams params{};
+      params.to = to + done, params.count = static_cast<int>(std::min<int64_t>(count - done, kWriteWordsMost));
+      std::copy_n(values + done, params.count, params.words);
+      Launches launches(device_, stream);
+      TESSERA_RETURN_IF_ERROR(launches.begin());
+      LaunchList list(launches.driver());
+      launch_write_words(params, list);
+      TESSERA_RETURN_IF_ERROR(submit(list, launches));
+    }
+    return ok();
   }
 
  private:

@@ -38,7 +38,7 @@ class Backward final : public Pass {
     TESSERA_RETURN_IF_ERROR(walk_steps());
     if (has_sink()) TESSERA_RETURN_IF_ERROR(add_sink_gradient());
     divided_ ? finish_divided() : finish();
-    program_.workspace_bytes = arena_.bytes();
+    finish_program();
     return ok();
   }
 
@@ -61,15 +61,21 @@ class Backward final : public Pass {
     return {returned_.back().k, returned_.back().v};
   }
 
-  tessera_problem problem_on(const Rectangle& rows, const KeyBlock& keys, Call& call) const {
-    tessera_problem p = problem_of(rows, TESSERA_BACKWARD, call);
-    p.q = saved_.q.layout(rows.q_length), p.o = saved_.o.layout(rows.q_length), p.d_o = d_o_.layout(rows.q_length);
-    p.k = keys.k.layout(rows.k_length), p.v = keys.v.layout(rows.k_length);
-    p.lse = saved_.lse.layout(rows.q_length), p.lse_low = saved_.lse_low.layout(rows.q_length);
+  tessera_problem problem_on(const PlannedCall& planned, const KeyBlock& keys, Call& call) {
+    tessera_problem p = problem_of(planned, TESSERA_BACKWARD, call);
+    const int64_t queries = planned.rows.q_length, k_rows = planned.rows.k_length;
+    const bool packed = planned.packed();
+    p.q = saved_.q.layout(queries, packed), p.o = saved_.o.layout(queries, packed);
+    p.d_o = d_o_.layout(queries, packed);
+    p.k = keys.k.layout(k_rows, packed), p.v = keys.v.layout(k_rows, packed);
+    p.lse = saved_.lse.layout(queries, packed), p.lse_low = saved_.lse_low.layout(queries, packed);
     return p;
   }
-  static void add_gradients(tessera_problem& p, const Rectangle& rows, const Slab& q, const Slab& k, const Slab& v) {
-    p.d_q = q.layout(rows.q_length), p.d_k = k.layout(rows.k_length), p.d_v = v.layout(rows.k_length);
+  static void add_gradients(tessera_problem& p, const PlannedCall& planned, const Slab& q, const Slab& k,
+                            const Slab& v) {
+    const int64_t k_rows = planned.rows.k_length;
+    p.d_q = q.layout(planned.rows.q_length, planned.packed());
+    p.d_k = k.layout(k_rows, planned.packed()), p.d_v = v.layout(k_rows, planned.packed());
   }
 
   tessera_status compute(size_t, const std::vector<PlannedCall>& calls) override {
@@ -80,10 +86,10 @@ class Backward final : public Pass {
       if (std::find(used.begin(), used.end(), &keys) == used.end()) used.push_back(&keys);
       const auto [sum_k, sum_v] = sums_of(keys);
       Call call{};
-      tessera_problem p = problem_on(rows, keys, call);
+      tessera_problem p = problem_on(planned, keys, call);
       const Slab d_bias = begin_bias(p);
       call.d_bias = d_bias.at;
-      add_gradients(p, rows, sum_q_, sum_k, sum_v);
+      add_gradients(p, planned, sum_q_, sum_k, sum_v);
       p.accumulate = 1;
       const bool adds = accumulates(p);
       Slab q, k, v;
@@ -91,7 +97,7 @@ class Backward final : public Pass {
         q = make(problem_.dtype, rows.q_length, sum_q_.heads, sum_q_.columns);
         k = make(problem_.dtype, rows.k_length, sum_k.heads, sum_k.columns);
         v = make(problem_.dtype, rows.k_length, sum_v.heads, sum_v.columns);
-        add_gradients(p, rows, q, k, v);
+        add_gradients(p, planned, q, k, v);
         p.accumulate = 0;
       }
       TESSERA_RETURN_IF_ERROR(plan_call(p, call));

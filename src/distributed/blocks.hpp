@@ -31,6 +31,7 @@ enum class Base : int32_t {
   kDBias,
   kSaved,
   kWorkspace,
+  kConstants,  // of the program, in the workspace
   kDCaptured,  // of the first captured tensor; then of the others
   kBases = kDCaptured + TESSERA_MAX_CAPTURED_TENSORS
 };
@@ -57,7 +58,12 @@ struct Slab {
     const int64_t element = of_batch * batch_stride() + row * row_stride() + head * head_stride();
     return {at.base, at.offset + element * element_bytes()};
   }
-  // Of `count` rows.
+  // Of `count` rows. packed: without the batch, which is 1.
+  tessera_layout layout(int64_t count, bool packed) const {
+    if (!packed) return layout(count);
+    if (statistics) return {TESSERA_FLOAT32, 2, {heads, count}, {head_stride(), row_stride()}};
+    return {dtype, 3, {count, heads, columns}, {row_stride(), head_stride(), 1}};
+  }
   tessera_layout layout(int64_t count) const {
     if (statistics) {
       return {TESSERA_FLOAT32, 3, {batch, heads, count}, {batch_stride(), head_stride(), row_stride()}};

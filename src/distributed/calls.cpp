@@ -89,4 +89,57 @@ std::vector<Rectangle> joined(const std::vector<Rectangle>& rectangles) {
   return sorted(std::move(result));
 }
 
+std::vector<std::vector<Rectangle>> grouped(const std::vector<Rectangle>& rectangles, bool same_mask,
+                                            std::vector<Range>* written) {
+  const auto simple = [](const Rectangle& r) { return r.full() || r.causal(); };
+  // True if one call can compute both, and the rows of `r` follow those of `last`.
+  const auto follows = [&](const Rectangle& last, const Rectangle& r) {
+    const bool same_window = last.window_left == r.window_left && last.window_right == r.window_right;
+    return (same_mask || same_window || (simple(last) && simple(r))) && r.q_row >= last.q_end() &&
+           r.k_row >= last.k_end();
+  };
+  std::vector<std::vector<Rectangle>> groups;
+  for (const Rectangle& r : rectangles) {
+    std::vector<Range> before;  // what earlier calls, and the groups before the one that is tried, have written
+    if (written) before = *written;
+    const auto fits = [&](const std::vector<Rectangle>& group) {
+      const Range between{group.back().q_end(), r.q_row};
+      const auto overlaps = [&](const Range& rows) { return rows.begin < between.end && between.begin < rows.end; };
+      if (follows(group.back(), r) && !(written && std::any_of(before.begin(), before.end(), overlaps))) return true;
+      for (const Rectangle& other : group) before.push_back({other.q_row, other.q_end()});
+      return false;
+    };
+    const auto group = std::find_if(groups.begin(), groups.end(), fits);
+    group == groups.end() ? groups.push_back({r}) : group->push_back(r);
+  }
+  if (written) {
+    for (const Rectangle& r : rectangles) written->push_back({r.q_row, r.q_end()});
+  }
+  return groups;
+}
+
+Packing packing_of(const std::vector<Rectangle>& group, bool same_mask, const int64_t* lengths) {
+  Packing result{{0}, {0}, {}, 0, 0};
+  const auto add = [&result](int64_t q_length, int64_t k_length, const std::array<int64_t, 4>& place) {
+    result.cu_q.push_back(result.cu_q.back() + static_cast<int32_t>(q_length));
+    result.cu_k.push_back(result.cu_k.back() + static_cast<int32_t>(k_length));
+    for (const int64_t number : place) result.places.push_back(static_cast<int32_t>(number));
+    result.max_q = std::max(result.max_q, q_length), result.max_k = std::max(result.max_k, k_length);
+  };
+  int64_t q_row = group.front().q_row, k_row = group.front().k_row;
+  for (const Rectangle& r : group) {
+    if (r.q_row > q_row) add(r.q_row - q_row, 0, {0, r.q_row - q_row, 0, 0});
+    if (r.k_row > k_row) add(0, r.k_row - k_row, {0, 0, 0, r.k_row - k_row});
+    if (same_mask) {
+      add(r.q_length, r.k_length, {r.q_begin, lengths[r.sequence], r.k_begin, lengths[r.sequence]});
+    } else if (r.full()) {  // the queries come after all keys
+      add(r.q_length, r.k_length, {r.k_length, r.k_length + r.q_length, 0, r.k_length + r.q_length});
+    } else {
+      add(r.q_length, r.k_length, {0, r.q_length, 0, r.k_length});
+    }
+    q_row = r.q_end(), k_row = r.k_end();
+  }
+  return result;
+}
+
 }  // namespace tessera::distributed

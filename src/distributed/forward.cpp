@@ -43,7 +43,9 @@ class Forward final : public Pass {
     for (size_t n = 0; n < steps_.size(); ++n) {
       if (!steps_[n].calls.empty()) last_calls_ = n;
     }
-    return walk_steps();
+    TESSERA_RETURN_IF_ERROR(walk_steps());
+    finish_program();
+    return ok();
   }
 
  private:
@@ -58,20 +60,21 @@ class Forward final : public Pass {
   // ---- partial results ----
 
   // The problem of a call. o: where it writes, at its first row.
-  tessera_problem problem_on(const Rectangle& rows, const KeyBlock& keys, const Slab& o, Call& call) const {
-    tessera_problem p = problem_of(rows, TESSERA_FORWARD, call);
-    p.q = result_.q.layout(rows.q_length);
-    p.k = keys.k.layout(rows.k_length), p.v = keys.v.layout(rows.k_length);
-    p.o = o.layout(rows.q_length);
-    p.lse = result_.lse.layout(rows.q_length), p.lse_low = result_.lse_low.layout(rows.q_length);
+  tessera_problem problem_on(const PlannedCall& planned, const KeyBlock& keys, const Slab& o, Call& call) {
+    tessera_problem p = problem_of(planned, TESSERA_FORWARD, call);
+    const int64_t queries = planned.rows.q_length, k_rows = planned.rows.k_length;
+    const bool packed = planned.packed();
+    p.q = result_.q.layout(queries, packed);
+    p.k = keys.k.layout(k_rows, packed), p.v = keys.v.layout(k_rows, packed);
+    p.o = o.layout(queries, packed);
+    p.lse = result_.lse.layout(queries, packed), p.lse_low = result_.lse_low.layout(queries, packed);
     return p;
   }
 
   // True if the kernel that the device would have for the first call can accumulate, too.
-  bool accumulates() const {
-    const Rectangle& rows = steps_[first_calls()].calls.front().rows;
+  bool accumulates() {
     Call call{};
-    tessera_problem p = problem_on(rows, keys_, result_.o, call);
+    tessera_problem p = problem_on(steps_[first_calls()].calls.front(), keys_, result_.o, call);
     tessera_plan plain, accumulating;
     if (tessera_make_plan(&p, &setting_.device, &plain).code != TESSERA_OK) return false;
     p.o.dtype = TESSERA_FLOAT32, p.accumulate = 1;
@@ -218,7 +221,7 @@ class Forward final : public Pass {
       const bool converts = partial_ == Partial::kMergedOnTheWay && problem_.dtype != TESSERA_FLOAT32;
       if (converts) rounded = make(problem_.dtype, rows.q_length, o.heads, o.columns);
       Call call{};
-      tessera_problem p = problem_on(rows, keys, converts ? rounded : o, call);
+      tessera_problem p = problem_on(planned, keys, converts ? rounded : o, call);
       p.accumulate = partial_ == Partial::kAccumulated;
       if (has_sink() && partial_ == Partial::kOneCall) {
         p.sink = sink_layout(), call.sink = of_heads(Base::kSink);

@@ -165,27 +165,52 @@ tessera_layout Pass::part_of(const tessera_layout& whole, const Rectangle& rows,
   return part;
 }
 
-tessera_problem Pass::problem_of(const Rectangle& rows, int32_t direction, Call& call) const {
+Ref Pass::constant(const std::vector<int32_t>& values) {
+  std::vector<int32_t>& all = program_.constants;
+  const auto [found, added] = constants_.emplace(values, static_cast<int64_t>(all.size() * sizeof(int32_t)));
+  if (added) all.insert(all.end(), values.begin(), values.end());
+  return {Base::kConstants, found->second};
+}
+
+tessera_problem Pass::problem_of(const PlannedCall& planned, int32_t direction, Call& call) {
   const tessera_ranks_options& options = setting_.options;
+  const Rectangle& rows = planned.rows;
   tessera_problem p;
   tessera_problem_init(&p);
   p.direction = direction;
   p.scale = options.scale, p.has_scale = options.has_scale, p.softcap = options.softcap;
   p.deterministic = direction == TESSERA_BACKWARD ? options.deterministic : 0;
+  const std::vector<Rectangle>& all = planned.sequences;
+  const bool any_causal =
+      planned.packed() ? std::any_of(all.begin(), all.end(), [](const auto& r) { return r.causal(); }) : rows.causal();
+  if (planned.packed()) {
+    const Packing packing = packing_of(all, placed(), problem_.lengths);
+    const auto count = static_cast<int64_t>(packing.cu_q.size());
+    p.cu_seqlens_q = p.cu_seqlens_k = {TESSERA_INT32, 1, {count}, {1}};
+    call.cu_q = constant(packing.cu_q), call.cu_k = constant(packing.cu_k);
+    p.max_seqlen_q = packing.max_q, p.max_seqlen_k = packing.max_k;
+    // Full rectangles beside causal ones are given places in which these see all of their keys.
+    if (placed() || (any_causal && std::any_of(all.begin(), all.end(), [](const auto& r) { return r.full(); }))) {
+      p.places = {TESSERA_INT32, 2, {count - 1, 4}, {4, 1}};
+      call.places = constant(packing.places);
+    }
+  }
   if (!placed()) {
-    p.causal = rows.causal();
-    if (!p.causal) p.window_left = rows.window_left, p.window_right = rows.window_right;
+    p.causal = any_causal;
+    if (!any_causal) p.window_left = rows.window_left, p.window_right = rows.window_right;
     return p;
   }
   p.causal = problem_.causal;
   p.window_left = problem_.window_left, p.window_right = problem_.window_right;
   p.dropout_p = options.dropout_p;
   p.dropout_seed = options.dropout_seed, p.dropout_offset = options.dropout_offset;
-  p.first_q = rows.q_begin, p.first_k = rows.k_begin;
-  p.total_q = p.total_k = problem_.lengths[rows.sequence];
+  if (!planned.packed()) {
+    p.first_q = rows.q_begin, p.first_k = rows.k_begin;
+    p.total_q = p.total_k = problem_.lengths[rows.sequence];
+    p.first_sequence = rows.sequence;
+  }
   p.first_head = schedule_.heads_q.first;
   p.total_heads = problem_.heads_q, p.total_heads_kv = problem_.heads_kv;
-  p.first_sequence = rows.sequence;
   p.program = options.program;
   std::copy(std::begin(options.captured), std::end(options.captured), p.captured);
   for (int n = 0; n < TESSERA_MAX_CAPTURED_TENSORS && direction == TESSERA_BACKWARD; ++n) {
@@ -251,8 +276,8 @@ Slab Pass::stage(const Message& message, int32_t dtype, int64_t columns, bool st
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
-std::vector<Pass::PlannedCall> Pass::planned(const std::vector<tessera_rank_pair>& pairs,
-                                             const std::vector<Block>& fetched) const {
+std::vector<Pass::KeyRows> Pass::rectangles_of(const std::vector<tessera_rank_pair>& pairs,
+                                               const std::vector<Block>& fetched) const {
   std::vector<Block> blocks{own_};
   blocks.insert(blocks.end(), fetched.begin(), fetched.end());
   const auto block_of = [&blocks](const tessera_rank_pair& pair) {
@@ -271,7 +296,7 @@ std::vector<Pass::PlannedCall> Pass::planned(const std::vector<tessera_rank_pair
     }
     blocks.assign(1, Block(schedule_.chunks, needed));
   }
-  std::vector<PlannedCall> calls;
+  std::vector<KeyRows> result;
   for (auto block = blocks.begin(); block != blocks.end(); ++block) {
     std::vector<Rectangle> rectangles;
     for (tessera_rank_pair pair : pairs) {
@@ -284,11 +309,10 @@ std::vector<Pass::PlannedCall> Pass::planned(const std::vector<tessera_rank_pair
                             block->row(pair.k_chunk, pair.k_begin), pair.k_length, pair.window_left, pair.window_right,
                             pair.q_begin, pair.k_begin});
     }
-    for (const Rectangle& rows : placed() ? sorted(rectangles) : joined(rectangles)) {
-      calls.push_back({rows, block->numbers()});
-    }
+    if (rectangles.empty()) continue;
+    result.push_back({block->numbers(), placed() ? sorted(rectangles) : joined(rectangles)});
   }
-  return calls;
+  return result;
 }
 
 tessera_status Pass::plan_steps() {
@@ -303,11 +327,14 @@ tessera_status Pass::plan_steps() {
     }
   }
   std::vector<Block> fetched;
+  std::vector<std::vector<KeyRows>> of_steps;
   Layers rows;
   for (size_t n = 0; n < schedule.steps.size(); ++n) {
     PlannedStep& step = steps_.emplace_back();
-    step.calls = planned(pairs[n], fetched);
-    for (const PlannedCall& call : step.calls) rows.place({call.rows.q_row, call.rows.q_end()});
+    of_steps.push_back(rectangles_of(pairs[n], fetched));
+    for (const KeyRows& of_keys : of_steps.back()) {
+      for (const Rectangle& r : of_keys.rectangles) rows.place({r.q_row, r.q_end()});
+    }
     for (const Message& message : messages_of(schedule.steps[n])) {
       if (message.receive && message.travels == TESSERA_TRAVELS_KV && !in_group(message.peer)) {
         fetched.emplace_back(schedule_.chunks, message.chunks);
@@ -324,7 +351,39 @@ tessera_status Pass::plan_steps() {
     }
   }
   depth_ = rows.count();
+  plan_calls(of_steps);
   return ok();
+}
+
+void Pass::plan_calls(const std::vector<std::vector<KeyRows>>& of_steps) {
+  // Where each row has one call, later calls may not write it again.
+  std::vector<Range> written;
+  std::vector<Range>* const keeps = depth_ <= 1 ? &written : nullptr;
+  Layers rows;
+  for (size_t n = 0; n < of_steps.size(); ++n) {
+    for (const auto& [keys, rectangles] : of_steps[n]) {
+      if (!packs()) {
+        for (const Rectangle& r : rectangles) steps_[n].calls.push_back({r, {}, keys});
+        continue;
+      }
+      for (const std::vector<Rectangle>& group : grouped(rectangles, placed(), keeps)) {
+        PlannedCall call{group.front(), {}, keys};
+        if (group.size() > 1) {
+          call.sequences = group;
+          call.rows.q_length = group.back().q_end() - call.rows.q_row;
+          call.rows.k_length = group.back().k_end() - call.rows.k_row;
+        }
+        steps_[n].calls.push_back(call);
+      }
+    }
+    for (const PlannedCall& call : steps_[n].calls) rows.place({call.rows.q_row, call.rows.q_end()});
+  }
+  if (!keeps) depth_ = rows.count();
+}
+
+void Pass::finish_program() {
+  program_.constants_at = arena_.bytes();
+  program_.workspace_bytes = arena_.bytes() + static_cast<int64_t>(program_.constants.size() * sizeof(int32_t));
 }
 
 tessera_status Pass::walk_steps() {
@@ -351,7 +410,6 @@ tessera_status Pass::walk_steps() {
       return true;
     });
   }
-  program_.workspace_bytes = arena_.bytes();
   return ok();
 }
 

@@ -37,8 +37,11 @@ class Pass {
 
  protected:
   struct PlannedCall {
-    Rectangle rows;
-    std::vector<int64_t> keys;  // the chunks of the block that has its keys
+    Rectangle rows;                    // all rows and keys; its mask, unless the call is packed
+    std::vector<Rectangle> sequences;  // of a packed call; otherwise empty
+    std::vector<int64_t> keys;         // the chunks of the block that has its keys
+
+    bool packed() const { return !sequences.empty(); }
   };
   struct PlannedStep {
     std::vector<PlannedCall> calls;
@@ -71,13 +74,18 @@ class Pass {
   tessera_status plan_call(const tessera_problem& problem, Call& call, bool any_family = false);
   // The call, with a workspace for its time.
   void add_call(Call call);
-  // The options of a call on some rows, without tensors.
-  tessera_problem problem_of(const Rectangle& rows, int32_t direction, Call& call) const;
+  // The options of a call, without the tensors of queries and keys. A packed call's lengths become constants.
+  tessera_problem problem_of(const PlannedCall& planned, int32_t direction, Call& call);
   // This rank's heads of the sink.
   bool has_sink() const { return setting_.options.sink != 0; }
   tessera_layout sink_layout() const { return {TESSERA_FLOAT32, 1, {schedule_.heads_q.count}, {1}}; }
   Ref of_heads(Base base) const { return {base, schedule_.heads_q.first * static_cast<int64_t>(sizeof(float))}; }
   bool placed() const { return setting_.options.dropout_p > 0 || setting_.options.alibi != 0 || may_hide_rows(); }
+  // True if calls can be packed: nothing may depend on a sequence's number in the batch.
+  bool packs() const {
+    return problem_.num_sequences > 1 && !may_hide_rows() && setting_.options.dropout_p == 0 &&
+           setting_.options.alibi < 2;
+  }
   // True if a row may see none of the keys that it sees by position.
   bool may_hide_rows() const {
     const tessera_ranks_options& options = setting_.options;
@@ -106,6 +114,8 @@ class Pass {
   tessera_status plan_steps();
   // Walks the steps: prepare(message) for each message, compute(calls), then deliver(message).
   tessera_status walk_steps();
+  // After all operations: the size of the workspace.
+  void finish_program();
   virtual void prepare(const Message& message) = 0;
   virtual tessera_status compute(size_t step, const std::vector<PlannedCall>& calls) = 0;
   virtual void deliver(const Message& message) = 0;
@@ -125,7 +135,7 @@ class Pass {
   int64_t batch_;
   bool divided_;  // heads are divided
   std::vector<PlannedStep> steps_;
-  size_t depth_ = 0;   // the most calls for one query
+  size_t depth_ = 0;   // the most calls that write one row
   Block local_, own_;  // this rank's rows, and its group's
   KeyBlock keys_;      // of the group's rows
   std::deque<KeyBlock> fetched_;
@@ -136,13 +146,20 @@ class Pass {
   static MessageKey key_of(const Message& message) {
     return {message.peer, {static_cast<int32_t>(message.travels), message.chunks.front()}};
   }
-  std::vector<PlannedCall> planned(const std::vector<tessera_rank_pair>& pairs,
-                                   const std::vector<Block>& fetched) const;
+  struct KeyRows {
+    std::vector<int64_t> keys;  // a block's chunks
+    std::vector<Rectangle> rectangles;
+  };
+  std::vector<KeyRows> rectangles_of(const std::vector<tessera_rank_pair>& pairs,
+                                     const std::vector<Block>& fetched) const;
+  void plan_calls(const std::vector<std::vector<KeyRows>>& of_steps);
+  Ref constant(const std::vector<int32_t>& values);
 
   std::vector<Piece> pieces_;
   std::vector<Slab> of_step_;
   std::map<MessageKey, std::vector<Slab>> staged_;
   std::map<std::string, size_t> plan_numbers_;  // by the problem's bytes
+  std::map<std::vector<int32_t>, int64_t> constants_;
 };
 
 }  // namespace tessera::distributed

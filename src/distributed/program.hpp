@@ -34,6 +34,7 @@ struct Move {
 struct Call {
   size_t plan;
   Ref q, k, v, o, o_accum, lse, lse_low, slopes, sink, d_o, d_q, d_k, d_v, d_sink, bias, mask, d_bias, workspace;
+  Ref cu_q, cu_k, places;  // of a packed call
   Ref d_captured[TESSERA_MAX_CAPTURED_TENSORS];
 };
 
@@ -64,6 +65,8 @@ struct Program {
   tessera_ranks_plan plan;
   std::vector<tessera_plan> plans;
   std::vector<Operation> operations;
+  std::vector<int32_t> constants;  // that calls read, written into the workspace before all operations
+  int64_t constants_at = 0;
   int64_t workspace_bytes = 0;
 };
 

@@ -26,6 +26,9 @@ tessera_status call_at(const Program& program, const Memory& memory, const Call&
   const auto floats = [&](const Ref& ref) { return reinterpret_cast<float*>(memory.at(ref)); };
   buffers.q = memory.at(call.q), buffers.k = memory.at(call.k), buffers.v = memory.at(call.v);
   buffers.o = memory.at(call.o), buffers.lse = floats(call.lse), buffers.lse_low = floats(call.lse_low);
+  const auto integers = [&](const Ref& ref) { return reinterpret_cast<int32_t*>(memory.at(ref)); };
+  buffers.cu_seqlens_q = integers(call.cu_q), buffers.cu_seqlens_k = integers(call.cu_k);
+  buffers.places = integers(call.places);
   buffers.alibi_slopes = floats(call.slopes), buffers.sink = floats(call.sink), buffers.d_sink = floats(call.d_sink);
   std::copy(std::begin(memory.captured), std::end(memory.captured), buffers.captured);
   std::copy(std::begin(memory.scalars), std::end(memory.scalars), buffers.scalars);
@@ -50,10 +53,13 @@ tessera_status merge_at(const Memory& memory, const Merge& given, const tessera_
 
 }  // namespace
 
-tessera_status walk(const Program& program, uint64_t number, const Memory& memory, core::RowMoves& moves,
+tessera_status walk(const Program& program, uint64_t number, const Memory& given, core::RowMoves& moves,
                     core::Transport& transport, const tessera_device& device, const tessera_executor& executor,
                     core::Cancel& cancel) {
   void* const stream = executor.stream;
+  Memory memory = given;
+  char* const constants = memory.at({Base::kWorkspace, program.constants_at});
+  memory.base[static_cast<size_t>(Base::kConstants)] = constants;
   const auto execute = Overloaded{
       [&](const Fill& fill) {
         return moves.fill(reinterpret_cast<float*>(memory.at(fill.at)), fill.value, fill.count, stream);
@@ -80,6 +86,11 @@ tessera_status walk(const Program& program, uint64_t number, const Memory& memor
         return internal("rank %d, step %d of %d: %.400s", transport.rank(), wait.step, wait.steps, status.message);
       },
   };
+  const std::vector<int32_t>& values = program.constants;
+  if (!values.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        moves.write(values.data(), static_cast<int64_t>(values.size()), reinterpret_cast<int32_t*>(constants), stream));
+  }
   for (const Operation& operation : program.operations) {
     if (cancel.asked()) return cancelled();
     TESSERA_RETURN_IF_ERROR(std::visit(execute, operation));

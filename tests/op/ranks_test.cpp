@@ -484,51 +484,58 @@ TEST(Ranks, Float16) {
 }
 
 // Packed sequences, each an attention of its own: long ones are cut, short ones are not.
+void expect_packed_whole(const std::string& text, int32_t dtype, const std::vector<Setting>& settings,
+                         RunOnRanks run_many = run_on_ranks, const Place& place = best_place(), double factor = 1.05) {
+  Case c = parse_case(text, nullptr).value();
+  c.dtype = dtype, c.lse = c.backward = 1, c.d_sink = c.sink > 0;
+  c = legalised(c);
+  const Inputs in = make_inputs(c);
+  for (const Setting& setting : settings) {
+    SCOPED_TRACE(setting.text() + ": " + to_text(c));
+    Call many = make_call(in), one = make_call(in), oracle = make_oracle_call(in);
+    run_many(many, c, setting);
+    std::map<std::string, std::map<std::string, std::vector<double>>> of_all;  // results by tensor
+    int64_t begin = 0;
+    for (const int64_t length : setting.lengths) {
+      if (length == 0) continue;
+      const auto rows_of = [&](const Call& whole) {
+        Call part = whole;
+        for (Tensor* const t : {&part.q, &part.k, &part.v, &part.o, &part.d_o, &part.d_q, &part.d_k, &part.d_v}) {
+          *t = t->slice(1, begin, length);
+        }
+        part.lse = part.lse.slice(2, begin, length);
+        part.describe();
+        return part;
+      };
+      Call exact = rows_of(oracle), of_one = rows_of(one);
+      for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+        ASSERT_TRUE(run(exact, direction, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+        ASSERT_TRUE(run(of_one, direction, {.place = place}).ok());
+      }
+      for (const auto& [name, values] :
+           {std::pair{"many", results(rows_of(many))}, {"exact", results(exact)}, {"one", results(of_one)}}) {
+        for (const auto& [tensor, value] : values) {
+          std::vector<double>& all = of_all[name][tensor];
+          all.insert(all.end(), value.begin(), value.end());
+        }
+      }
+      begin += length;
+    }
+    for (const auto& [tensor, exact] : of_all["exact"]) {
+      if (tensor == "d_sink") continue;  // the same as of one sequence
+      EXPECT_LE(rms_error(of_all["many"][tensor], exact), factor * rms_error(of_all["one"][tensor], exact)) << tensor;
+    }
+  }
+}
+
 TEST(Ranks, PackedSequencesAreTheWhole) {
   const std::vector<int64_t> lengths = {160, 7, 41, 16, 0, 288};
-  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", "", "causal=1 sink=1"}) {
-    Case c = parse_case(std::string("b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 seed=8 ") + options, nullptr).value();
-    c.lse = c.backward = 1, c.d_sink = c.sink > 0;
-    c = legalised(c);
-    const Inputs in = make_inputs(c);
-    for (const Setting& setting :
-         {Setting{"ring", "planned", 4, 0, lengths}, Setting{"all_gather", "planned", 2, 0, lengths},
-          Setting{"all_to_all", "zig_zag", 4, 0, lengths}, Setting{"mesh", "planned", 4, 2, lengths}}) {
-      SCOPED_TRACE(setting.text() + ": " + to_text(c));
-      Call many = make_call(in), one = make_call(in), oracle = make_oracle_call(in);
-      run_on_ranks(many, c, setting);
-      std::map<std::string, std::map<std::string, std::vector<double>>> of_all;  // results by tensor
-      int64_t begin = 0;
-      for (const int64_t length : lengths) {
-        if (length == 0) continue;
-        const auto rows_of = [&](const Call& whole) {
-          Call part = whole;
-          for (Tensor* const t : {&part.q, &part.k, &part.v, &part.o, &part.d_o, &part.d_q, &part.d_k, &part.d_v}) {
-            *t = t->slice(1, begin, length);
-          }
-          part.lse = part.lse.slice(2, begin, length);
-          part.describe();
-          return part;
-        };
-        Call exact = rows_of(oracle), of_one = rows_of(one);
-        for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
-          ASSERT_TRUE(run(exact, direction, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
-          ASSERT_TRUE(run(of_one, direction, {.place = best_place()}).ok());
-        }
-        for (const auto& [name, values] :
-             {std::pair{"many", results(rows_of(many))}, {"exact", results(exact)}, {"one", results(of_one)}}) {
-          for (const auto& [tensor, value] : values) {
-            std::vector<double>& all = of_all[name][tensor];
-            all.insert(all.end(), value.begin(), value.end());
-          }
-        }
-        begin += length;
-      }
-      for (const auto& [tensor, exact] : of_all["exact"]) {
-        if (tensor == "d_sink") continue;  // the same as of one sequence
-        EXPECT_LE(rms_error(of_all["many"][tensor], exact), 1.05 * rms_error(of_all["one"][tensor], exact)) << tensor;
-      }
-    }
+  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", "wl=50 wr=0", "", "causal=1 sink=1"}) {
+    expect_packed_whole(std::string("b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 seed=8 ") + options, TESSERA_FLOAT32,
+                        {{"ring", "planned", 4, 0, lengths},
+                         {"all_gather", "planned", 2, 0, lengths},
+                         {"all_to_all", "zig_zag", 4, 0, lengths},
+                         {"mesh", "planned", 4, 2, lengths}});
   }
 }
 
@@ -1094,6 +1101,19 @@ class NcclGpuRanks : public ::testing::TestWithParam<const char*> {
     if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
   }
 };
+// Packed sequences of several lengths, in which most calls are packed, too.
+TEST(NcclGpuRanksPacked, AreTheWhole) {
+  std::string missing;
+  if (!NcclRanks::of(2, missing)) GTEST_SKIP() << "skipped: " << missing;
+  const std::vector<int64_t> lengths = {96, 7, 41, 16, 0, 160};
+  std::vector<Setting> settings = {{"ring", "planned", 2, 0, lengths}, {"all_gather", "planned", 2, 0, lengths}};
+  if (NcclRanks::of(4, missing)) settings.push_back({"mesh", "planned", 4, 2, lengths});
+  for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", "causal=1 sink=1"}) {
+    expect_packed_whole(std::string("b=1 sq=320 sk=320 hq=4 hkv=2 d=64 dv=64 seed=8 ") + options, TESSERA_BFLOAT16,
+                        settings, run_on_gpus, kGpu, 1.4);
+  }
+}
+
 // A GPU's calls round their results before these are merged.
 TEST_P(NcclGpuRanks, AreTheWhole) {
   std::string missing;
