@@ -24,7 +24,7 @@ help:
 	@echo 'make demo          build, then compare Tessera with standard attention (and PyTorch if present) for a'
 	@echo '                   minute, on a GPU if present: a table and out/compare.png'
 	@echo 'make test          build and run the tests that a change is tried with'
-	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
+	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers (PART=1/4 for a quarter)'
 	@echo 'make bench         every speed and memory cell, relative to this machine (FILTER=regex for some)'
 	@echo 'make fuzz          draw random programs and cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time; list those tests miss'

@@ -1,12 +1,20 @@
 #!/usr/bin/env bash
 # run_tests.sh test: builds the release preset and runs the tests for everyday changes.
 # run_tests.sh check: runs the other tests, labelled `check` and `cuda_compile`, then those labelled `sanitize` under
-# the address, undefined-behaviour and thread sanitizers. Both end with one line, "N passed, N failed".
+# the address, undefined-behaviour and thread sanitizers. With PART=K/N in the environment it runs the K-th of N parts:
+# every N-th of these tests, and the address sanitizers if K is odd, the thread sanitizer if it is even.
+# Both end with one line, "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/.."
 depth=${1:-}
 if [[ $depth != test && $depth != check ]]; then
   echo "run_tests.sh: '$depth', accepted test and check" >&2
+  exit 2
+fi
+part=${PART:-}
+if [[ -n $part ]] &&
+  ! [[ $part =~ ^([0-9]+)/([0-9]+)$ && BASH_REMATCH[1] -ge 1 && BASH_REMATCH[1] -le BASH_REMATCH[2] ]]; then
+  echo "run_tests.sh: PART '$part', accepted K/N, such as 1/4" >&2
   exit 2
 fi
 jobs=${JOBS:-$(nproc)}
@@ -81,9 +89,15 @@ if [[ $depth == test ]]; then
 else
   bash scripts/install_packages.sh debian-packages-check.txt ||
     echo "== They cannot be installed here: tests that need them are skipped"
-  run_suite release --label-regex '^(check|cuda_compile)$'
-  run_suite asan
-  run_suite tsan
+  check_tests=(--label-regex '^(check|cuda_compile)$')
+  if [[ -z $part ]]; then
+    run_suite release "${check_tests[@]}"
+    run_suite asan
+    run_suite tsan
+  else
+    run_suite release "${check_tests[@]}" -I "${part%/*},,${part#*/}"
+    if ((${part%/*} % 2)); then run_suite asan; else run_suite tsan; fi
+  fi
 fi
 echo "$passed passed, $failed failed" | tee "build/$depth-summary.txt"
 ((failed == 0))
