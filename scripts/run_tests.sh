@@ -2,7 +2,8 @@
 # run_tests.sh test: builds the release preset and runs the tests for everyday changes.
 # run_tests.sh check: runs the other tests, labelled `check` and `cuda_compile`, then those labelled `sanitize` under
 # the address, undefined-behaviour and thread sanitizers. With PART=K/N in the environment it runs the K-th of N parts:
-# every N-th of these tests, and the address sanitizers if K is odd, the thread sanitizer if it is even.
+# every N-th of these tests, and a part of those under the address sanitizers if K is odd, under the thread sanitizer if
+# it is even. The N parts together are all of it.
 # Both end with one line, "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +13,7 @@ if [[ $depth != test && $depth != check ]]; then
   exit 2
 fi
 part=${PART:-}
+[[ $part != 1/1 ]] || part=
 if [[ -n $part ]] &&
   ! [[ $part =~ ^([0-9]+)/([0-9]+)$ && BASH_REMATCH[1] -ge 1 && BASH_REMATCH[1] -le BASH_REMATCH[2] ]]; then
   echo "run_tests.sh: PART '$part', accepted K/N, such as 1/4" >&2
@@ -95,8 +97,13 @@ else
     run_suite asan
     run_suite tsan
   else
-    run_suite release "${check_tests[@]}" -I "${part%/*},,${part#*/}"
-    if ((${part%/*} % 2)); then run_suite asan; else run_suite tsan; fi
+    k=${part%/*} n=${part#*/}
+    run_suite release "${check_tests[@]}" -I "$k,,$n"
+    if ((k % 2)); then
+      run_suite asan -I "$(((k + 1) / 2)),,$(((n + 1) / 2))"
+    else
+      run_suite tsan -I "$((k / 2)),,$((n / 2))"
+    fi
   fi
 fi
 echo "$passed passed, $failed failed" | tee "build/$depth-summary.txt"
