@@ -361,7 +361,17 @@ void expect_the_whole(const std::string& text, int32_t dtype, const std::vector<
   }
 }
 
+// The thread sanitizer takes minutes for each case with all of them: it has one of each strategy.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kFew = true;
+#else
+constexpr bool kFew = false;
+#endif
+
 const std::vector<Setting>& settings() {
+  static const std::vector<Setting> few = {
+      {"ring", "zig_zag", 4}, {"all_gather", "zig_zag", 4}, {"all_to_all", "zig_zag", 2}, {"mesh", "zig_zag", 4, 2}};
+  if (kFew) return few;
   static const std::vector<Setting> all = {
       {"ring", "zig_zag", 1},          {"ring", "zig_zag", 2},       {"ring", "zig_zag", 4},
       {"ring", "contiguous", 4},       {"ring", "zig_zag", 8},       {"all_gather", "zig_zag", 4},
@@ -531,6 +541,7 @@ void expect_packed_whole(const std::string& text, int32_t dtype, const std::vect
 TEST(Ranks, PackedSequencesAreTheWhole) {
   const std::vector<int64_t> lengths = {160, 7, 41, 16, 0, 288};
   for (const char* options : {"causal=1", "wl=50 wr=0 alibi=h", "wl=50 wr=0", "", "causal=1 sink=1"}) {
+    if (kFew && std::string_view(options) != "wl=50 wr=0 alibi=h") continue;
     expect_packed_whole(std::string("b=1 sq=512 sk=512 hq=4 hkv=2 d=32 dv=32 seed=8 ") + options, TESSERA_FLOAT32,
                         {{"ring", "planned", 4, 0, lengths},
                          {"all_gather", "planned", 2, 0, lengths},
