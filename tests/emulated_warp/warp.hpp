@@ -51,6 +51,7 @@ inline float __shfl_xor_sync(unsigned, float x, int lane_mask) {
 inline int __shfl_xor_sync(unsigned mask, int x, int lane_mask) {
   return static_cast<int>(__shfl_xor_sync(mask, static_cast<float>(x), lane_mask));  // exact: numbers are small
 }
+inline float __shfl_sync(unsigned, float x, int from) { return tessera::emulated::Warp::gather(x)[from]; }
 inline int __shfl_up_sync(unsigned, int x, int lanes) {
   using tessera::emulated::Warp;
   const auto brought = Warp::gather(static_cast<float>(x));  // exact, since tests use small numbers

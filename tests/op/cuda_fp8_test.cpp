@@ -26,13 +26,16 @@ std::vector<tessera_kernel> kernels_of_caches() {
   return {TESSERA_KERNEL_FWD_SM80};
 }
 
-std::vector<double> o_of(const Inputs& in, int32_t dtype, tessera_kernel kernel = TESSERA_KERNEL_AUTO) {
-  Call call = make_call(in);
+std::vector<double> o_of(Call call, int32_t dtype, tessera_kernel kernel) {
   call.o = Tensor(dtype, std::vector<int64_t>(call.o.layout().shape, call.o.layout().shape + call.o.layout().rank));
   call.describe();
   const RunResult result = run(call, TESSERA_FORWARD, {.kernel = kernel, .place = kGpu, .cores = 3});
   EXPECT_TRUE(result.ok()) << result.why();
   return call.o.load();
+}
+
+std::vector<double> o_of(const Inputs& in, int32_t dtype, tessera_kernel kernel = TESSERA_KERNEL_AUTO) {
+  return o_of(make_call(in), dtype, kernel);
 }
 
 double relative_error(const std::vector<double>& o, const std::vector<double>& exact) {
@@ -158,6 +161,22 @@ TEST(CudaFp8, KeepsACachesScalesOfHiddenKeysFromAResult) {
       (of_keys ? odd.k_scales : odd.v_scales)[1] = std::numeric_limits<double>::quiet_NaN();
       expect_nan_from(kUnaffected, o_of(odd, TESSERA_BFLOAT16, kernel), usual);
     }
+  }
+}
+
+// A key's two scales are found where each tensor has its own.
+TEST(CudaFp8, FindsTheTwoScalesOfAKeyAtDifferentPlaces) {
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
+  const Inputs in =
+      inputs_of("dtype=bf16 kv=e4m3 b=2 sq=2 sk=200 hq=4 hkv=2 d=64 dv=64 k=paged page=16 scales=fine cores=3");
+  for (const tessera_kernel kernel : kernels_of_caches()) {
+    Call call = make_call(in);
+    const tessera_layout& usual = call.v_descale.layout();
+    Tensor moved(TESSERA_FLOAT32, {usual.shape, usual.shape + usual.rank}, {.order = {1, 2, 0}});
+    moved.store(call.v_descale.load());
+    call.v_descale = moved;
+    EXPECT_EQ(o_of(std::move(call), TESSERA_BFLOAT16, kernel), o_of(in, TESSERA_BFLOAT16, kernel))
+        << tessera_kernel_name(kernel);
   }
 }
 

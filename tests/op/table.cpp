@@ -588,7 +588,7 @@ constexpr const char* k8Bit[] = {
     "b=2 sq=20 sk=400 hq=2 hkv=1 d=32 dv=32 data=growing scales=fine tree=1",
 };
 // For fwd_sm90_fp8: each of its tiles, rings that go round, scales of each shape, options, scores that outgrow what
-// they were scaled by, and products whose scale is negative.
+// they were scaled by, rows whose maxima are negative, and products whose scale is negative.
 constexpr const char* kFp8Hopper[] = {
     "dtype=e4m3 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1 scales=bh cores=3",
     "dtype=e4m3 b=2 sq=200 sk=390 hq=4 hkv=2 d=64 dv=64 scales=h sink=1 low=1 cores=3",
@@ -604,6 +604,7 @@ constexpr const char* kFp8Hopper[] = {
     "dtype=e4m3 b=1 sq=70 sk=500 hq=2 hkv=1 d=64 dv=64 data=falling causal_seqs=1",
     "dtype=e4m3 b=1 sq=140 sk=270 hq=2 hkv=1 d=64 dv=64 data=nan_key wl=16 wr=0 scales=bh",
     "dtype=e4m3 b=1 sq=300 sk=150 hq=2 hkv=1 d=64 dv=64 causal=1 tree=1",
+    "dtype=e4m3 b=1 sq=300 sk=300 hq=2 hkv=1 d=64 dv=64 wl=1 wr=0",
     "dtype=e4m3 b=1 sq=100 sk=200 hq=2 hkv=1 d=64 dv=64 alibi=h scale=-0.2",
 };
 
@@ -630,6 +631,8 @@ constexpr const char* kDecodeCodes[] = {
     "b=2 sq=1 sk=900 hq=2 hkv=2 d=64 dv=64 k=paged page=3 scales=fine cores=2",
     "b=2 sq=2 sk=700 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine sink=1 cores=3",
     "b=2 sq=8 sk=600 hq=16 hkv=1 d=256 dv=256 k=paged page=64 causal=1 scales=fine cores=9",
+    "b=2 sq=2 sk=300 hq=4 hkv=2 d=256 dv=256 k=paged page=16 causal=1 scales=fine cores=3",
+    "b=2 sq=1 sk=200 hq=2 hkv=1 d=256 dv=256 k=paged page=3 scales=fine",
     "b=3 sq=8 sk=500 hq=8 hkv=1 d=128 dv=128 q=packed k=packed few=2 causal=1 scales=fine lead=9 tail=40 cores=7",
     "b=3 sq=2 sk=515 hq=6 hkv=2 d=80 dv=48 causal=1 used=1 scales=one data=outlier",
     "b=2 sq=3 sk=400 hq=4 hkv=2 d=96 dv=160 wl=100 wr=0 scales=fine order=bhsd",

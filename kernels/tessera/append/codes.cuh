@@ -1,8 +1,9 @@
 // New keys and values for a cache of 8 bits an element: they are rotated in float32, divided by their scale and rounded
 // once. kCodeLanes lanes convert the same columns of kAppendHeads heads of a token, whose loads are in flight while the
 // token's place is found, once for these heads. With a computed scale a row's largest finite magnitude becomes the
-// format's largest number; a row of several steps is then read twice, the second time from the L1 cache. Quotients are
-// exact, so the same scales give the CPU's codes.
+// format's largest number; a row of several steps is then read twice, the second time from the L1 cache. A lane has the
+// scale of one head, which the other lanes get from it, with its reciprocal. Quotients are exact, so the same scales
+// give the CPU's codes.
 #pragma once
 
 #include "tessera/append/place.cuh"
@@ -12,9 +13,7 @@ namespace tessera {
 
 // x / divisor, rounded as IEEE 754 asks.
 struct ExactQuotient {
-  float divisor, reciprocal;
-
-  TESSERA_DEVICE explicit ExactQuotient(float d) : divisor(d), reciprocal(1.0f / d) {}
+  float divisor, reciprocal;  // reciprocal: 1.0f / divisor
 
   // Whether no step of a quotient that is not lost in 8 bits underflows, and a quotient of 0 keeps its sign.
   TESSERA_DEVICE bool by_reciprocal() const { return divisor >= 0x1p-64f && divisor <= 0x1p64f; }
@@ -47,6 +46,7 @@ struct ExactQuotient {
 template <AppendConfig kCfg>
 struct CodedRows {
   static constexpr int kWidth = append_code_width(kCfg), kStep = kCodeLanes * 2 * kWidth;
+  static constexpr int kLanesARow = kCodeLanes / kAppendHeads;  // that have one row's scale
 
   const AppendParams& p;
   const AppendWay& way;
@@ -86,6 +86,7 @@ struct CodedRows {
       // Past the last head, loads the first head again: the loads need no branch between them.
       const int64 row = begin + (has(n) ? next * n : 0);
       if (at.has_low) columns.low[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, row);
+      columns.high[n] = {};
       if (at.has_high) columns.high[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, row + at.to_high);
     }
   }
@@ -104,50 +105,60 @@ struct CodedRows {
       if (!has(n)) break;
       float x[2 * kWidth];
       unpack_columns(columns.low[n], x), unpack_columns(columns.high[n], x + kWidth);
-      if (!at.has_high) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) x[kWidth + i] = 0.0f;
-      }
       if (rotates) p.interleaved ? rotate_columns<true>(cosine, sine, x) : rotate_columns<false>(cosine, sine, x);
       visit(n, x);
     }
   }
 
-  // Of each row, over all lanes; neither infinities nor NaN count. `columns` holds the first step's; if there are more,
-  // it is overwritten.
-  TESSERA_DEVICE void largest_magnitudes(Columns& columns, bool exists, int position, float* largest) const {
-#pragma unroll
-    for (int n = 0; n < kAppendHeads; ++n) largest[n] = 0.0f;
+  // Of row lane / kLanesARow, over all lanes; neither infinities nor NaN count. `columns` holds the first step's; if
+  // there are more, it is overwritten.
+  TESSERA_DEVICE float largest_magnitude(Columns& columns, bool exists, int position) const {
+    const float infinity = __int_as_float(0x7f800000);
+    float largest[kAppendHeads] = {};
 #pragma unroll 1
     for (int step = 0; exists && step < steps(); ++step) {
       if (step > 0) load(step, columns);
       for_rows(place(step), columns, position, [&](int n, const float* x) {
+        float most = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2 * kWidth; ++i) {
-          const float magnitude = fabsf(x[i]);
-          if (magnitude < __int_as_float(0x7f800000)) largest[n] = fmaxf(largest[n], magnitude);
+        for (int i = 0; i < 2 * kWidth; ++i) most = fmaxf(most, fabsf(x[i]));
+        if (most == infinity) [[unlikely]] {
+          most = 0.0f;
+#pragma unroll
+          for (int i = 0; i < 2 * kWidth; ++i) most = fabsf(x[i]) < infinity ? fmaxf(most, fabsf(x[i])) : most;
         }
+        largest[n] = fmaxf(largest[n], most);
       });
     }
+    int distance = kCodeLanes / 2;
+    // Half of the lanes go on with half of the rows, until each has one.
 #pragma unroll
-    for (int n = 0; n < kAppendHeads; ++n) {
+    for (int rows = kAppendHeads / 2; rows > 0; rows /= 2, distance /= 2) {
+      const bool upper = lane & distance;
 #pragma unroll
-      for (int distance = kCodeLanes / 2; distance > 0; distance /= 2) {
-        largest[n] = fmaxf(largest[n], __shfl_xor_sync(0xffffffff, largest[n], distance));
+      for (int n = 0; n < rows; ++n) {
+        const float kept = upper ? largest[n + rows] : largest[n], given = upper ? largest[n] : largest[n + rows];
+        largest[n] = fmaxf(kept, __shfl_xor_sync(0xffffffff, given, distance));
       }
     }
+#pragma unroll
+    for (; distance > 0; distance /= 2) {
+      largest[0] = fmaxf(largest[0], __shfl_xor_sync(0xffffffff, largest[0], distance));
+    }
+    return largest[0];
   }
 
-  // Stores the rows. `to`: offset of the token's first head in the cache; `columns` as of largest_magnitudes(), before
+  // Stores the rows. `to`: offset of the token's first head in the cache; `columns` as of largest_magnitude(), before
   // and after it.
-  TESSERA_DEVICE void store(Columns& columns, int position, const float (&scales)[kAppendHeads], int64 to) const {
+  TESSERA_DEVICE void store(Columns& columns, int position, const ExactQuotient (&quotients)[kAppendHeads],
+                            int64 to) const {
     const int64 begin = to + way.to.head * head, next = way.to.head * way.groups;
 #pragma unroll 1
     for (int step = 0; step < steps(); ++step) {
       if (step > 0 || (p.computes_scales && steps() > 1)) load(step, columns);
       const Place at = place(step);
       for_rows(at, columns, position, [&](int n, float(&x)[2 * kWidth]) {
-        ExactQuotient(scales[n]).divide(x);
+        quotients[n].divide(x);
         const int64 row = begin + next * n + at.low;
         store_codes<kCfg.cache, kWidth>(way.to.data, row, x);
         if (at.has_high) store_codes<kCfg.cache, kWidth>(way.to.data, row + at.to_high, x + kWidth);
@@ -183,24 +194,26 @@ TESSERA_DEVICE void append_codes(const AppendParams& p) {
     if (has_key && !exists && p.dropped && is_value && head == 0 && lane == 0) atomicAdd(p.dropped, 1);
     const AppendScales& of = is_value ? p.v_scales : p.k_scales;
     float* const scale = of.data + of.batch * (p.computes_scales ? place.page : at.batch) + of.row * place.slot;
-    float scales[kAppendHeads];
+    const int own = lane / rows.kLanesARow;  // the row whose scale the lane has
+    float* const own_scale = scale + of.head * (head + own * way.groups);
+    float of_row = 1.0f;
     if (p.computes_scales) {
-      rows.largest_magnitudes(columns, exists, place.position, scales);
+      of_row = rows.largest_magnitude(columns, exists, place.position) / largest_code(kCfg.cache);
+      if (!(of_row > 0.0f)) of_row = 1.0f;  // of zeros, or the quotient vanishes
+      if (exists && lane % rows.kLanesARow == 0 && rows.has(own)) *own_scale = of_row;
+    } else if (exists && of.data && rows.has(own)) {
+      of_row = *own_scale;
+    }
+    const float reciprocal = 1.0f / of_row;
+    ExactQuotient quotients[kAppendHeads];
 #pragma unroll
-      for (int i = 0; i < kAppendHeads; ++i) {
-        scales[i] /= largest_code(kCfg.cache);
-        if (!(scales[i] > 0.0f)) scales[i] = 1.0f;  // of zeros, or the quotient vanishes
-        if (exists && lane == 0 && rows.has(i)) scale[of.head * (head + i * way.groups)] = scales[i];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kAppendHeads; ++i) {
-        scales[i] = exists && of.data && rows.has(i) ? scale[of.head * (head + i * way.groups)] : 1.0f;
-      }
+    for (int i = 0; i < kAppendHeads; ++i) {
+      const int from = static_cast<int>(threadIdx.x) % 32 - lane + i * rows.kLanesARow;
+      quotients[i] = {__shfl_sync(0xffffffff, of_row, from), __shfl_sync(0xffffffff, reciprocal, from)};
     }
 
     // 3. Rotate, divide and write.
-    if (exists) rows.store(columns, place.position, scales, way.to.batch * place.page + way.to.row * place.slot);
+    if (exists) rows.store(columns, place.position, quotients, way.to.batch * place.page + way.to.row * place.slot);
   }
 }
 

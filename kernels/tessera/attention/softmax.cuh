@@ -99,17 +99,28 @@ struct OnlineSoftmax {
   template <int kN>
   TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][2],
                                  float threshold_log2 = kRescaleThreshold_log2) {
+    return update_max_by([&](int m, int half) { return largest(s[m], half); }, unit, alpha, threshold_log2);
+  }
+  // The lane's largest score of a row.
+  template <int kN>
+  TESSERA_DEVICE static float largest(const float (&s)[kN][4], int half) {
+    float most = -infinity();
+#pragma unroll
+    for (int n = 0; n < kN; ++n) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+    return most;
+  }
+  // update_max() with another function for largest().
+  template <class Largest>
+  TESSERA_DEVICE bool update_max_by(const Largest& largest, ScoreUnit unit, float (&alpha)[kM][2],
+                                    float threshold_log2) {
     float best[kM][2], old[kM][2];
     bool moves = false, moderate = huge_rows == 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float& most = best[m][half] = -infinity();
-#pragma unroll
-        for (int n = 0; n < kN; ++n) most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        most = row_max(most);
-        const float best_log2 = __fmul_rn(most, unit.log2);
+        best[m][half] = row_max(largest(m, half));
+        const float best_log2 = __fmul_rn(best[m][half], unit.log2);
         old[m][half] = max[m][half];
         const bool passes = best_log2 > old[m][half] + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
         max[m][half] = passes ? best_log2 : old[m][half];

@@ -27,20 +27,23 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
   // After load(), once all copies are complete, by all threads: rounds Q to float16, in the order of code_pair_place.
   TESSERA_DEVICE void convert() {
     const int lane = lane_id(), row0 = uniform(static_cast<int>(threadIdx.x) / 32) * kOwnRows;
-#pragma unroll 1
-    for (int row = row0; row < row0 + kOwnRows; ++row) {
-      uint4 words = make_uint4(0, 0, 0, 0);
-      const uint32 at = this->sQ.at(row, 0);
-      if (lane < kWords) words = ptx::ld_shared_16(at + lane * kLoadBytes);
-      const float unit = to_float16(words);
-      __syncwarp();  // all lanes have read the row
+    uint4 words[kOwnRows];
+#pragma unroll
+    for (int n = 0; n < kOwnRows; ++n) {
+      words[n] = make_uint4(0, 0, 0, 0);
+      if (lane < kWords) words[n] = ptx::ld_shared_16(this->sQ.at(row0 + n, 0) + lane * kLoadBytes);
+    }
+    __syncwarp();  // all lanes have read the rows
+#pragma unroll
+    for (int n = 0; n < kOwnRows; ++n) {
+      const float unit = to_float16(words[n]);
       // pairs 8 i + 4 h ... + 3 of the row, h = lane % 2
       if (lane < kWords) {
-        const uint32 to = at + code_pair_place(lane * 4) * 4;
-        ptx::st_shared_s32x2(to, static_cast<int>(words.x), static_cast<int>(words.z));
-        ptx::st_shared_s32x2(to + 16, static_cast<int>(words.y), static_cast<int>(words.w));
+        const uint32 to = this->sQ.at(row0 + n, 0) + code_pair_place(lane * 4) * 4;
+        ptx::st_shared_s32x2(to, static_cast<int>(words[n].x), static_cast<int>(words[n].z));
+        ptx::st_shared_s32x2(to + 16, static_cast<int>(words[n].y), static_cast<int>(words[n].w));
       }
-      if (lane == 0) units[row] = unit;
+      if (lane == 0) units[row0 + n] = unit;
     }
   }
   template <class Tile>
@@ -61,8 +64,7 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
       const uint32 low = *pairs[i] & 0x7fff, high = *pairs[i] >> 16 & 0x7fff;
       largest = max(largest, max(low < kInfinity ? low : 0u, high < kInfinity ? high : 0u));
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
+    largest = __reduce_max_sync(0xffffffff, largest);
     constexpr int kBias = 127, kLargest_log2 = 14, kMost = 2 * kBias - 1;
     const int factor = min(2 * kBias + kLargest_log2 - static_cast<int>(largest >> 7), kMost);
 #pragma unroll
@@ -149,9 +151,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
       hidden = 0;
       const int bits = __float_as_int(of_value) >> 23 & kFinite;
       if (!__any_sync(0xffffffff, bits > exponent)) return;
-      int most = bits < kFinite ? bits : 0;
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
+      const int most = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<uint32>(bits < kFinite ? bits : 0)));
       if (most > exponent) {
         const float factor = most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f;
         exponent = most;

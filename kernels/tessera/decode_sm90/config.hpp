@@ -109,6 +109,7 @@ struct DecodeSm90Params : ProblemParams {
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n / boxes rows and 64 columns
   PositionMasks masks;
   ScaleTensor k_scales, v_scales;  // of codes
+  int same_scale_places;           // a key's two scales have the same offset in their tensors
 };
 
 }  // namespace tessera

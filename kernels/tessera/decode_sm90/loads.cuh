@@ -145,8 +145,10 @@ class DecodeLoader {
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
 
   TESSERA_DEVICE void load_k(int stage) {
-    if constexpr (kCfg.key_scales) load_scales(scales[stage]);
+    // TMA's copy, whose latency is the longer one, does not wait for the scales' addresses; cp.async's are one group.
+    if constexpr (kCfg.key_scales && !kCfg.bulk) load_scales(scales[stage]);
     load<true>(stages[stage].sK, k_barrier(stage));
+    if constexpr (kCfg.key_scales && kCfg.bulk) load_scales(scales[stage]);
   }
   TESSERA_DEVICE void load_v(int stage, int last) {
     load<false>(stages[stage].sV, v_barrier(stage));
@@ -247,17 +249,24 @@ class DecodeLoader {
       if constexpr (kCfg.paged) {
         of_page = kPageATile ? page_of_box(local / kBoxRows) : clamp(page_entry, 0, p.keys.pages - 1);
       }
-      const auto copy = [&](const ScaleTensor& of, float& scale) {
+      const auto place = [&](const ScaleTensor& of) {
+        const bool in_pages = kCfg.paged && of.in_pages;
+        return of.batch * (in_pages ? of_page : segment.batch) + of.head * segment.head_kv +
+               of.row * (in_pages ? key % p.page : key / kScaleTokens);
+      };
+      const auto copy = [&](const ScaleTensor& of, int64 at, float& scale) {
         if (of.data && segment.s.sk > 0) {
-          const bool in_pages = kCfg.paged && of.in_pages;
-          const int64 at = of.batch * (in_pages ? of_page : segment.batch) + of.head * segment.head_kv +
-                           of.row * (in_pages ? key % p.page : key / kScaleTokens);
           ptx::cp_async_ca_4(shared_address(&scale), of.data + at);
         } else {
           scale = 1.0f;
         }
       };
-      if (lane_id() < kCfg.block_n) copy(p.k_scales, to.k[local]), copy(p.v_scales, to.v[local]);
+      if (lane_id() < kCfg.block_n) {
+        int64 at = place(p.k_scales);
+        copy(p.k_scales, at, to.k[local]);
+        if (!p.same_scale_places) at = place(p.v_scales);
+        copy(p.v_scales, at, to.v[local]);
+      }
     }
     if constexpr (kCfg.bulk) ptx::cp_async_commit_group();
   }

@@ -91,15 +91,26 @@ TESSERA_DEVICE unsigned short cvt_rn_satfinite_e5m2x2(float low, float high) {
   return pair;
 }
 
-// Two e4m3 or e5m2, exactly: that in bits 0 ... 7 becomes bits 0 ... 15. NaN stays NaN.
-TESSERA_DEVICE uint32 cvt_rn_f16x2_e4m3x2(unsigned short codes) {
+// Two e4m3 or e5m2, exactly: those in bits 0 ... 15 of `codes` or, kHigh, in bits 16 ... 31, which takes no shift. The
+// lower code becomes bits 0 ... 15. NaN stays NaN.
+template <bool kHigh>
+TESSERA_DEVICE uint32 cvt_rn_f16x2_e4m3x2(uint32 codes) {
   uint32 pair;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+  if constexpr (kHigh) {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(pair) : "r"(codes));
+  } else {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(pair) : "r"(codes));
+  }
   return pair;
 }
-TESSERA_DEVICE uint32 cvt_rn_f16x2_e5m2x2(unsigned short codes) {
+template <bool kHigh>
+TESSERA_DEVICE uint32 cvt_rn_f16x2_e5m2x2(uint32 codes) {
   uint32 pair;
-  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair) : "h"(codes));
+  if constexpr (kHigh) {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e5m2x2 %0, h;}" : "=r"(pair) : "r"(codes));
+  } else {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e5m2x2 %0, l;}" : "=r"(pair) : "r"(codes));
+  }
   return pair;
 }
 

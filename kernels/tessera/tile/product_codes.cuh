@@ -17,16 +17,19 @@
 
 namespace tessera {
 
-// The codes in bits 0 ... 15, and those in bits 16 ... 31.
+// The codes in bits 0 ... 15 or, kHigh, those in bits 16 ... 31.
+template <Dtype kCodes, bool kHigh>
+TESSERA_DEVICE uint32 pair_of_codes(uint32 codes) {
+  static_assert(dtype_bytes(kCodes) == 1);
+  return kCodes == Dtype::kFloat8E4M3 ? ptx::cvt_rn_f16x2_e4m3x2<kHigh>(codes) : ptx::cvt_rn_f16x2_e5m2x2<kHigh>(codes);
+}
 template <Dtype kCodes>
 TESSERA_DEVICE uint32 low_codes(uint32 codes) {
-  static_assert(dtype_bytes(kCodes) == 1);
-  const auto pair = static_cast<unsigned short>(codes);
-  return kCodes == Dtype::kFloat8E4M3 ? ptx::cvt_rn_f16x2_e4m3x2(pair) : ptx::cvt_rn_f16x2_e5m2x2(pair);
+  return pair_of_codes<kCodes, false>(codes);
 }
 template <Dtype kCodes>
 TESSERA_DEVICE uint32 high_codes(uint32 codes) {
-  return low_codes<kCodes>(codes >> 16);
+  return pair_of_codes<kCodes, true>(codes);
 }
 
 // Where pair `pair` of a row of A's columns is stored: the pairs of each 16 columns in the order 0 2 4 6 1 3 5 7.

@@ -40,11 +40,12 @@ struct DecodeTile {
 // whose scales and barriers cost as much as those of 32 (an H200). Pages of a multiple of 16 keys are read by TMA, two
 // boxes a tile.
 constexpr DecodeTile kTiles[] = {
-    {64, false, true, 32, 8, 1},    {64, false, true, 16, 8, 2},  {128, false, true, 16, 8, 1},
-    {256, false, true, 16, 8, 1},   {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
-    {64, true, true, 32, 8, 2},     {128, true, true, 32, 8, 1},  {64, true, true, 32, 8, 2, 2},
-    {128, true, true, 32, 8, 1, 2}, {64, true, false, 32, 8, 2},  {128, true, false, 32, 8, 1},
-    {256, true, true, 16, 8, 1},    {256, true, false, 16, 8, 1}, {256, false, false, 16, 8, 1},
+    {64, false, true, 32, 8, 1},    {64, false, true, 16, 8, 2},    {128, false, true, 16, 8, 1},
+    {256, false, true, 16, 8, 1},   {64, false, false, 16, 8, 2},   {128, false, false, 16, 8, 1},
+    {64, true, true, 32, 8, 2},     {128, true, true, 32, 8, 1},    {64, true, true, 32, 8, 2, 2},
+    {128, true, true, 32, 8, 1, 2}, {64, true, false, 32, 8, 2},    {128, true, false, 32, 8, 1},
+    {256, true, true, 32, 8, 1},    {256, true, true, 32, 8, 1, 2}, {256, true, false, 16, 8, 1},
+    {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
@@ -301,6 +302,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   if (core::is_8bit(problem.k.dtype)) {
     p.k_scales = scale_tensor(problem.k_descale, buffers.k_descale, own.config.paged);
     p.v_scales = scale_tensor(problem.v_descale, buffers.v_descale, own.config.paged);
+    const ScaleTensor &k = p.k_scales, &v = p.v_scales;
+    p.same_scale_places = k.batch == v.batch && k.row == v.row && k.head == v.head && k.in_pages == v.in_pages;
   }
   fill_problem_params(p, plan, buffers);
   p.decoded_queries = 0;

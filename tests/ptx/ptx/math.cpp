@@ -114,30 +114,36 @@ const DeviceTests kTests({
   if (t < 8) {
     out[t] = ptx::cvt_rn_satfinite_e5m2x2(__uint_as_float(in[2 * t]), __uint_as_float(in[2 * t + 1]));
   })"},
-    // All codes, in both places of a pair.
+    // All codes, in both places of a pair, and the pair in both halves of a word.
     {.name = "cvt_pairs_of_codes",
      .header = "tessera/ptx/math.cuh",
      .archs = Archs::kHopperOn,
-     .in = words(256, [](int i) { return static_cast<uint32_t>(i) | static_cast<uint32_t>(255 - i) << 8; }),
-     .expected = words(512,
+     .in = words(256,
+                 [](int i) {
+                   const uint32_t pair = static_cast<uint32_t>(i) | static_cast<uint32_t>(255 - i) << 8;
+                   return pair | (pair ^ 0x5a5a) << 16;
+                 }),
+     .expected = words(1024,
                        [](int i) {
                          const core::Float8Format& format = i % 2 == 0 ? core::kE4M3 : core::kE5M2;
                          const auto value = [&](int code) {
                            const float x = core::float8_to_float(format, static_cast<uint8_t>(code));
                            return std::isnan(x) ? NAN : x;  // of either sign
                          };
-                         return half_pair(value(i / 2), value(255 - i / 2), false);
+                         const int code = i / 4, mask = i % 4 < 2 ? 0 : 0x5a;
+                         return half_pair(value(code ^ mask), value((255 - code) ^ mask), false);
                        }),
      .body = R"(
   for (int i = static_cast<int>(t); i < 256; i += 32) {
-    const auto codes = static_cast<unsigned short>(in[i]);
     const auto nan_of = [](uint32 pair) {  // one NaN for all: the host's
       if ((pair & 0x7fffu) > 0x7c00u) pair = (pair & 0xffff0000u) | 0x7e00u;
       if ((pair >> 16 & 0x7fffu) > 0x7c00u) pair = (pair & 0xffffu) | 0x7e000000u;
       return pair;
     };
-    out[2 * i] = nan_of(ptx::cvt_rn_f16x2_e4m3x2(codes));
-    out[2 * i + 1] = nan_of(ptx::cvt_rn_f16x2_e5m2x2(codes));
+    out[4 * i] = nan_of(ptx::cvt_rn_f16x2_e4m3x2<false>(in[i]));
+    out[4 * i + 1] = nan_of(ptx::cvt_rn_f16x2_e5m2x2<false>(in[i]));
+    out[4 * i + 2] = nan_of(ptx::cvt_rn_f16x2_e4m3x2<true>(in[i]));
+    out[4 * i + 3] = nan_of(ptx::cvt_rn_f16x2_e5m2x2<true>(in[i]));
   })"},
     {.name = "prmt",
      .header = "tessera/ptx/math.cuh",

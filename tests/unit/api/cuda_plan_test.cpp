@@ -786,7 +786,7 @@ TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrTwo) {
   };
   for (const Row& row : {Row{64, ".bulk = true", ".boxes = 1"}, Row{48, ".bulk = true", ".boxes = 2"},
                          Row{16, ".bulk = true", ".boxes = 2"}, Row{8, ".bulk = false", ".boxes = 1"}}) {
-    for (const std::int64_t d : {64, 128}) {
+    for (const std::int64_t d : {64, 128, 256}) {
       Problem problem;
       problem.q = problem.o = layout(bfloat16, {64, 1, 64, d});
       problem.k = problem.v = layout(float8_e4m3, {64 * 192, row.page_size, 8, d});
@@ -797,6 +797,7 @@ TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrTwo) {
       const std::string config = launches(plan)[0].config;
       EXPECT_NE(config.find(row.bulk), std::string::npos) << row.page_size << ": " << config;
       EXPECT_NE(config.find(row.boxes), std::string::npos) << row.page_size << ": " << config;
+      EXPECT_EQ(plan.steps[0].block_n, d == 256 && row.page_size == 8 ? 16 : 32);
     }
   }
 }

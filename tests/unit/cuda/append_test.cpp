@@ -58,7 +58,7 @@ void emulate(const tessera_append_call& call) {
     };
     for (unsigned warp = 0; warp < kAppendThreads / emulated::kLanes; ++warp) {
       const auto lane = [&](int n) { run(warp * emulated::kLanes + static_cast<unsigned>(n)); };
-      if (p.computes_scales) {
+      if (writes_codes(config)) {
         emulated::Warp::run(lane);
       } else {
         for (int n = 0; n < emulated::kLanes; ++n) lane(n);
@@ -104,7 +104,7 @@ TEST(DeviceAppend, QuotientsAreExact) {
     const double middle = tie * (1 + (static_cast<int>(random() % 3) - 1) * 0x1p-25);
     x[2] = static_cast<float>(tie * divisor), x[3] = -static_cast<float>(middle * divisor);
     const std::array<float, 4> dividends = {x[0], x[1], x[2], x[3]};
-    ExactQuotient(divisor).divide(x);
+    ExactQuotient{divisor, 1.0f / divisor}.divide(x);
     for (std::size_t i = 0; i < dividends.size(); ++i) {
       const float exact = dividends[i] / divisor;
       ASSERT_EQ(std::signbit(x[i]), std::signbit(exact)) << dividends[i] << " / " << divisor;
@@ -120,7 +120,7 @@ TEST(DeviceAppend, QuotientsAreExact) {
     const std::array<float, 8> dividends = {0.0f, -0.0f, kInfinity, -kInfinity, kNan, 3e38f, 0x1p-149f, -5.0f};
     for (const float dividend : dividends) {
       float x[2] = {dividend, 1.5f};
-      ExactQuotient(divisor).divide(x);
+      ExactQuotient{divisor, 1.0f / divisor}.divide(x);
       const float exact = dividend / divisor;
       ASSERT_EQ(std::isnan(x[0]), std::isnan(exact)) << dividend << " / " << divisor;
       if (std::isnan(exact)) continue;

@@ -47,6 +47,7 @@ struct Fp8Consumer {
   float rO[kParts][kPartD][4];
   float rPart[1][kPartD][4];  // of one product: the tensor cores do not add in float32 (ptx/wgmma_e4m3.cuh)
   float factor[2];            // of O, of the block whose P V is next
+  bool not_negative;          // no row of the warp has a negative maximum: one below 0 would not replace it
   float q_scale;              // scale of q, times that of k if it has one for all tokens
   // With block scales:
   float block_scales[2];         // of k and of v, of the block whose scores are next
@@ -70,9 +71,11 @@ struct Fp8Consumer {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(scores.rS));
       scores.softmax.reset();
+      not_negative = false;
       const float unit = finish_scores();
       update_max(unit, factor);
       at.end_turn();
+      note_signs();
       exponentiate_all(unit);
       pack();
 #pragma unroll
@@ -106,6 +109,7 @@ struct Fp8Consumer {
     float next_factor[2];
     update_max(unit, next_factor);
     at.end_turn();
+    note_signs();
     SumParts total;
     const bool ready = scores.softmax.ready;
     if (!ready) [[unlikely]]
@@ -258,9 +262,32 @@ struct Fp8Consumer {
   // The maximum never lags: a weight above 1 could exceed what e4m3 holds, and would be cut off while the sum counts
   // all of it.
   TESSERA_DEVICE void update_max(float unit, float (&of_o)[2]) {
-    float alpha[1][2];
-    scores.softmax.update_max(scores.rS, unit_of(unit), alpha, 0.0f);
+    float largest[2], alpha[1][2];
+    if (not_hoisted(not_negative)) {
+      largest_by_bits(largest);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) largest[half] = scores.softmax.largest(scores.rS[0], half);
+    }
+    scores.softmax.update_max_by([&](int, int half) { return largest[half]; }, unit_of(unit), alpha, 0.0f);
     of_o[0] = alpha[0][0], of_o[1] = alpha[0][1];
+  }
+  // The largest of the lane's scores of each row; of negative ones, some number below 0. Numbers that are not negative
+  // are ordered as their bits are as integers, of which one instruction compares three, not two.
+  TESSERA_DEVICE void largest_by_bits(float (&largest)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto bits = [&](int n, int e) { return __float_as_int(scores.rS[0][n][2 * half + e]); };
+      int most[2] = {max(bits(0, 0), bits(0, 1)), max(bits(1, 0), bits(1, 1))};  // two chains
+#pragma unroll
+      for (int n = 2; n < kN; ++n) most[n % 2] = max(max(most[n % 2], bits(n, 0)), bits(n, 1));
+      largest[half] = __int_as_float(max(most[0], most[1]));
+    }
+  }
+  // After update_max(), once another consumer may have its turn.
+  TESSERA_DEVICE void note_signs() {
+    const auto& max = scores.softmax.max[0];
+    not_negative = __all_sync(0xffffffff, max[0] >= 0.0f && max[1] >= 0.0f);
   }
   template <int kFrom, int kTo>
   TESSERA_DEVICE void exponentiate(float unit, SumParts& total) {

@@ -1,6 +1,7 @@
 // Replaces the device's own header: function attributes, NVRTC's built-in declarations, and addresses in shared memory.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -144,6 +145,11 @@ inline unsigned __ballot_sync(unsigned mask, bool x) {
     unsigned lanes = 0;
     for (int lane = 0; lane < tessera::emulated::kWarpThreads; ++lane) lanes |= unsigned{in[lane]} << lane;
     return lanes;
+  });
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
+  return tessera::emulated::of_warp<unsigned>("__reduce_max_sync", mask, x, [](const unsigned* in, int) {
+    return *std::max_element(in, in + tessera::emulated::kWarpThreads);
   });
 }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }

@@ -42,13 +42,20 @@ inline unsigned short cvt_rn_satfinite_e5m2x2(float low, float high) {
   const auto code = [](float x) { return core::float_to_float8(core::kE5M2, x); };
   return static_cast<unsigned short>(code(low) | code(high) << 8);
 }
-inline uint32 cvt_rn_f16x2_e4m3x2(unsigned short codes) {
-  const auto value = [&](int n) { return core::float8_to_float(core::kE4M3, static_cast<uint8_t>(codes >> 8 * n)); };
+template <bool kHigh>
+uint32 cvt_rn_f16x2_of_codes(const core::Float8Format& format, uint32 codes) {
+  const auto value = [&](int n) {
+    return core::float8_to_float(format, static_cast<uint8_t>(codes >> 8 * (n + (kHigh ? 2 : 0))));
+  };
   return cvt_rn_f16x2(value(0), value(1));
 }
-inline uint32 cvt_rn_f16x2_e5m2x2(unsigned short codes) {
-  const auto value = [&](int n) { return core::float8_to_float(core::kE5M2, static_cast<uint8_t>(codes >> 8 * n)); };
-  return cvt_rn_f16x2(value(0), value(1));
+template <bool kHigh>
+uint32 cvt_rn_f16x2_e4m3x2(uint32 codes) {
+  return cvt_rn_f16x2_of_codes<kHigh>(core::kE4M3, codes);
+}
+template <bool kHigh>
+uint32 cvt_rn_f16x2_e5m2x2(uint32 codes) {
+  return cvt_rn_f16x2_of_codes<kHigh>(core::kE5M2, codes);
 }
 template <uint32 kBytes>
 uint32 prmt(uint32 a, uint32 b) {
