@@ -763,6 +763,25 @@ constexpr const char* kProgramPages[] = {
     "mask_mod='i // 100 % 3 == j // 130 % 3'",
     "dtype=f32 hq=2 hkv=1 d=64 dv=64 invariant=1 tree=1 causal=1 mask_mod='i // 64 % 3 != j // 128 % 3'",
 };
+// A score and a mask in one program, over several tiles: values of the head, the query, the key and i - j, which
+// kernels compute once for the pairs that share them; packed sequences, pages, lists without room, rows without a key,
+// masks by the score, a divisor that is a power of two, and queries past a tile's last.
+constexpr const char* kProgramBoth[] = {
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=128 dv=128 causal=1 "
+    "score_mod='50 * tanh((s + relative[h, i - j + len_k]) / 50)' mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=64 dv=64 q=packed k=packed lead=3 tail=70 "
+    "score_mod='s * temperature[h] + slope[h] * (j - i)' mask_mod='(q_pos - j) % 16 != 0 && abs(q_pos - j) < 150'",
+    "dtype=f16 backward=1 hq=4 hkv=1 d=128 dv=128 lists=3 score_mod='s + query_bias[b, i] + key_bias[b, j]' "
+    "mask_mod='i // 64 % 2 == 0 && doc[b, i] == doc[b, j]'",
+    "dtype=bf16 backward=1 hq=2 hkv=2 d=64 dv=64 sink=1 d_sink=1 "
+    "score_mod='s + slope[h] * abs(i - j) + bucket[h, min(abs(i - j), 31)]' mask_mod='i % 70 > 9 && j < used[b]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 k=paged page=16 score_mod='s + log(decay[h]) * (q_pos - j) + place[j]' "
+    "mask_mod='(i - j) // 32 % 3 != 1'",
+    "dtype=f16 hq=2 hkv=1 d=64 dv=64 q=packed k=paged page=48 causal=1 score_mod='s * temperature[h] + place[i]' "
+    "mask_mod='s < 1.0 && (i - j) % 5 != 0'",
+    "dtype=f32 backward=1 d_captured=1 hq=4 hkv=2 d=64 dv=64 score_mod='s + relative[h, i - j + len_k] * place[j]' "
+    "mask_mod='j <= q_pos && (j - i) % 8 != 3'",
+};
 
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
@@ -810,6 +829,7 @@ void add_programs(Table& table) {
   }
   for (const char* line : kProgramPairs) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
+  for (const char* line : kProgramBoth) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

@@ -260,11 +260,7 @@ struct ScoreWarpgroup {
   // Turns S - LSE into P in float16.
   TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
     if constexpr (kCfg.program_lists()) {
-      if (list_is_full(step_word(), warpgroup)) {
-        score_step.template apply<true>(Coordinates(*this), rS[0]);
-      } else {
-        score_step.apply(Coordinates(*this), rS[0]);
-      }
+      score_step.apply(Coordinates(*this), rS[0], list_is_full(step_word(), warpgroup));
     } else if constexpr (kCfg.score.has_step()) {
       score_step.apply(Coordinates(*this), rS[0]);
     }
@@ -361,6 +357,7 @@ struct ScoreWarpgroup {
   template <int kFirst, int kRows>
   TESSERA_DEVICE void score_gradients() {
     const uint32 delta = stats(true);
+    [[maybe_unused]] const auto head = Step::gradient_head(Coordinates(*this));
 #pragma unroll
     for (int m = kFirst; m < kFirst + kRows; ++m) {
       const float2 minus = m < kStats ? ahead[m] : ptx::ld_shared_f32x2(delta + m * 32);
@@ -369,7 +366,7 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) {
         uint32& packed = rP[m / 2][m % 2 * 2 + half];
         if constexpr (kOptionsOfGradients) {
-          score_gradients(packed, rdS[m / 2][m % 2 * 2 + half], m, half, d, minus);
+          score_gradients(head, packed, rdS[m / 2][m % 2 * 2 + half], m, half, d, minus);
           continue;
         }
         const float2 x = unpack_pair<Dtype::kFloat16>(packed);
@@ -391,13 +388,14 @@ struct ScoreWarpgroup {
   static constexpr bool kOptionsOfGradients = kCfg.score.dropout || Step::kHiddenByWeight || kCfg.d_bias;
 
   // The same for queries 8 m + 2 c and the next, and one key. A dropped weight has its sign bit set.
-  TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
-                                      float2 minus) {
+  template <class Head>
+  TESSERA_DEVICE void score_gradients(const Head& head, uint32& packed_p, uint32& packed_ds, int m, int half,
+                                      const float (&d)[4], float2 minus) {
     const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
     float ds[2] = {score_gradient<kCfg>(p, x.x, d[2 * half], minus.x),
                    score_gradient<kCfg>(p, x.y, d[2 * half + 1], minus.y)};
     Step::gradient(
-        Coordinates(*this), m, half, x, [this](int m) { return lse(m); }, ds);
+        Coordinates(*this), head, m, half, x, [this](int m) { return lse(m); }, ds);
     packed_ds = pack_pair<kCfg.dtype>(ds[0], ds[1]);
     if constexpr (kCfg.dtype == Dtype::kFloat16) {
       if constexpr (kCfg.score.dropout) packed_p = ptx::max_f16x2(packed_p, 0);

@@ -198,11 +198,7 @@ struct KeyWarpgroup {
   // Turns S - LSE into P and sends it to block 1.
   TESSERA_DEVICE void probabilities(int word) {
     if constexpr (kCfg.program_lists()) {
-      if (list_is_full(word, warpgroup)) {
-        score_step.template apply<true>(Coordinates(*this), rS[0]);
-      } else {
-        score_step.apply(Coordinates(*this), rS[0]);
-      }
+      score_step.apply(Coordinates(*this), rS[0], list_is_full(word, warpgroup));
     } else if constexpr (kCfg.score.has_step()) {
       score_step.apply(Coordinates(*this), rS[0]);
     }
@@ -288,6 +284,7 @@ struct KeyWarpgroup {
   TESSERA_DEVICE void score_gradients(int word) {
     const uint32 p_full = shared.at_stage(Shared::kPFull + warpgroup * kCfg.exchange_stages, exchange_at);
     const uint32 tile = shared.exchange(exchange_at), delta = stats();
+    const auto head = Step::gradient_head(Coordinates(*this));
     ptx::mbarrier_wait_parity(p_full, exchange_at.parity);
     if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(p_full, Shared::kWarpgroupBytes);
 #pragma unroll
@@ -302,7 +299,7 @@ struct KeyWarpgroup {
         float ds[2] = {score_gradient<kCfg>(p, x.x, d[2 * half], minus.x),
                        score_gradient<kCfg>(p, x.y, d[2 * half + 1], minus.y)};
         Step::gradient(
-            Coordinates(*this), m, half, x, [this](int m) { return lse(m); }, ds);
+            Coordinates(*this), head, m, half, x, [this](int m) { return lse(m); }, ds);
         rA[step][t] = pack_pair<kCfg.dtype>(ds[0], ds[1]);
       }
     }

@@ -40,7 +40,7 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
   ScoreStep<kScore, DecodeCoordinates<kCfg>> scores;
   const DecodeCoordinates<kCfg> at(p, segment, key0);
   const ScoreUnit unit = score_unit<kScore>(p);
-  bool stale_max = kScore.stale_max() && full && softmax.ready;
+  bool stale_max = keeps_stale_max<kScore>() && full && softmax.ready;
   for (;; stale_max = false) {
     queries.product(rS, sK);
     scales.scale_scores(rS);
@@ -54,7 +54,7 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
     if (!stale_max) break;
     if (softmax.try_stale_max(rS, unit)) return;
   }
-  softmax.update(rS, unit, rO, kScore.stale_max() ? 0.0f : kRescaleThreshold_log2);
+  softmax.update(rS, unit, rO, keeps_stale_max<kScore>() ? 0.0f : kRescaleThreshold_log2);
 }
 
 }  // namespace tessera

@@ -167,7 +167,7 @@ TESSERA_DEVICE void fwd_sm80_codes(const FwdSm80CodesParams& p) {
     if (key0 > mine.some.high) continue;  // the warp's rows see none of it: the end of a causal mask
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
-    bool stale_max = kCfg.score.stale_max() && softmax.ready;
+    bool stale_max = keeps_stale_max<kCfg.score>() && softmax.ready;
     FwdScoreStep<kCfg, kM, kN> scores;
     const FwdCoordinates<kCfg, kM, kN> at{p, b, b.row0 + warp_row, key0};
     const bool loaded = scores.kLoads && full && p.bias_mask_keys > 1;
@@ -181,19 +181,11 @@ TESSERA_DEVICE void fwd_sm80_codes(const FwdSm80CodesParams& p) {
       } else {
         scale_all(rS, k_scale);
       }
-      if constexpr (scores.kByKeys) {
-        if (tiles.is_full(tile)) {
-          scores.template apply<true>(rS, at, loaded, full);
-        } else {
-          scores.apply(rS, at, loaded, full);
-        }
-      } else {
-        scores.apply(rS, at, loaded, full);
-      }
+      scores.apply(rS, at, loaded, full, scores.kByKeys && tiles.is_full(tile));
       if (!stale_max) break;
       if (softmax.try_stale_max(rS, unit)) break;
     }
-    if (!stale_max) softmax.update(rS, unit, rO, kCfg.score.stale_max() ? 0.0f : kRescaleThreshold_log2);
+    if (!stale_max) softmax.update(rS, unit, rO, keeps_stale_max<kCfg.score>() ? 0.0f : kRescaleThreshold_log2);
 
     //    Dropout comes after the sum: the LSE is that without dropout.
     if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);

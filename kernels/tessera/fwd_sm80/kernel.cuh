@@ -109,7 +109,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
     if (!v_later && key0 > mine.some.high) continue;  // the warp's rows see none of it: the end of a causal mask
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
-    bool stale_max = kCfg.score.stale_max() && softmax.ready;
+    bool stale_max = keeps_stale_max<kCfg.score>() && softmax.ready;
     FwdScoreStep<kCfg, kM, kN> scores;
     const FwdCoordinates<kCfg, kM, kN> at{p, b, b.row0 + warp_row, key0};
     const bool loaded = scores.kLoads && full && p.bias_mask_keys > 1;
@@ -124,20 +124,12 @@ TESSERA_DEVICE void fwd_sm80(const FwdSm80Params& p) {
           continue;
         }
       }
-      if constexpr (scores.kByKeys) {
-        if (tiles.is_full(tile)) {
-          scores.template apply<true>(rS, at, loaded, full);
-        } else {
-          scores.apply(rS, at, loaded, full);
-        }
-      } else {
-        scores.apply(rS, at, loaded, full);
-      }
+      scores.apply(rS, at, loaded, full, scores.kByKeys && tiles.is_full(tile));
       if (stale_max) {
         if (softmax.try_stale_max(rS, unit)) break;
         continue;
       }
-      softmax.update(rS, unit, rO, kCfg.score.stale_max() ? 0.0f : kRescaleThreshold_log2);
+      softmax.update(rS, unit, rO, keeps_stale_max<kCfg.score>() ? 0.0f : kRescaleThreshold_log2);
       break;
     }
 

@@ -281,14 +281,10 @@ struct ScoreStage {
   }
 
   TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
-    if constexpr (Step::kByKeys && kCfg.program_lists()) {
-      if (at.shows_block()) {
-        Step::template apply_by_keys<true>(rS, Coordinates(at));
-      } else {
-        Step::apply_by_keys(rS, Coordinates(at));
-      }
-    } else if constexpr (Step::kByKeys) {
-      Step::apply_by_keys(rS, Coordinates(at));
+    if constexpr (Step::kByKeys) {
+      bool shows_all = false;
+      if constexpr (kCfg.program_lists()) shows_all = at.shows_block();
+      Step::apply_by_keys(rS, Coordinates(at), shows_all);
     } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);
       const bool pairs = !Step::kLoads || loads_pairs(at);
@@ -333,12 +329,14 @@ struct ScoreStage {
 
   // Whether a row may see only few keys of the block, whose K is not released yet, and its max is to serve later ones.
   TESSERA_DEVICE bool may_see_few_keys(const Cursor& at) const {
-    if constexpr (!kCfg.score.stale_max()) {
+    if constexpr (!keeps_stale_max<kCfg.score>()) {
       return false;
     } else if constexpr (kCfg.program_lists()) {
       return at.bounds.cuts_low() || !at.shows_block();
+    } else if constexpr (kCfg.score.program) {
+      return ProgramTypes<kCfg.score.program>::Program::kHasMask || at.bounds.cuts_low();
     } else {
-      return kCfg.score.program || at.bounds.cuts_low();
+      return at.bounds.cuts_low();
     }
   }
 
@@ -366,7 +364,7 @@ struct ScoreStage {
     constexpr int kEarly = kSteps / 2 * 2;
     const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     apply_options_and_mask(at);
-    if constexpr (!kCfg.score.stale_max()) {
+    if constexpr (!keeps_stale_max<kCfg.score>()) {
       at.release_k();
       float alpha[1][2];
       const bool moves = softmax.update_max(rS, unit, alpha);

@@ -1,6 +1,7 @@
 #include "core/score/cuda_text.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cinttypes>
 #include <cmath>
@@ -73,12 +74,15 @@ std::optional<Condition> condition_of(const Value& value, int n) {
 // The text of one program's values.
 class Values {
  public:
-  enum Part { kRow, kColumn, kPair };
+  enum Part { kHead, kRow, kColumn, kDiagonal, kPair };
 
-  Values(const Program& program, std::span<const int32_t> dtypes, std::vector<int> roots)
+  // all_parts: kHead and kDiagonal, too; otherwise their values belong to rows or columns, and to pairs.
+  Values(const Program& program, std::span<const int32_t> dtypes, std::vector<int> roots, bool all_parts)
       : program_(program),
         dtypes_(dtypes),
         roots_(std::move(roots)),
+        all_parts_(all_parts),
+        diagonal_(all_parts ? of_diagonal(program) : std::vector<bool>(program.values.size())),
         inputs_(program.values.size()),
         taken_(program.values.size()),
         hoisted_(program.values.size()) {
@@ -87,8 +91,9 @@ class Values {
     find_hoisted();
   }
 
-  // "struct Row { ... };" and the function that makes one.
-  std::string hoisted_text(Part part, const std::string& type, const std::string& function) const {
+  // "struct Row { ... };" and the function that makes one; `head`: its parameter of the head's values, if it has one.
+  std::string hoisted_text(Part part, const std::string& type, const std::string& function,
+                           const std::string& head = "") const {
     std::string members, values;
     std::vector<int> made;
     for (int place = 0; place < size(); ++place) {
@@ -98,7 +103,7 @@ class Values {
       values += (values.empty() ? "" : ", ") + name(place);
     }
     return "  struct " + type + " {\n" + members + "  };\n  TESSERA_DEVICE static " + type + " " + function +
-           "([[maybe_unused]] const ScoreProgramParams& p, [[maybe_unused]] const ProgramPlace& at) {\n" +
+           "([[maybe_unused]] const ScoreProgramParams& p, " + head + "[[maybe_unused]] const ProgramPlace& at) {\n" +
            statements(made, part) + "    return {" + values + "};\n  }\n";
   }
 
@@ -235,10 +240,22 @@ class Values {
 
   bool depends_on_s(int place) const { return (inputs_[index(place)] & kOfPair) != 0; }
 
-  // Uniform values, which depend on neither, belong to both.
+  // Whether a value may be computed in a part. Those of a head, which depend on neither row nor column, may be in all.
   bool belongs_to(int place, Part part) const {
-    const InputSet other = part == kRow ? kOfColumn : part == kColumn ? kOfRow : 0;
-    return part == kPair || (inputs_[index(place)] & (other | kOfPair)) == 0;
+    const InputSet inputs = inputs_[index(place)];
+    const bool of_head = (inputs & (kOfRow | kOfColumn | kOfPair)) == 0;
+    switch (part) {
+      case kHead:
+        return all_parts_ && of_head;
+      case kRow:
+        return (inputs & (kOfColumn | kOfPair)) == 0;
+      case kColumn:
+        return (inputs & (kOfRow | kOfPair)) == 0;
+      case kDiagonal:
+        return of_head || diagonal_[index(place)];
+      default:
+        return true;
+    }
   }
 
   void find_inputs() {
@@ -272,10 +289,13 @@ class Values {
   }
 
   Part part_of(int place) const {
-    return belongs_to(place, kRow) ? kRow : belongs_to(place, kColumn) ? kColumn : kPair;
+    for (const Part part : {kHead, kRow, kColumn, kDiagonal}) {
+      if (belongs_to(place, part)) return part;
+    }
+    return kPair;
   }
 
-  // The last values of a row, or of a column, that are used by values of pairs.
+  // The last values of each other part that are used by values of pairs, or of a head by those of any other part.
   void find_hoisted() {
     std::fill(hoisted_.begin(), hoisted_.end(), kPair);
     const auto use = [this](int place) {
@@ -283,8 +303,12 @@ class Values {
     };
     for (const int root : roots_) use(root);
     for (int place = 0; place < size(); ++place) {
-      if (!taken_[index(place)] || part_of(place) != kPair) continue;
-      for (int n = 0; n < operand_count(at(place)); ++n) use(at(place).operands[n]);
+      if (!taken_[index(place)]) continue;
+      const Part part = part_of(place);
+      for (int n = 0; n < operand_count(at(place)); ++n) {
+        const int operand = at(place).operands[n];
+        if (part == kPair || (part != kHead && part_of(operand) == kHead)) use(operand);
+      }
     }
   }
 
@@ -297,8 +321,11 @@ class Values {
     return known;
   }
 
-  // Whether a value is read from the row or the column.
-  bool is_read(int place, Part part) const { return part == kPair && hoisted_[index(place)] != kPair; }
+  // Whether a value is read from the struct of another part.
+  bool is_read(int place, Part part) const {
+    const Part from = hoisted_[index(place)];
+    return from != kPair && (part == kPair || (part != kHead && from == kHead));
+  }
 
   // All values that `results` depend on, in a part. hoists: values of rows and columns are already computed.
   std::vector<bool> needed_by(const std::vector<int>& results, Part part, bool hoists) const {
@@ -340,6 +367,21 @@ class Values {
   // Whether all pairs of a call have one such value.
   bool is_uniform(int place) const { return at(place).op == Op::kConstant || at(place).op == Op::kScalar; }
 
+  // The text of an operation, as operation() has it, or a cheaper one.
+  std::string text_of(const Value& value) const {
+    const int divisor = value.operands[1];
+    if (value.op == Op::kDiv && is_uniform(divisor)) return "divide_by(%0, SharedDivisor(%1))";
+    const bool rounds_down = value.op == Op::kFloorDiv || value.op == Op::kMod;
+    if (rounds_down && at(divisor).op == Op::kConstant && at(divisor).constant > 0) {
+      const auto by = static_cast<uint32_t>(at(divisor).constant);
+      if (std::has_single_bit(by)) {
+        return value.op == Op::kMod ? "%0 & " + number(static_cast<int>(by - 1))
+                                    : "%0 >> " + number(std::countr_zero(by));
+      }
+    }
+    return operation(value.op).cuda;
+  }
+
   // The text of a value that is not computed, or the name of its variable.
   std::string name_or_input(int place) const {
     const Value& value = at(place);
@@ -357,8 +399,8 @@ class Values {
   }
 
   std::string operand(int place, Part part) const {
-    if (!is_read(place, part)) return name_or_input(place);
-    return (hoisted_[index(place)] == kRow ? "row." : "column.") + name(place);
+    constexpr const char* kStructs[] = {"head.", "row.", "column.", "diagonal."};
+    return is_read(place, part) ? kStructs[hoisted_[index(place)]] + name(place) : name_or_input(place);
   }
 
   std::string tensor(const Value& load) const { return "p.tensors[" + number(load.name) + "]"; }
@@ -384,8 +426,7 @@ class Values {
       return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}, kNear>(" + tensor(value) +
              ", " + (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
     }
-    const bool by_uniform = value.op == Op::kDiv && is_uniform(value.operands[1]);
-    const std::string pattern = by_uniform ? "divide_by(%0, SharedDivisor(%1))" : operation(value.op).cuda;
+    const std::string pattern = text_of(value);
     std::string text;
     for (size_t n = 0; n < pattern.size(); ++n) {
       if (pattern[n] == '%' && n + 1 < pattern.size() && pattern[n + 1] >= '0' && pattern[n + 1] <= '2') {
@@ -400,10 +441,12 @@ class Values {
   const Program& program_;
   std::span<const int32_t> dtypes_;
   std::vector<int> roots_;
+  bool all_parts_;
+  std::vector<bool> diagonal_;  // with all_parts: the values that depend on i - j alone
   std::vector<InputSet> inputs_;
   // the conditions that all uses of a value have in common; empty: not used
   std::vector<std::optional<std::set<Condition>>> taken_;
-  std::vector<Part> hoisted_;  // kRow, kColumn: a member of that struct, used by values of pairs
+  std::vector<Part> hoisted_;  // not kPair: a member of that part's struct
 };
 
 std::vector<int> roots_of(const Program& program) {
@@ -435,6 +478,7 @@ std::string facts_text(const Facts& facts, bool near) {
   truth("kHasMask", facts.has_mask);
   truth("kScoreNeedsS", facts.score_needs_s);
   truth("kMaskNeedsS", facts.mask_needs_s);
+  truth("kSteady", !(facts.score_inputs & input_bit(Op::kJ)));
   truth("kReadsTensors", facts.reads_tensors);
   truth("kMayHide", facts.may_hide);
   truth("kPassesGradient", facts.passes_gradient);
@@ -455,23 +499,40 @@ std::string patterns_text(const Gradient& gradient) {
 
 constexpr const char* kParams = "[[maybe_unused]] const ScoreProgramParams& p";
 constexpr const char* kPlace = "[[maybe_unused]] const ProgramPlace& at";
-std::string function(const char* result, const char* name, const char* row, const char* column, const char* more,
+std::string function(const char* result, const char* name, const std::string& parts, const char* more,
                      const std::string& body) {
-  return std::string("  TESSERA_DEVICE static ") + result + " " + name + "(" + kParams + ", [[maybe_unused]] const " +
-         row + "& row, [[maybe_unused]] const " + column + "& column, " + kPlace + more + ") {\n" + body + "  }\n";
+  return std::string("  TESSERA_DEVICE static ") + result + " " + name + "(" + kParams + ", " + parts + kPlace + more +
+         ") {\n" + body + "  }\n";
+}
+std::string part_parameter(const std::string& type, const char* name) {
+  return "[[maybe_unused]] const " + type + "& " + name + ", ";
+}
+
+// The structs of all parts, whose names begin with `type`, and those of their functions with `name`.
+std::string parts_text(const Values& values, const std::string& type, const std::string& name) {
+  const std::string head = part_parameter(type + "Head", "head");
+  return values.hoisted_text(Values::kHead, type + "Head", name + "head") +
+         values.hoisted_text(Values::kRow, type + "Row", name + "row", head) +
+         values.hoisted_text(Values::kColumn, type + "Column", name + "column", head) +
+         values.hoisted_text(Values::kDiagonal, type + "Diagonal", name + "diagonal", head);
+}
+std::string part_parameters(const std::string& type) {
+  return part_parameter(type + "Head", "head") + part_parameter(type + "Row", "row") +
+         part_parameter(type + "Column", "column") + part_parameter(type + "Diagonal", "diagonal");
 }
 
 // The mask alone, and its bounds over a tile of pairs.
 std::string mask_text(const Program& program, std::span<const int32_t> dtypes) {
   const bool given = program.mask >= 0;
-  const Values values(program, dtypes, given ? std::vector<int>{program.mask} : std::vector<int>{});
+  const Values values(program, dtypes, given ? std::vector<int>{program.mask} : std::vector<int>{}, false);
   std::string text = "  static constexpr int kMaskRowValues = " + number(values.hoisted_count(Values::kRow)) +
                      ", kMaskColumnValues = " + number(values.hoisted_count(Values::kColumn)) + ";\n";
   text += values.hoisted_text(Values::kRow, "MaskRow", "mask_row") +
           values.hoisted_text(Values::kColumn, "MaskColumn", "mask_column") +
           values.hoisted_bounds_text(Values::kRow, "MaskRow") +
           values.hoisted_bounds_text(Values::kColumn, "MaskColumn");
-  text += function("bool", "mask", "MaskRow", "MaskColumn", ", [[maybe_unused]] float s",
+  text += function("bool", "mask", part_parameter("MaskRow", "row") + part_parameter("MaskColumn", "column"),
+                   ", [[maybe_unused]] float s",
                    given ? values.pair_text({program.mask}) + "    return " + values.result(program.mask) + ";\n"
                          : "    return true;\n");
   return text + std::string("  TESSERA_DEVICE static BoolBounds mask_bounds(") + kParams +
@@ -485,14 +546,15 @@ std::string mask_text(const Program& program, std::span<const int32_t> dtypes) {
 MaskValues mask_values(const Program& program) {
   if (program.mask < 0) return {0, 0};
   const std::vector<int32_t> unused(program.tensors.size());
-  const Values values(program, unused, {program.mask});
+  const Values values(program, unused, {program.mask}, false);
   return {values.hoisted_count(Values::kRow), values.hoisted_count(Values::kColumn)};
 }
 
 std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near, const char* name) {
   const Program& program = checked.program;
   const Gradient& gradient = checked.gradient;
-  const Values values(program, dtypes, roots_of(program)), slopes(gradient.program, dtypes, roots_of(gradient));
+  const Values values(program, dtypes, roots_of(program), true);
+  const Values slopes(gradient.program, dtypes, roots_of(gradient), true);
   char version[80];
   std::snprintf(version, sizeof version, "// Program %016" PRIx64 " by version %d of core/score/cuda_text.\n",
                 checked.hash, kCudaTextVersion);
@@ -500,21 +562,20 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
       std::string(version) +
       "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\nstruct " + name +
       " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
-  text += values.hoisted_text(Values::kRow, "Row", "row") + values.hoisted_text(Values::kColumn, "Column", "column");
+  text += parts_text(values, "", "");
 
   const auto value_of = [&](int root, const char* otherwise) {
     if (root < 0) return std::string("    return ") + otherwise + ";\n";
     return values.pair_text({root}) + "    return " + values.result(root) + ";\n";
   };
   constexpr const char* kScore = ", [[maybe_unused]] float s";
-  text += function("float", "score", "Row", "Column", kScore, value_of(program.score, "s"));
-  text += function("bool", "visible", "Row", "Column", kScore, value_of(program.mask, "true"));
+  text += function("float", "score", part_parameters(""), kScore, value_of(program.score, "s"));
+  text += function("bool", "visible", part_parameters(""), kScore, value_of(program.mask, "true"));
   text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + ") {\n" +
           values.check_text(program.score, program.mask) + "  }\n\n";
   text += mask_text(program, dtypes);
 
-  text += slopes.hoisted_text(Values::kRow, "GradientRow", "gradient_row") +
-          slopes.hoisted_text(Values::kColumn, "GradientColumn", "gradient_column");
+  text += parts_text(slopes, "Gradient", "gradient_");
   std::string body = slopes.pair_text(roots_of(gradient));
   for (size_t n = 0; n < gradient.loads.size(); ++n) {
     const LoadGradient& load = gradient.loads[n];
@@ -524,7 +585,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   }
   body += "    return " + (gradient.d_s < 0 ? std::string("0.0f") : slopes.result(gradient.d_s)) + ";\n";
   text += "  template <class Sink>\n" +
-          function("float", "gradient", "GradientRow", "GradientColumn",
+          function("float", "gradient", part_parameters("Gradient"),
                    ", [[maybe_unused]] float g, [[maybe_unused]] float s, [[maybe_unused]] Sink& sink", body);
   return text + "};\n\n}  // namespace tessera::program\n";
 }

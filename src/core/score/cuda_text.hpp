@@ -5,20 +5,19 @@
 //
 //   struct tessera::program::ScoreProgram {
 //     static constexpr bool kChangesScore, ...;             facts.hpp
+//     static constexpr bool kSteady;                        the score depends on the key by the current one alone
 //     static constexpr GradientPattern pattern(int load);
-//     struct Row, Column;                                   values that depend only on (b, h, i), or on (b, h, j)
-//     static Row row(params, place);
-//     static Column column(params, place);
-//     static float score(params, row, column, place, s);    the new score
-//     static bool visible(params, row, column, place, s);   the mask's result; s: the score before the program
-//     struct MaskRow, MaskColumn; mask_row, mask_column     the same for the mask alone
+//     struct Head, Row, Column, Diagonal;                   values that depend only on (b, h) and, in this order, on
+//     static Head head(params, place);                      nothing else, i, j, or i - j
+//     static Row row(params, head, place);                  likewise column and diagonal
+//     static float score(params, head, row, column, diagonal, place, s);   the new score
+//     static bool visible(the same);                        the mask's result; s: the score before the program
+//     struct MaskRow, MaskColumn; mask_row, mask_column     for the mask alone: Row or Column with Head's values
 //     static bool mask(params, row, column, place, s);
 //     struct MaskRowBounds, MaskColumnBounds;               bounds of their members over rows, or columns
 //     static BoolBounds mask_bounds(params, row bounds, column bounds, place bounds);
-//     struct GradientRow, GradientColumn;                   the same for the gradient's values
-//     static GradientRow gradient_row(params, place);
-//     static GradientColumn gradient_column(params, place);
-//     static float gradient(params, row, column, place, g, s, sink);
+//     struct GradientHead, ...; gradient_head, ...          as Head and so on, for the gradient's values
+//     static float gradient(params, head, row, column, diagonal, place, g, s, sink);
 //     static void check(params, place);
 //   };
 //
@@ -44,7 +43,7 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 4;
+inline constexpr int kCudaTextVersion = 5;
 
 // `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
 // have at most 32 bits. `name`: the name of the struct.

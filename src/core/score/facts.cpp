@@ -89,7 +89,23 @@ Form form_of(const Value& value, const Form* operands) {
   return {diagonal ? Form::kDiagonal : Form::kOther};
 }
 
+std::vector<Form> forms_of(const Program& program) {
+  std::vector<Form> forms;
+  for (const Value& value : program.values) {
+    Form operands[kMaxOperands];
+    for (int n = 0; n < operand_count(value); ++n) operands[n] = forms[static_cast<size_t>(value.operands[n])];
+    forms.push_back(form_of(value, operands));
+  }
+  return forms;
+}
+
 }  // namespace
+
+std::vector<bool> of_diagonal(const Program& program) {
+  std::vector<bool> found;
+  for (const Form& form : forms_of(program)) found.push_back(form.is_of_diagonal());
+  return found;
+}
 
 InputSet inputs_of(const Program& program, int place) {
   if (place < 0) return 0;
@@ -114,12 +130,7 @@ GradientPattern pattern_of(const Program& gradient, const LoadGradient& load) {
   if (!(inputs & kOfColumn)) return GradientPattern::kRow;
   if (!(inputs & kOfRow)) return GradientPattern::kColumn;
 
-  std::vector<Form> forms;
-  for (const Value& value : gradient.values) {
-    Form operands[kMaxOperands];
-    for (int n = 0; n < operand_count(value); ++n) operands[n] = forms[static_cast<size_t>(value.operands[n])];
-    forms.push_back(form_of(value, operands));
-  }
+  const std::vector<Form> forms = forms_of(gradient);
   bool diagonal = true, has_row = false, has_column = false;
   for (const int index : load.indices) {
     const Form& form = forms[static_cast<size_t>(index)];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/score/checked.hpp"
 
@@ -40,6 +41,9 @@ Facts facts_of(const Checked& checked);
 
 // The inputs that the value at `place` depends on.
 InputSet inputs_of(const Program& program, int place);
+
+// For each value whether all pairs of one (b, h) with the same i - j have the same.
+std::vector<bool> of_diagonal(const Program& program);
 
 GradientPattern pattern_of(const Program& gradient, const LoadGradient& load);
 

@@ -9,6 +9,7 @@
 
 #include "core/asking.hpp"
 #include "core/geometry.hpp"
+#include "core/score/bound.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/estimate.hpp"
@@ -237,8 +238,9 @@ Choice choose_pair(const tessera_plan& plan) {
 
 // With a block mask, each consumer's rows and a tile's keys lie in one mask block. The plan uses the first row that
 // fits. keys: the mask block must be a multiple of it; with options it is 64, for which the other areas have shown the
-// registers to be sufficient. There are two consumers: three, for mask blocks of 64 queries, are 1.14 times as fast
-// with all blocks visible, but 0.72 to 0.9 times with a random quarter or more of them (an H100,
+// registers to be sufficient, but for short programs, whose values fit beside 128 (of softcap, relative bias and
+// documents: 45 instructions a score for 54). There are two consumers: three, for mask blocks of 64 queries, are 1.14
+// times as fast with all blocks visible, but 0.72 to 0.9 times with a random quarter or more of them (an H100,
 // docs/lab/block_masks.md).
 struct BlockMaskTile {
   int head_dim, block_n, k_stages, v_stages, q_stages;
@@ -248,12 +250,21 @@ constexpr BlockMaskTile kBlockMaskTiles[] = {
     {128, 64, 4, 4, 4}, {192, 64, 2, 2, 4}, {256, 64, 2, 2, 2},
 };
 
+// Whether nothing but a score program changes the scores, and it has few enough values, inputs and constants among
+// them, for tiles of 128 keys.
+bool is_short_program(const tessera_plan& plan) {
+  constexpr size_t kMostValues = 32;
+  const ScoreConfig score = score_config_beside_block_mask(plan);
+  const bool alone = !score.entries() && !score.alibi && !score.softcap && !score.dropout;
+  return score.program && alone && core::score::bind(plan).program().values.size() <= kMostValues;
+}
+
 std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   const ScoreConfig score = score_config_beside_block_mask(plan);
   const bool options = score.scaled() || score.entries() || score.dropout;  // a program that only hides is none
-  const int most_keys = options ? 64 : 128;
+  const int most_keys = options && !is_short_program(plan) ? 64 : 128;
   for (const BlockMaskTile& row : kBlockMaskTiles) {
     if (head_dim > row.head_dim || row.block_n > most_keys || p.mask_block_k % row.block_n != 0) continue;
     Sm90Tile tile{};

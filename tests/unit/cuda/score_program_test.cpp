@@ -31,14 +31,19 @@ template <class Program>
 TESSERA_DEVICE void run(const ScoreProgramParams& p, const ProgramPlace& first, const float* s, float* out) {
   ProgramPlace at = first;
   at.j += threadIdx.x;
-  const auto row = Program::row(p, at);
-  const auto column = Program::column(p, at);
+  const auto head = Program::head(p, at);
+  const auto row = Program::row(p, head, at);
+  const auto column = Program::column(p, head, at);
+  const auto diagonal = Program::diagonal(p, head, at);
   const float x = s[at.j];
   Program::check(p, at);
   Sink sink{out};
-  out[64 + 2 * at.j] = Program::visible(p, row, column, at, x) ? Program::score(p, row, column, at, x) : -infinity();
+  const bool visible = Program::visible(p, head, row, column, diagonal, at, x);
+  out[64 + 2 * at.j] = visible ? Program::score(p, head, row, column, diagonal, at, x) : -infinity();
+  const auto d_head = Program::gradient_head(p, at);
   out[65 + 2 * at.j] =
-      Program::gradient(p, Program::gradient_row(p, at), Program::gradient_column(p, at), at, s[2 * at.j], x, sink);
+      Program::gradient(p, d_head, Program::gradient_row(p, d_head, at), Program::gradient_column(p, d_head, at),
+                        Program::gradient_diagonal(p, d_head, at), at, s[2 * at.j], x, sink);
 }
 }
 )";

@@ -307,6 +307,19 @@ struct ScoreOptions<kCfg, OptionList<Options...>> {
   }
 };
 
+// Whether a tile may be exponentiated against the max of earlier tiles (attention/softmax): a program's text decides
+// whether it may raise a row's scores from tile to tile.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE constexpr bool keeps_stale_max() {
+  if constexpr (kCfg.program) {
+    ScoreConfig others = kCfg;
+    others.program = false;
+    return others.stale_max() && ProgramTypes<kCfg.program>::Program::kSteady;
+  } else {
+    return kCfg.stale_max();
+  }
+}
+
 template <ScoreConfig kCfg>
 TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {
   return ScoreOptions<kCfg>::unit(p);

@@ -197,15 +197,43 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     return static_cast<const typename Types::Params&>(p).program;
   }
 
-  // The coordinates common to a query's pairs.
+  // The coordinates common to a query's pairs, and what the program computes of them: once, since the compiler does not
+  // join loads that are executed under a condition.
   struct Row {
+    using Program = typename Types::Program;
+    using Column = typename Program::Column;
+    using Diagonal = typename Program::Diagonal;
+
     const ScoreProgramParams& program;
-    ProgramPlace place;      // of key 0
-    bool shows_all = false;  // the mask is known to be true: a constant where it is set
+    ProgramPlace place;  // of key 0
+    typename Program::Head head;
+    typename Program::Row values;
+    // Constants where they are set: the values of the key and of its distance, if the caller has them, and whether the
+    // mask is known to be true.
+    const Column* column = nullptr;
+    const Diagonal* diagonal = nullptr;
+    bool shows_all = false;
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& of)
-        : program(params(p)), place(program_place<kCfg>(p, program, of)) {}
+        : program(params(p)),
+          place(program_place<kCfg>(p, program, of)),
+          head(Program::head(program, place)),
+          values(Program::row(program, head, place)) {}
     TESSERA_DEVICE ProgramPlace at(int key) const { return with_key<kCfg>(place, key); }
+    // What depends on the key and the head alone, or on i - j and the head.
+    TESSERA_DEVICE Column column_of(int key) const {
+      return column ? *column : Program::column(program, head, at(key));
+    }
+    TESSERA_DEVICE Diagonal diagonal_of(int key) const {
+      return diagonal ? *diagonal : Program::diagonal(program, head, at(key));
+    }
+    // Whether the mask, which does not depend on the score, shows the key.
+    TESSERA_DEVICE bool shows(int key) const {
+      static_assert(!Program::kMaskNeedsS);
+      return Program::visible(program, head, values, column_of(key), diagonal_of(key), at(key), 0.0f);
+    }
+    // Has another row's values of their head, so that they are computed once.
+    TESSERA_DEVICE void share_head(const Row& other) { head = other.head, values = Program::row(program, head, place); }
   };
 
   template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
@@ -214,13 +242,17 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     using Program = typename Types::Program;
     static_assert(kCfg.only_hides == !Program::kChangesScore, "kernels decide by what the program does");
     const ScoreProgramParams& program = row.program;
-    const ProgramPlace at = row.at(key + offset);
-    const float s = kScaled ? r.value : __fmul_rn(r.value, unit);
-    const auto of_row = Program::row(program, at);
-    const auto of_column = Program::column(program, at);
-    const bool visible = !Program::kHasMask || row.shows_all || Program::visible(program, of_row, of_column, at, s);
+    key += offset;
+    const ProgramPlace at = row.at(key);
+    const float s = kScaled ? r.value : r.value * unit;
+    const auto column = row.column_of(key);
+    const auto diagonal = row.diagonal_of(key);
+    const bool visible =
+        !Program::kHasMask || row.shows_all || Program::visible(program, row.head, row.values, column, diagonal, at, s);
     r.before_program = s;
-    if constexpr (Program::kChangesScore) r.value = Program::score(program, of_row, of_column, at, s);
+    if constexpr (Program::kChangesScore) {
+      r.value = Program::score(program, row.head, row.values, column, diagonal, at, s);
+    }
     if (!visible) r.value = -infinity();
   }
 
@@ -235,31 +267,56 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
   // gradients of the program's tensors.
   template <class ScoreRow, class Sink>
   TESSERA_DEVICE static float gradient(const Score& score, const ScoreRow& row, int key, float d, Sink& sink) {
+    return gradient(gradient_head(row), score, row, key, d, sink);
+  }
+  template <class ScoreRow>
+  TESSERA_DEVICE static auto gradient_head(const ScoreRow& row) {
+    return Types::Program::gradient_head(row.program, row.place);
+  }
+  // The same with the values of the head.
+  template <class Head, class ScoreRow, class Sink>
+  TESSERA_DEVICE static float gradient(const Head& head, const Score& score, const ScoreRow& row, int key, float d,
+                                       Sink& sink) {
     using Program = typename Types::Program;
     const ScoreProgramParams& program = row.program;
     const ProgramPlace at = row.at(key);
-    return Program::gradient(program, Program::gradient_row(program, at), Program::gradient_column(program, at), at, d,
-                             score.before_program, sink);
+    return Program::gradient(program, head, Program::gradient_row(program, head, at),
+                             Program::gradient_column(program, head, at), Program::gradient_diagonal(program, head, at),
+                             at, d, score.before_program, sink);
   }
 };
 
-// The mask of a program, which does not depend on the score, for one row of scores.
-template <ScoreConfig kCfg>
-struct ProgramMask {
-  using Program = typename ProgramTypes<kCfg.program>::Program;
-  static_assert(!Program::kMaskNeedsS);
+// A lane's two rows of a tile of 16. If they have one head, and keys in order, kShares: they share what the program
+// computes of the head and of a key, and the lower row, eight queries later, what it computes of the distance to a key
+// eight before. Otherwise each row computes its own.
+template <bool kShares, class Row>
+struct ProgramRows {
+  using Diagonal = typename Row::Diagonal;
 
-  const typename ProgramOption<kCfg>::Row of;
-  const typename Program::MaskRow row;
+  Row of[2];
+  Diagonal lower[2];  // of the lower row and the next block's two keys
 
-  TESSERA_DEVICE ProgramMask(const typename ProgramOption<kCfg>::Row& of)
-      : of(of), row(Program::mask_row(of.program, of.place)) {}
-  // What depends on the key and the head alone.
-  TESSERA_DEVICE typename Program::MaskColumn column(int key) const {
-    return Program::mask_column(of.program, of.at(key));
+  // `key`: the lane's first.
+  TESSERA_DEVICE ProgramRows(const Row& upper_row, const Row& lower_row, int key) : of{upper_row, lower_row} {
+    if constexpr (kShares) {
+      of[1].share_head(of[0]);
+      lower[0] = of[1].diagonal_of(key), lower[1] = of[1].diagonal_of(key + 1);
+    }
   }
-  TESSERA_DEVICE bool shows(const typename Program::MaskColumn& column, int key) const {
-    return Program::mask(of.program, row, column, of.at(key), 0.0f);
+  // Calls visit(row, half) for both rows. The keys of each `e`, even and odd, come in order.
+  template <class Visit>
+  TESSERA_DEVICE void at_key(int key, int e, Visit&& visit) {
+    if constexpr (kShares) {
+      const auto column = of[0].column_of(key);
+      const Diagonal upper = of[0].diagonal_of(key), next = lower[e];
+      Row rows[2] = {of[0], of[1]};
+      rows[0].column = rows[1].column = &column;
+      rows[0].diagonal = &upper, rows[1].diagonal = &next;
+      visit(rows[0], 0), visit(rows[1], 1);
+      lower[e] = upper;
+    } else {
+      visit(of[0], 0), visit(of[1], 1);
+    }
   }
 };
 

@@ -49,13 +49,13 @@ struct ScoreStep {
   }
 
   // Turns products into scores. loaded: uses the entries of load(). full: every row sees all keys of the tile by
-  // position, which must be so if entries are loaded. kShowsAll: a program's mask shows all of the scores.
-  template <bool kShowsAll = false, int kM>
-  TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded,
-                            bool full) const {
+  // position, which must be so if entries are loaded. shows_all: a program's mask shows all of the scores.
+  template <int kM>
+  TESSERA_DEVICE void apply(float (&s)[kM][kN][4], const Coordinates& at, [[maybe_unused]] bool loaded, bool full,
+                            [[maybe_unused]] bool shows_all = false) const {
     if constexpr (!kCfg.entries()) {
       if constexpr (kByKeys) {
-        apply_by_keys<kShowsAll>(s, at);
+        apply_by_keys(s, at, shows_all);
       } else if constexpr (kCfg.scaled()) {
         apply_rows(s, at);
       }
@@ -84,55 +84,56 @@ struct ScoreStep {
       }
   }
 
-  // Turns products into scores key by key: what a program reads or computes for a key serves a lane's two rows, and
-  // needs no registers for all keys of the tile. kShowsAll: the program's mask shows all of the scores.
-  template <bool kShowsAll = false, int kM>
-  TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at) {
-    if constexpr (!kCfg.scaled() && (kShowsAll || !ProgramTypes<kCfg.program>::Program::kMaskNeedsS)) {
-      if constexpr (!kShowsAll) hide_by_program(s, at);
-      return;
-    }
+  // Turns products into scores key by key: what a program reads or computes for a key, or for a distance i - j, serves
+  // a lane's two rows, and needs no registers for all keys of the tile. shows_all: the program's mask shows all of the
+  // scores. A mask that does not depend on the score is applied afterwards, and costs nothing where it shows all.
+  template <int kM>
+  TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at, bool shows_all) {
+    using Program = typename ProgramTypes<kCfg.program>::Program;
+    constexpr bool kHidesAfterwards = !Program::kMaskNeedsS;
+    if constexpr (kCfg.scaled() || !kHidesAfterwards) {
+      const int key = at.key0 + at.col();
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      Row upper = row(at, at.row(2 * m)), lower = row(at, at.row(2 * m + 1));
-      if constexpr (kShowsAll) upper.shows_all = lower.shows_all = true;
+      for (int m = 0; m < kM; ++m) {
+        auto rows = program_rows(at, m, key);
+        rows.of[0].shows_all = rows.of[1].shows_all = kHidesAfterwards || shows_all;
 #pragma unroll
-      for (int n = 0; n < kN; ++n)
+        for (int n = 0; n < kN; ++n)
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float& x = s[m][n][2 * half + e];
-            x = Options::visible_score(at.p, at.sequence(), half == 0 ? upper : lower, at.key0 + at.col(),
-                                       key_at<Coordinates::kLaneOrder>(n, e), Options::reshaped(at.p, x), {})
-                    .value;
+          for (int e = 0; e < 2; ++e) {
+            const int offset = key_at<Coordinates::kLaneOrder>(n, e);
+            rows.at_key(key + offset, e, [&](const Row& row, int half) {
+              float& x = s[m][n][2 * half + e];
+              x = Options::visible_score(at.p, at.sequence(), row, key, offset, Options::reshaped(at.p, x), {}).value;
+            });
           }
+      }
+    }
+    if constexpr (kHidesAfterwards && Program::kHasMask) {
+      if (!shows_all) hide_by_program(s, at);
     }
   }
 
-  // Sets scores to -inf for keys that a program hides whose mask does not depend on the score. What depends on a query
-  // or on a key alone is evaluated once: the compiler does not join loads that are executed under a condition. The mask
-  // is kept as bits, so that its code is that of a few keys, not of a tile.
+  // Sets scores to -inf for keys that a program hides whose mask does not depend on the score. The mask is kept as
+  // bits, so that its code is that of a few keys, not of a tile.
   template <int kM>
   TESSERA_DEVICE static void hide_by_program(float (&s)[kM][kN][4], const Coordinates& at) {
     constexpr int kStep = kM == 1 && kN % 4 == 0 ? 4 : kN % 2 == 0 ? 2 : 1;
     static_assert(2 * kN <= 32, "a bit for each key");
+    const int key0 = at.key0 + at.col();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const ProgramMask<kCfg> rows[2] = {row(at, at.row(2 * m)), row(at, at.row(2 * m + 1))};
+      auto rows = program_rows(at, m, key0);
       uint32 shown[2] = {};
 #pragma unroll 1
       for (int first = 0; first < kN; first += kStep) {
         uint32 bits[2] = {};
 #pragma unroll
         for (int k = 0; k < 2 * kStep; ++k) {
-          const int key = at.key0 + at.col() + key_at<Coordinates::kLaneOrder>(first + k / 2, k % 2);
-          const auto column = rows[0].column(key);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const bool shows = rows[half].shows(Coordinates::kOneHead ? column : rows[half].column(key), key);
-            if (shows) bits[half] |= 1u << k;
-          }
+          const int key = key0 + key_at<Coordinates::kLaneOrder>(first + k / 2, k % 2);
+          rows.at_key(key, k % 2, [&](const Row& row, int half) {
+            if (row.shows(key)) bits[half] |= 1u << k;
+          });
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) shown[half] |= bits[half] << (2 * first);
@@ -165,6 +166,10 @@ struct ScoreStep {
   }
 
  private:
+  TESSERA_DEVICE static auto program_rows(const Coordinates& at, int m, int key) {
+    constexpr bool kShares = Coordinates::kOneHead && !Coordinates::kLaneOrder;
+    return ProgramRows<kShares, Row>(row(at, at.row(2 * m)), row(at, at.row(2 * m + 1)), key);
+  }
   template <int kM>
   TESSERA_DEVICE void apply_rows(float (&s)[kM][kN][4], const Coordinates& at) const {
 #pragma unroll
@@ -212,11 +217,10 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Whether a mask hides the score.
   TESSERA_DEVICE bool hides(int m, int half, int e) const { return entries.hides(m, half, e); }
 
-  // Turns products into scores, as if all were visible. kShowsAll: a program's mask shows all of them.
-  template <bool kShowsAll = false>
-  TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4]) {
+  // Turns products into scores, as if all were visible by position. shows_all: a program's mask shows all of them.
+  TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4], [[maybe_unused]] bool shows_all = false) {
     if constexpr (kCfg.program) {
-      apply_program<kShowsAll>(at, s);
+      apply_program(at, s, shows_all);
     } else if constexpr (kCfg.facts().reshapes) {
       const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
       if (__all_sync(0xffffffff, small)) {
@@ -239,9 +243,9 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Turns ds, dScore of queries 8 m + 2 c and the next and key `half`, whose weights are `weights`, into d(product x
   // scale). Hidden elements become 0, recognised by their weight. A reshaped score is log P + LSE, and `lse` returns
   // the LSE in log2 units.
-  template <class Lse>
-  TESSERA_DEVICE static void gradient(const Coordinates& at, int m, int half, float2 weights, Lse&& lse,
-                                      float (&ds)[2]) {
+  template <class Head, class Lse>
+  TESSERA_DEVICE static void gradient(const Coordinates& at, [[maybe_unused]] const Head& head, int m, int half,
+                                      float2 weights, Lse&& lse, float (&ds)[2]) {
     if constexpr (kHiddenByWeight) {
       if (weights.x == 0.0f) ds[0] = 0.0f;
       if (weights.y == 0.0f) ds[1] = 0.0f;
@@ -255,36 +259,102 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
       ds[0] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.x)) + pair.x);
       ds[1] *= Options::slope_of(at.p, ptx::lg2_approx_ftz(fabsf(weights.y)) + pair.y);
     }
-    if constexpr (kCfg.program) program_gradient(at, m, half, weights, ds);
+    if constexpr (kCfg.program) program_gradient(at, head, m, half, weights, ds);
+  }
+  // `head` of the gradients of a tile: what a program computes of it.
+  struct NoProgram {};
+  TESSERA_DEVICE static auto gradient_head([[maybe_unused]] const Coordinates& at) {
+    if constexpr (kCfg.program) {
+      return ProgramOption<kCfg>::gradient_head(
+          typename Options::Row(at.p, at.sequence(), at.batch(), at.head(), at.row0()));
+    } else {
+      return NoProgram{};
+    }
   }
 
  private:
-  // A program sees each score's own query and key. Those of queries past the last are hidden.
-  template <bool kShowsAll>
-  TESSERA_DEVICE static void apply_program(const Coordinates& at, float (&s)[kM][4]) {
+  // A program sees each score's own query and key. Those of queries past the last are hidden, and a mask that does not
+  // depend on the score is applied afterwards, so that it costs nothing where it shows all.
+  TESSERA_DEVICE static void apply_program(const Coordinates& at, float (&s)[kM][4], bool shows_all) {
     static_assert(!kCfg.entries() && !kCfg.facts().reshapes, "the program's score is of the product alone");
+    using Program = typename ProgramTypes<kCfg.program>::Program;
+    constexpr bool kHidesAfterwards = !Program::kMaskNeedsS;
     const int query0 = at.row0() + at.lane() % 4 * 2, key = at.key() + at.lane() / 4, end = at.sequence().sq;
+    const typename Options::Row first(at.p, at.sequence(), at.batch(), at.head(), min(query0, end - 1));
+    const typename Program::Column columns[2] = {first.column_of(key), first.column_of(key + 8)};
+    const auto row_of = [&](int query) {
+      typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
+      row.share_head(first);
+      return row;
+    };
+    if constexpr (kCfg.scaled() || !kHidesAfterwards) {
+      // The distance of a query to the second key is that of the query eight before to the first.
+      typename Program::Diagonal second[2] = {row_of(query0).diagonal_of(key + 8),
+                                              row_of(query0 + 1).diagonal_of(key + 8)};
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      // The loads of one half stay after the uses of the other, to save registers: the assembler moves no load across.
-      if (m == kM / 2) __syncwarp();
+      for (int m = 0; m < kM; ++m) {
+        // The loads of one half stay after the uses of the other, to save registers: the assembler moves none across.
+        if (m == kM / 2) __syncwarp();
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int query = query0 + m * 8 + e;
-        typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
-        if constexpr (kShowsAll) row.shows_all = true;
+        for (int e = 0; e < 2; ++e) {
+          typename Options::Row row = row_of(query0 + m * 8 + e);
+          row.shows_all = kHidesAfterwards || shows_all;
+          const typename Program::Diagonal diagonals[2] = {row.diagonal_of(key), second[e]};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& x = s[m][2 * half + e];
-          const Score r =
-              Options::visible_score(at.p, at.sequence(), row, key, half * 8, Options::reshaped(at.p, x), {});
-          x = query < end ? r.value : -infinity();
+          for (int half = 0; half < 2; ++half) {
+            row.column = &columns[half], row.diagonal = &diagonals[half];
+            float& x = s[m][2 * half + e];
+            x = Options::visible_score(at.p, at.sequence(), row, key, half * 8, Options::reshaped(at.p, x), {}).value;
+          }
+          second[e] = diagonals[0];
         }
       }
     }
+    if constexpr (kHidesAfterwards && Program::kHasMask) {
+      if (!shows_all) {
+        const auto shows = [&](int query, int half) {
+          typename Options::Row row = row_of(query);
+          row.column = &columns[half];
+          return row.shows(key + half * 8);
+        };
+        hide(s, shows, query0);
+      }
+    }
+    if (at.row0() + 8 * kM > end)
+      hide(
+          s, [end](int query, int) { return query < end; }, query0);
+  }
+  // Sets scores to -inf for pairs that `shows` does not show. They are kept as bits, so that its code is that of a few.
+  template <class Shows>
+  TESSERA_DEVICE static void hide(float (&s)[kM][4], Shows&& shows, int query0) {
+    constexpr int kGroup = kM <= 8 ? kM : kM / 2;
+    static_assert(kM % kGroup == 0 && kGroup <= 8, "a bit for each score");
+#pragma unroll
+    for (int group = 0; group < kM; group += kGroup) {
+      uint32 shown = 0;
+#pragma unroll 1
+      for (int m = 0; m < kGroup; ++m) {
+        uint32 bits = 0;
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (shows(query0 + (group + m) * 8 + e, half)) bits |= 1u << (2 * half + e);
+          }
+        shown |= bits << (4 * m);
+      }
+#pragma unroll
+      for (int m = 0; m < kGroup; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (!(shown >> (4 * m + i) & 1)) s[group + m][i] = -infinity();
+        }
+    }
   }
   // Its gradient does not need the score.
-  TESSERA_DEVICE static void program_gradient(const Coordinates& at, int m, int half, float2 weights, float (&ds)[2]) {
+  template <class Head>
+  TESSERA_DEVICE static void program_gradient(const Coordinates& at, const Head& head, int m, int half, float2 weights,
+                                              float (&ds)[2]) {
     using Program = typename ProgramTypes<kCfg.program>::Program;
     static_assert(!Program::kGradientNeedsS, "the products are no longer available");
     if constexpr (!Program::kPassesGradient) {
@@ -294,7 +364,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
       for (int e = 0; e < 2; ++e) {
         if ((e ? weights.y : weights.x) == 0.0f) continue;
         const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), query + e);
-        ds[e] = ProgramOption<kCfg>::gradient(Score{}, row, key, ds[e], none);
+        ds[e] = ProgramOption<kCfg>::gradient(head, Score{}, row, key, ds[e], none);
       }
     }
   }

@@ -65,13 +65,19 @@ auto lists_of() -> decltype(CudaTextEntry::lists) {
 template <class Program>
 CudaTextEntry entry_of() {
   return {[](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
-            return Program::score(p, Program::row(p, at), Program::column(p, at), at, s);
+            const auto head = Program::head(p, at);
+            return Program::score(p, head, Program::row(p, head, at), Program::column(p, head, at),
+                                  Program::diagonal(p, head, at), at, s);
           },
           [](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
-            return Program::visible(p, Program::row(p, at), Program::column(p, at), at, s);
+            const auto head = Program::head(p, at);
+            return Program::visible(p, head, Program::row(p, head, at), Program::column(p, head, at),
+                                    Program::diagonal(p, head, at), at, s);
           },
           [](const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink) {
-            return Program::gradient(p, Program::gradient_row(p, at), Program::gradient_column(p, at), at, g, s, sink);
+            const auto head = Program::gradient_head(p, at);
+            return Program::gradient(p, head, Program::gradient_row(p, head, at), Program::gradient_column(p, head, at),
+                                     Program::gradient_diagonal(p, head, at), at, g, s, sink);
           },
           [](const ScoreProgramParams& p, const ProgramPlace& at) { Program::check(p, at); },
           lists_of<Program, false>(),

@@ -380,11 +380,53 @@ TEST(ScoreCudaFunctions, QuotientsByOneValueAreCorrectlyRoundedButForTheSmallest
   }
 }
 
-TEST(ScoreCudaText, IsHashedWithWhatItFollowsFrom) {
+CudaProgram find(const char* what) {
   const std::vector<CudaProgram> all = testing::cuda_programs(0);
-  const auto find = [&](const char* what) {
-    return *std::find_if(all.begin(), all.end(), [&](const CudaProgram& program) { return program.what == what; });
+  return *std::find_if(all.begin(), all.end(), [&](const CudaProgram& program) { return program.what == what; });
+}
+
+TEST(ScoreCudaText, SaysWhichScoresDependOnTheKeyByTheScoreAlone) {
+  const auto is_steady = [](const char* what) {
+    const CudaProgram program = find(what);
+    const std::string text = cuda_text(*program.checked, program.dtypes, true);
+    const bool steady = text.find("kSteady = true;") != std::string::npos;
+    EXPECT_EQ(steady, text.find("kSteady = false;") == std::string::npos);
+    return steady;
   };
+  for (const char* what : {"softcap", "a learned temperature a head", "bias of a query", "documents", "lengths"}) {
+    EXPECT_TRUE(is_steady(what)) << what;
+  }
+  for (const char* what : {"ALiBi", "relative position bias", "bias of a key", "score and mask", "dense bias"}) {
+    EXPECT_FALSE(is_steady(what)) << what;
+  }
+}
+
+// What depends on the head, a query, a key or i - j alone is in the struct of that.
+TEST(ScoreCudaText, ComputesOnceWhatPairsShare) {
+  const auto expect = [](const char* what, const std::string& part) {
+    const CudaProgram program = find(what);
+    const std::string text = cuda_text(*program.checked, program.dtypes, true);
+    for (const char* name : {"Head", "Row", "Column", "Diagonal"}) {
+      const bool is_empty = text.find(std::string("  struct ") + name + " {\n  };\n") != std::string::npos;
+      EXPECT_EQ(is_empty, name != part) << what << ": " << name;
+    }
+  };
+  expect("a learned temperature a head", "Head");
+  expect("bias of a query", "Row");
+  expect("bias of a key", "Column");
+  expect("relative position bias", "Diagonal");
+  expect("dilated window", "Diagonal");
+  expect("logarithm of the distance", "Diagonal");
+}
+
+TEST(ScoreCudaText, DividesByPowersOfTwoByBits) {
+  const CudaProgram dilated = find("dilated window");
+  EXPECT_NE(cuda_text(*dilated.checked, dilated.dtypes, true).find(" & 3;"), std::string::npos);
+  const CudaProgram diagonal = find("blocks on the diagonal");
+  EXPECT_NE(cuda_text(*diagonal.checked, diagonal.dtypes, true).find(" >> 4;"), std::string::npos);
+}
+
+TEST(ScoreCudaText, IsHashedWithWhatItFollowsFrom) {
   const CudaProgram dense = find("dense bias"), softcap = find("softcap");
   const int32_t half[] = {TESSERA_FLOAT16};
   const uint64_t hash = cuda_text_hash(*dense.checked, dense.dtypes, true);

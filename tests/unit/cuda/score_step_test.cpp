@@ -1,0 +1,217 @@
+// A score program in the score step, kernels/tessera/attention/score/step.cuh, on the host (tests/emulated_gpu): every
+// pair gets the values of its own head, query, key and distance, although a lane computes each once for several pairs.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "tessera/attention/backward/params.hpp"
+#include "tessera/attention/score/step.cuh"
+#include "unit_launch.hpp"
+
+namespace tessera {
+namespace {
+
+// Numbers that float32 holds exactly, different for different heads, queries, keys and distances.
+struct SharingProgram {
+  static constexpr bool kChangesScore = true, kHasMask = true, kMaskNeedsS = false, kSteady = false;
+  static constexpr bool kPassesGradient = false, kGradientNeedsS = false;
+  struct Head {
+    int h;
+  };
+  struct Row {
+    int i;
+  };
+  struct Column {
+    int j;
+  };
+  struct Diagonal {
+    int distance;
+  };
+  using Params = ScoreProgramParams;
+  static Head head(const Params&, const ProgramPlace& at) { return {at.h + 10 * at.b}; }
+  static Row row(const Params&, const Head& head, const ProgramPlace& at) { return {at.i + 1000 * head.h}; }
+  static Column column(const Params&, const Head& head, const ProgramPlace& at) { return {at.j + 1000 * head.h}; }
+  static Diagonal diagonal(const Params&, const Head& head, const ProgramPlace& at) {
+    return {at.i - at.j + 1000 * head.h};
+  }
+  static float score(const Params&, const Head& head, const Row& row, const Column& column, const Diagonal& diagonal,
+                     const ProgramPlace&, float s) {
+    return s + static_cast<float>(head.h + 3 * row.i + 7 * column.j + 31 * diagonal.distance);
+  }
+  static bool visible(const Params&, const Head& head, const Row& row, const Column& column, const Diagonal& diagonal,
+                      const ProgramPlace&, float) {
+    return (head.h + row.i / 3 + column.j * 5 + (diagonal.distance & 6)) % 4 != 0;
+  }
+  static Head gradient_head(const Params& p, const ProgramPlace& at) { return head(p, at); }
+  static Row gradient_row(const Params& p, const Head& of, const ProgramPlace& at) { return row(p, of, at); }
+  static Column gradient_column(const Params& p, const Head& of, const ProgramPlace& at) { return column(p, of, at); }
+  static Diagonal gradient_diagonal(const Params& p, const Head& of, const ProgramPlace& at) {
+    return diagonal(p, of, at);
+  }
+  template <class Sink>
+  static float gradient(const Params& p, const Head& head, const Row& row, const Column& column,
+                        const Diagonal& diagonal, const ProgramPlace& at, float g, float, Sink&) {
+    return score(p, head, row, column, diagonal, at, g);
+  }
+};
+
+}  // namespace
+
+template <>
+struct ProgramTypes<true> {
+  using Program = SharingProgram;
+  using Params = ProgrammedParams<ProblemParams>;
+};
+
+namespace {
+
+constexpr int kBatch = 2, kHead = 3, kQueries = 141, kKeys = 200;
+constexpr float kScale = 0.5f, kInfinity = std::numeric_limits<float>::infinity();
+
+constexpr ScoreConfig kScore = [] {
+  ScoreConfig score{};
+  score.program = true;
+  return score;
+}();
+
+ProgrammedParams<ProblemParams> params() {
+  ProgrammedParams<ProblemParams> p{};
+  p.scale = kScale, p.window_left = p.window_right = -1;
+  p.program.whole.group = Divisor(1);
+  return p;
+}
+
+// What the program makes of a score before it, one pair at a time.
+float expected(int head, int i, int j, float s, bool shows_all) {
+  const ScoreProgramParams none{};
+  const ProgramPlace at{kBatch, head, head, i, j, i + kKeys - kQueries, kQueries, kKeys};
+  using P = SharingProgram;
+  const P::Head of = P::head(none, at);
+  const auto row = P::row(none, of, at);
+  const auto column = P::column(none, of, at);
+  const auto diagonal = P::diagonal(none, of, at);
+  if (!shows_all && !P::visible(none, of, row, column, diagonal, at, s)) return -kInfinity;
+  return P::score(none, of, row, column, diagonal, at, s);
+}
+
+float product(int i, int j) { return static_cast<float>((i * 5 + j * 11) % 64); }
+
+template <bool kOneHeadOfRows>
+struct Coordinates {
+  static constexpr int kRows = 4, kAheadRows = 4, kN = 8;
+  static constexpr bool kLaneOrder = false, kFused = true, kOneHead = kOneHeadOfRows;
+  const ProblemParams& p;
+  int key0, row0, lane;
+  Sequence s{.sq = kQueries, .sk = kKeys};
+
+  const Sequence& sequence() const { return s; }
+  int batch() const { return kBatch; }
+  int head(int row) const { return kOneHead ? kHead : row / 8 % 2; }
+  int query(int row) const { return row; }
+  int col() const { return lane % 4 * 2; }
+  int row(int i) const { return std::min(row0 + i * 8 + lane / 4, kQueries - 1); }
+};
+
+template <bool kOneHead>
+void expect_rows() {
+  const auto p = params();
+  int hidden = 0;
+  for (const bool shows_all : {false, true}) {
+    for (const int row0 : {0, 64, 112, 128}) {
+      for (int lane = 0; lane < 32; ++lane) {
+        const Coordinates<kOneHead> at{p, 64, row0, lane};
+        float s[2][8][4];
+        const auto place = [&](int m, int n, int e, int& i, int& j) {
+          i = row0 + m * 16 + e / 2 * 8 + lane / 4, j = 64 + n * 8 + at.col() + e % 2;
+        };
+        int i, j;
+        for (int m = 0; m < 2; ++m)
+          for (int n = 0; n < 8; ++n)
+            for (int e = 0; e < 4; ++e) place(m, n, e, i, j), s[m][n][e] = product(i, j);
+        ScoreStep<kScore, Coordinates<kOneHead>>::apply_by_keys(s, at, shows_all);
+        for (int m = 0; m < 2; ++m)
+          for (int n = 0; n < 8; ++n)
+            for (int e = 0; e < 4; ++e) {
+              place(m, n, e, i, j);
+              if (i >= kQueries) continue;
+              const float x = expected(at.head(i), i, j, product(i, j) * kScale, shows_all);
+              ASSERT_EQ(s[m][n][e], x) << i << ' ' << j << ' ' << shows_all;
+              hidden += x == -kInfinity;
+            }
+      }
+    }
+  }
+  EXPECT_GT(hidden, 1000);
+}
+
+TEST(CudaScoreStep, GivesEveryPairOfQueryRowsItsOwnValues) { expect_rows<true>(); }
+TEST(CudaScoreStep, GivesRowsOfSeveralHeadsTheirOwnValues) { expect_rows<false>(); }
+
+// Rows are keys, as in the backward kernels.
+template <int kSets>
+struct KeyCoordinates {
+  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = false, kAhead = false;
+  static constexpr int kM = kSets;
+  static constexpr float kCollectUnit = 1;
+  const ProblemParams& p;
+  int query0, key0, lane_;
+  Sequence s{.sq = kQueries, .sk = kKeys};
+
+  const Sequence& sequence() const { return s; }
+  int batch() const { return kBatch; }
+  int head() const { return kHead; }
+  int row0() const { return query0; }
+  int key() const { return key0; }
+  int lane() const { return lane_; }
+};
+
+template <int kM>
+void expect_keys() {
+  using Step = ScoreStep<kScore, KeyCoordinates<kM>>;
+  const auto p = params();
+  int hidden = 0;
+  for (const bool shows_all : {false, true}) {
+    for (const int query0 : {0, 64, 120}) {
+      const auto query = [&](int lane, int m, int n) { return query0 + m * 8 + lane % 4 * 2 + n % 2; };
+      const auto key = [&](int lane, int n) { return 48 + lane / 4 + n / 2 * 8; };
+      float s[32][kM][4], ds[32][kM][2][2];
+      emulated::run_blocks({1, 1, 1}, 32, 0, [&] {
+        const int lane = static_cast<int>(threadIdx.x);
+        const KeyCoordinates<kM> at{p, query0, 48, lane};
+        for (int m = 0; m < kM; ++m)
+          for (int n = 0; n < 4; ++n) s[lane][m][n] = product(query(lane, m, n), key(lane, n));
+        Step step;
+        step.apply(at, s[lane], shows_all);
+        const auto head = Step::gradient_head(at);
+        for (int m = 0; m < kM; ++m)
+          for (int half = 0; half < 2; ++half) {
+            float(&d)[2] = ds[lane][m][half];
+            d[0] = 5, d[1] = 6;
+            Step::gradient(
+                at, head, m, half, {0.5f, 0.0f}, [](int) { return float2{}; }, d);
+          }
+      });
+      for (int lane = 0; lane < 32; ++lane)
+        for (int m = 0; m < kM; ++m)
+          for (int n = 0; n < 4; ++n) {
+            const int i = query(lane, m, n), j = key(lane, n);
+            const float score = product(i, j) * kScale;
+            const float x = i < kQueries ? expected(kHead, i, j, score, shows_all) : -kInfinity;
+            ASSERT_EQ(s[lane][m][n], x) << i << ' ' << j << ' ' << shows_all;
+            ASSERT_EQ(ds[lane][m][n / 2][n % 2], n % 2 ? 0 : expected(kHead, i, j, 5, true)) << i << ' ' << j;
+            hidden += x == -kInfinity;
+          }
+    }
+  }
+  EXPECT_GT(hidden, 1000);
+}
+
+TEST(CudaScoreStep, GivesEveryPairOfKeyRowsItsOwnValues) {
+  expect_keys<8>();
+  expect_keys<16>();
+  expect_keys<5>();
+}
+
+}  // namespace
+}  // namespace tessera
