@@ -44,7 +44,7 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 4;
+inline constexpr int kCudaTextVersion = 5;
 
 // `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
 // have at most 32 bits. `name`: the name of the struct.
