@@ -139,6 +139,12 @@ bool builds_codes(const Family& family, int32_t dtype, int32_t arch) {
          arch == family.supports.newest_arch;
 }
 
+// Programs of training: what they launch beside the kernels that are compiled with them serves every program.
+constexpr struct {
+  const char *score, *mask;
+  bool learned;  // the gradient of its tensor is requested
+} kPrograms[] = {{"s+x[j]", "", false}, {"s*x[j]", "", true}, {"", "x[i]<x[j]", false}, {"s*x[j]", "x[i]<x[j]", true}};
+
 struct Planned {
   const Family* family;
   std::vector<KernelSpec> launches;
@@ -193,6 +199,18 @@ std::vector<PrebuiltKernel> prebuilt_kernels(const Target& target) {
           for (const tessera_problem& problem : problems_of(row, dtype)) {
             add_problem(problem);
             if (builds_codes(*family, dtype, arch)) add_problem(with_codes(problem));
+          }
+          if (row.use != Use::kTraining) continue;
+          for (const auto& [score, mask, learned] : kPrograms) {
+            tessera_problem problem = problem_of(row, dtype);
+            const tessera_program_name x{"x", TESSERA_VALUE_FLOAT, 1};
+            tessera_program* program = nullptr;
+            tessera_program_create(score, mask, &x, 1, &program);
+            problem.program = program;
+            problem.captured[0] = contiguous(TESSERA_FLOAT32, {kKeys});
+            if (learned) problem.d_captured[0] = problem.captured[0];
+            for (problem.deterministic = 0; problem.deterministic < 2; ++problem.deterministic) add_problem(problem);
+            tessera_program_release(program);
           }
         }
       }

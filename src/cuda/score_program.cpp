@@ -100,6 +100,24 @@ KernelProgram::KernelProgram(const score::Bound& bound, const tessera_problem& p
   hash = score::cuda_text_hash(*checked, dtypes, near);
 }
 
+KernelProgram::KernelProgram(const KernelProgram& whole, std::shared_ptr<const score::Checked> mask)
+    : params{}, checked(std::move(mask)), near(whole.near) {
+  params.whole = whole.params.whole;
+  const auto place = [](const std::vector<score::Name>& names, const score::Name& name) {
+    return static_cast<size_t>(std::ranges::find(names, name.text, &score::Name::text) - names.begin());
+  };
+  const score::Program &own = checked->program, &all = whole.checked->program;
+  for (size_t n = 0; n < own.tensors.size(); ++n) {
+    const size_t tensor = place(all.tensors, own.tensors[n]);
+    params.tensors[n] = whole.params.tensors[tensor];
+    dtypes.push_back(whole.dtypes[tensor]);
+  }
+  for (size_t n = 0; n < own.scalars.size(); ++n) {
+    params.scalars[n] = whole.params.scalars[place(all.scalars, own.scalars[n])];
+  }
+  hash = score::cuda_text_hash(*checked, dtypes, near);
+}
+
 std::string KernelProgram::text() const { return score::cuda_text(*checked, dtypes, near); }
 
 int64_t program_sums_bytes(const tessera_plan& plan) {

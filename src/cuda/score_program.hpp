@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/score/bound.hpp"
@@ -50,6 +51,8 @@ std::string refuse_program(const tessera_plan& plan);
 // The program of a call, for kernels that are compiled with it.
 struct KernelProgram {
   KernelProgram(const core::score::Bound& bound, const tessera_problem& problem);
+  // For a kernel that reads no more than the mask: `mask` is that of `whole`, which has more.
+  KernelProgram(const KernelProgram& whole, std::shared_ptr<const core::score::Checked> mask);
 
   ScoreProgramParams params;
   std::shared_ptr<const core::score::Checked> checked;

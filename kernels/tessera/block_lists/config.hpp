@@ -92,6 +92,8 @@ struct ProgramListsConfig {
   bool varlen;  // sequences are packed, or use only some of their keys
   bool paged;   // keys are in pages
   ScoreConfig score;
+  // Of the program the kernels read the mask alone, and are compiled with no more.
+  static constexpr bool kMaskAlone = true;
 };
 TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, paged, score)
 

@@ -23,12 +23,13 @@ struct BwdConfig {
   bool aligned;           // every row of q, k, v and dO starts at a multiple of 16 bytes
   bool bulk_dq;           // Hopper and later, with the S/dP warp split: dQ is added by bulk copies from shared memory
   bool d_bias;            // the gradient of the bias is requested
+  bool d_captured;        // the gradient of a score program's tensor is requested
   bool deterministic;
   ScoreConfig score;
   bool sums;  // dQ, dK and dV are float32 sums (attention/backward/sums.cuh), whatever dtype is
 };
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
-                      min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score, sums)
+                      min_blocks_per_sm, aligned, bulk_dq, d_bias, d_captured, deterministic, score, sums)
 
 // With the split and bfloat16, a dP warp gets P in float16, scaled up by kBwdRaise_log2, in addition to the P that the
 // product for dV uses: dS computed from P in bfloat16 has a relative error of 2.9e-3, where 2.4e-3 is possible.

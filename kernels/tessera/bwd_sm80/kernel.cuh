@@ -134,10 +134,20 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 
         //    P^T = exp(S^T - LSE), dS^T = P^T o (dP^T - delta)
         if constexpr (kOptions) {
-          if (is_far(scores)) [[unlikely]] {
-            differentiate_options<kCfg, false, true>(p, b.s, scores, score_step, rP, rdS, sums);
-          } else if constexpr (kCfg.score.program && !kCfg.score.entries()) {
-            // A pair that a query does not see adds nothing to the gradients of a program's tensors.
+          // A pair that a query does not see adds nothing to the gradients of a program's tensors.
+          if constexpr (kFarOrPartial<kCfg>) {
+            if (full && !is_far(scores)) [[likely]] {
+              differentiate_options<kCfg, true, false>(p, b.s, scores, score_step, rP, rdS, sums);
+            } else {
+              differentiate_options<kCfg, false, true>(p, b.s, scores, score_step, rP, rdS, sums);
+            }
+          } else if (is_far(scores)) [[unlikely]] {
+            if constexpr (kCfg.score.program && !kCfg.d_captured) {
+              differentiate_far_program<kCfg>(p, b.s, scores, rP, rdS, sums);
+            } else {
+              differentiate_options<kCfg, false, true>(p, b.s, scores, score_step, rP, rdS, sums);
+            }
+          } else if constexpr (kCfg.d_captured && !kCfg.score.entries()) {
             if (full) {
               differentiate_options<kCfg, true, false>(p, b.s, scores, score_step, rP, rdS, sums);
             } else {

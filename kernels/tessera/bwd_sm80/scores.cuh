@@ -169,11 +169,16 @@ struct BwdCoordinates {
 template <BwdConfig kCfg, int kM, int kN>
 using BwdScoreStep = ScoreStep<kCfg.score, BwdCoordinates<kCfg, kM, kN>>;
 
+// Whether one text serves query tiles that are marked as far and those of which some query does not see all keys: that
+// of a program with gradients of its tensors is long. Sums in fixed point leave it too few registers.
+template <BwdConfig kCfg>
+inline constexpr bool kFarOrPartial = kCfg.d_captured && !kCfg.deterministic && !kCfg.score.entries();
+
 // P^T and dS^T with every option. P^T is left after dropout, but without the factor 1 / (1 - p). The gradients of the
 // options' tensors use dS before the gradient of a reshaped score: it is added at once if every query has its own
 // elements, or summed in `sums` if all queries have the same. kFull: every query sees all keys of the tile, and `step`
 // holds its bias and mask fragment, transposed; or the caller sets the hidden elements to 0. kFar: the query tile is
-// marked as far.
+// marked as far, or with kFarOrPartial may be.
 template <BwdConfig kCfg, bool kFull, bool kFar, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                           const BwdScoreStep<kCfg, kM, kN>& step, float (&rP)[kM][kN][4],
@@ -183,7 +188,13 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
   constexpr bool kMasks = !kFull || kCfg.score.entries() || kCfg.score.program;
   const ScoreUnit unit = score_unit<kCfg.score>(p);
   [[maybe_unused]] const typename Step::Collector collector(p, tile.batch, tile.head);
-  ProgramGradients<kCfg.score, kCfg.deterministic, 2 * kM> program_gradients(p);
+  auto program_gradients = [&p] {
+    if constexpr (kCfg.d_captured) {
+      return ProgramGradients<kCfg.score, kCfg.deterministic, 2 * kM>(p);
+    } else {
+      return NoProgramGradients{};
+    }
+  }();
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     [[maybe_unused]] uint32 bits[(kM + 1) / 2][2][2];
@@ -202,7 +213,18 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
       const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
       const typename Step::Row score_row = Step::row(at, kFull ? query : min(query, s.sq - 1));
       const auto log2_weight = [&] {
-        if constexpr (kFar) {
+        if constexpr (kFar && kFarOrPartial<kCfg>) {
+          const bool far = is_far(tile);
+          float first = 1.0f, second = unit.log2, high = lse, to_log2 = 1.0f, low_log2 = 0.0f;  // not far: as below
+          if (far) {
+            const FarRow row(p, s, tile.batch, tile.head, query, unit);
+            first = row.first, second = row.second, high = row.high, to_log2 = kLog2e, low_log2 = row.low_log2;
+          }
+          return [=](float score) {
+            const float x = fmaf(fmaf(__fmul_rn(score, first), second, -high), to_log2, -low_log2);
+            return far && x > 0.0f ? 0.0f : x;
+          };
+        } else if constexpr (kFar) {
           const FarRow row(p, s, tile.batch, tile.head, query, unit);
           return [row](float score) { return row.log2_weight(score); };
         } else {
@@ -230,7 +252,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           x = visible && kept ? probability : 0.0f;
           d = visible ? probability * (d_probability - delta) : 0.0f;
           const int key = key0 + Step::key_offset(block);
-          program_gradients.begin_block(block);
+          if constexpr (kCfg.d_captured) program_gradients.begin_block(block);
           d = Step::program_gradient(score, score_row, key, visible, d, program_gradients);
           if constexpr (kCfg.d_bias) {
             collector.template add<at.kAlone>(p, sums[m][half], visible, query, key, d);
@@ -238,12 +260,42 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           d = Step::gradient(score, visible, d);
         }
       }
-      program_gradients.end_query(score_row);
+      if constexpr (kCfg.d_captured) program_gradients.end_query(score_row);
     }
   }
-  if constexpr (kCfg.score.program) {
+  if constexpr (kCfg.d_captured) {
     const typename Step::Row row = Step::row(at, min(tile.query, s.sq - 1));
     program_gradients.end(row, [&](int block) { return Step::first_key(at) + Step::key_offset(block); });
+  }
+}
+
+// The same for a query tile that is marked as far, eight queries at a time: such tiles are rare, and this is the code
+// of eight queries. All elements pass through the registers of the first eight queries.
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void differentiate_far_program(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
+                                              float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4], float (&sums)[kM][2]) {
+  const auto pass = [](float(&elements)[kM][kN][4], const float(&eight)[kM][1][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int n = 1; n < kN; ++n) elements[m][n - 1][i] = elements[m][n][i];
+        elements[m][kN - 1][i] = eight[m][0][i];
+      }
+  };
+#pragma unroll 1
+  for (int query = 0; query < 8 * kN; query += 8) {
+    const ScoreTile of{
+        tile.batch, tile.head, tile.query + query, tile.key, tile.row_lse_log2 + query, tile.row_delta + query};
+    BwdScoreStep<kCfg, kM, 1> no_entries;
+    float P[kM][1][4], dS[kM][1][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) P[m][0][i] = rP[m][0][i], dS[m][0][i] = rdS[m][0][i];
+    differentiate_options<kCfg, false, true>(p, s, of, no_entries, P, dS, sums);
+    pass(rP, P), pass(rdS, dS);
   }
 }
 

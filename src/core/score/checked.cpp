@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/score/builder.hpp"
 #include "core/score/operations.hpp"
 #include "core/score/parse.hpp"
 #include "core/score/print.hpp"
@@ -44,6 +45,19 @@ Gradient gradient_by_names_of(const Program& program) {
   number_by(program.tensors, Op::kLoad, result.program.tensors, result.program);
   number_by(program.scalars, Op::kScalar, result.program.scalars, result.program);
   return result;
+}
+
+std::shared_ptr<const Checked> checked_of(const Program& program, std::string text) {
+  std::shared_ptr<const Checked> mask_alone;
+  if (program.mask >= 0 && program.score >= 0) {
+    int mask = program.mask;
+    Program alone = reachable(program, {&mask});
+    alone.mask = mask;
+    mask_alone = checked_of(alone, key(alone));
+  }
+  const uint64_t hash = hash_of(text);
+  return std::make_shared<const Checked>(
+      Checked{program, gradient_by_names_of(program), std::move(text), hash, std::move(mask_alone)});
 }
 
 // A cache of recent programs, so that neither a planned call nor an equal text is parsed again.
@@ -107,8 +121,7 @@ tessera_status check(const Program& program, std::shared_ptr<const Checked>& res
   }
   std::shared_ptr<const Checked> known = recent().find(text);
   if (!known) {
-    const uint64_t hash = hash_of(text);
-    known = std::make_shared<const Checked>(Checked{program, gradient_by_names_of(program), std::move(text), hash});
+    known = checked_of(program, std::move(text));
     recent().add(known);
   }
   result = std::move(known);

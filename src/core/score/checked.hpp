@@ -17,6 +17,8 @@ struct Checked {
   Gradient gradient;  // its program's tensors and scalars have the same indices as those of `program`
   std::string text;   // key(program), from which read() creates the same program again
   uint64_t hash;      // of `text`, never 0
+  // The mask as a program of its own, for kernels that read no more; NULL: there is no mask, or nothing else.
+  std::shared_ptr<const Checked> mask_alone;
 };
 
 // INVALID_ARGUMENT if a limit is exceeded (check), or if `text` is not a key() (read). `result` is then unchanged.

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cinttypes>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 #include <set>
 #include <utility>
@@ -555,13 +553,9 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   const Gradient& gradient = checked.gradient;
   const Values values(program, dtypes, roots_of(program), true);
   const Values slopes(gradient.program, dtypes, roots_of(gradient), true);
-  char version[80];
-  std::snprintf(version, sizeof version, "// Program %016" PRIx64 " by version %d of core/score/cuda_text.\n",
-                checked.hash, kCudaTextVersion);
-  std::string text =
-      std::string(version) +
-      "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\nstruct " + name +
-      " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
+  std::string text = "// Version " + number(kCudaTextVersion) + " of core/score/cuda_text.\n" +
+                     "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\n" +
+                     "struct " + name + " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
   text += parts_text(values, "", "");
 
   const auto value_of = [&](int root, const char* otherwise) {

@@ -82,6 +82,7 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.bulk_dq =
       tile.s_dp_split && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
+  config.d_captured = program_sums_bytes(plan) > 0;
   config.deterministic = problem.deterministic != 0;
   config.sums = writes_sums(problem);
   config.score = score_config(plan);

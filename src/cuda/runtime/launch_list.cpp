@@ -106,7 +106,9 @@ tessera_status prepare(const LaunchList& list, const tessera_device& device) {
 
 std::vector<KernelSpec> collect(const LaunchList& list) {
   std::vector<KernelSpec> specs;
-  for (const Launch& launch : list) specs.push_back(launch.spec());
+  for (const Launch& launch : list) {
+    if (!launch.program) specs.push_back(launch.spec());
+  }
   return specs;
 }
 

@@ -47,7 +47,7 @@ class LaunchList {
   const Driver* driver() const { return driver_; }
 
   // The score program of the call, for the kernels whose config has one.
-  void use(const KernelProgram& program) { program_.emplace(program); }
+  void use(const KernelProgram& program) { program_.emplace(program), mask_.reset(); }
 
   // Sets a word of memory to 0 before the kernels. At most one.
   void clear(void* word) { cleared_ = word; }
@@ -65,7 +65,7 @@ class LaunchList {
     launch.program = nullptr, launch.program_params_bytes = 0;
     new (launch.config) Config(config);
     if constexpr (requires { config.score.program; }) {
-      if (config.score.program) return keep_programmed(launch, params);
+      if (config.score.program) return keep_programmed(launch, params, program_of<Config>());
     }
     keep_params(launch, params);
   }
@@ -82,17 +82,26 @@ class LaunchList {
     std::memcpy(launch.params, &params, sizeof params);
   }
   template <class Params>
-  void keep_programmed(Launch& launch, const Params& params) {
+  static void keep_programmed(Launch& launch, const Params& params, const KernelProgram& program) {
     ProgrammedParams<Params> programmed;
     static_cast<Params&>(programmed) = params;
-    programmed.program = program_.value().params;
-    launch.program = &*program_, launch.program_params_bytes = sizeof programmed;
-    append_values(launch.values, program_->hash);
+    programmed.program = program.params;
+    launch.program = &program, launch.program_params_bytes = sizeof programmed;
+    append_values(launch.values, program.hash);
     keep_params(launch, programmed);
+  }
+  template <class Config>
+  const KernelProgram& program_of() {
+    const KernelProgram& whole = program_.value();
+    if constexpr (requires { Config::kMaskAlone; }) {
+      if (!mask_ && whole.checked->mask_alone) mask_.emplace(whole, whole.checked->mask_alone);
+      if (mask_) return *mask_;
+    }
+    return whole;
   }
 
   const Driver* driver_;
-  std::optional<KernelProgram> program_;
+  std::optional<KernelProgram> program_, mask_;  // mask_: of the same program, made when a kernel needs it
   void* cleared_ = nullptr;
   int count_ = 0;
   Launch launches_[kMaxLaunches];
@@ -105,7 +114,7 @@ tessera_status submit(const LaunchList& list, Launches& launches);
 // Loads the kernels into memory or, for a GPU that is not in this machine, compiles them into the cache on disk.
 tessera_status prepare(const LaunchList& list, const tessera_device& device);
 
-// The spec of each kernel, in order.
+// The spec of each kernel that is compiled without a program, in order.
 std::vector<KernelSpec> collect(const LaunchList& list);
 
 }  // namespace tessera::cuda

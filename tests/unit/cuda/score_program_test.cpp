@@ -1,6 +1,7 @@
 // The CUDA text of score programs, compiled by NVRTC: no local memory, no spills.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "core/score/cuda_programs.hpp"
 #include "core/score/cuda_text.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/prebuilt.hpp"
 #include "cuda/runtime/launch_list.hpp"
 #include "cuda/runtime/nvrtc.hpp"
 #include "tessera/tensor.hpp"
@@ -81,13 +83,17 @@ TEST_P(CudaScorePrograms, CompileWithoutLocalMemory) {
 INSTANTIATE_TEST_SUITE_P(Score, CudaScorePrograms, ::testing::Values(80, 90),
                          [](const auto& arch) { return target_name(arch.param); });
 
+struct Names {
+  const char *table = "table", *doc = "doc", *factor = "factor";
+};
+
 // A problem of 8 heads with a program of a table [8, 2 S] and an int [B, S].
 struct Programmed {
   Programmed(const char* score, const char* mask, int64_t batch, int64_t queries, int64_t keys, bool backward,
-             bool captured_gradients = true, int64_t head_dim = 128) {
-    const tessera_program_name names[] = {{"table", TESSERA_VALUE_FLOAT, 2},
-                                          {"doc", TESSERA_VALUE_INT, 2},
-                                          {"factor", TESSERA_VALUE_FLOAT, TESSERA_SCALAR_RANK}};
+             bool captured_gradients = true, int64_t head_dim = 128, const Names& called = {}) {
+    const tessera_program_name names[] = {{called.table, TESSERA_VALUE_FLOAT, 2},
+                                          {called.doc, TESSERA_VALUE_INT, 2},
+                                          {called.factor, TESSERA_VALUE_FLOAT, TESSERA_SCALAR_RANK}};
     const tessera_status made = tessera_program_create(score, mask, names, 3, &program);
     EXPECT_EQ(made.code, TESSERA_OK) << made.message;
     tessera_problem_init(&problem);
@@ -159,6 +165,82 @@ TEST(CudaProgramKeys, HaveNoLengthsAndNoData) {
     EXPECT_FALSE(keys.empty());
     EXPECT_EQ(keys, keys_of(Programmed(kRelative, kDocuments, 3, 4160, 6016, backward), kernel));
     EXPECT_NE(keys, keys_of(Programmed(kRelative, "", 1, 4096, 4096, backward), kernel));
+  }
+}
+
+std::vector<std::string> sources_of(const Programmed& call, tessera_kernel kernel) {
+  std::vector<std::string> sources;
+  call.launches(90, kernel, [&](const Launch& launch) { sources.push_back(source_of(launch.spec())); });
+  return sources;
+}
+
+TEST(CudaProgramKeys, HaveNoNames) {
+  for (const bool backward : {false, true}) {
+    const tessera_kernel kernel = backward ? TESSERA_KERNEL_BWD_SM80 : TESSERA_KERNEL_FWD_SM90;
+    const Programmed call(kRelative, kDocuments, 1, 4096, 4096, backward);
+    const Programmed renamed("s * a + z[h, i - j + len_k]", "j <= q_pos && m[b, i] == m[b, j]", 1, 4096, 4096, backward,
+                             true, 128, {"z", "m", "a"});
+    EXPECT_EQ(sources_of(call, kernel), sources_of(renamed, kernel));
+  }
+}
+
+// The keys of the kernels that make lists of a mask's blocks.
+std::vector<std::string> list_keys_of(const char* score, tessera_kernel kernel) {
+  const Programmed call(score, kDocuments, 1, 4096, 4096, kernel == TESSERA_KERNEL_BWD_SM80);
+  std::vector<std::string> lists;
+  for (const std::string& key : keys_of(call, kernel)) {
+    if (key.find("block_lists/program") != std::string::npos) lists.push_back(key);
+  }
+  EXPECT_EQ(lists.size(), 2u);
+  return lists;
+}
+
+TEST(CudaProgramKeys, OfListsFollowTheMaskAlone) {
+  const std::vector<std::string> forward = list_keys_of(kRelative, TESSERA_KERNEL_FWD_SM90),
+                                 backward = list_keys_of(kRelative, TESSERA_KERNEL_BWD_SM80);
+  EXPECT_EQ(forward, list_keys_of("s - factor", TESSERA_KERNEL_FWD_SM90));
+  EXPECT_EQ(backward, list_keys_of("s - factor", TESSERA_KERNEL_BWD_SM80));
+  EXPECT_EQ(backward, list_keys_of("", TESSERA_KERNEL_BWD_SM80));
+}
+
+// The kernels that a first call compiles if the prebuilt ones are installed, each once.
+std::string compiled_by(const Programmed& call) {
+  static const std::set<std::string> prebuilt = [] {
+    std::set<std::string> sources;
+    for (const PrebuiltKernel& kernel : prebuilt_kernels(90)) sources.insert(source_of(kernel.spec));
+    return sources;
+  }();
+  std::set<std::string> seen;
+  std::string names;
+  call.launches(90, TESSERA_KERNEL_AUTO, [&](const Launch& launch) {
+    const std::string source = source_of(launch.spec());
+    if (!prebuilt.contains(source) && seen.insert(source).second) names += std::string(launch.name) + " ";
+  });
+  return names;
+}
+
+TEST(CudaProgramKernels, AFirstCallCompilesWhatReadsTheProgram) {
+  const auto forward = [](const char* score, const char* mask, int64_t queries) {
+    return compiled_by(Programmed(score, mask, 1, queries, 4096, false));
+  };
+  EXPECT_EQ(forward(kRelative, "", 4096), "fwd_sm90 ");
+  EXPECT_EQ(forward(kRelative, kDocuments, 1), "decode_sm90 ");
+  EXPECT_EQ(forward("", kDocuments, 4096), "program_bounds program_lists fwd_sm90 ");
+  for (const int64_t head_dim : {64, 128, 256}) {
+    for (const bool deterministic : {false, true}) {
+      const auto backward = [&](const char* score, const char* mask, bool learned) {
+        Programmed call(score, mask, 1, 4096, 4096, true, learned, head_dim);
+        call.problem.deterministic = deterministic;
+        return compiled_by(call);
+      };
+      const std::string kernel = head_dim > 128 ? "bwd_sm90_d256 " : "bwd_sm90 ";
+      const bool lists = head_dim <= 128 || !deterministic;
+      EXPECT_EQ(backward("", kDocuments, false), (lists ? "program_bounds program_lists " : "") + kernel) << head_dim;
+      EXPECT_EQ(backward(kRelative, "", false), kernel) << head_dim;
+      EXPECT_EQ(backward("factor * tanh(s / factor)", "", false), "bwd_sm80 ") << head_dim;
+      EXPECT_EQ(backward(kRelative, "", true), "bwd_sm80 ") << head_dim;
+      EXPECT_EQ(backward(kRelative, kDocuments, true), "program_bounds program_lists bwd_sm80 ") << head_dim;
+    }
   }
 }
 

@@ -331,15 +331,7 @@ struct NoProgramGradients {
 // and then by the lanes that share it; anything else is added one by one. kExact: the results do not depend on the
 // order of the additions.
 template <ScoreConfig kCfg, bool kExact, int kBlocks>
-struct ProgramGradients {  // without a program
-  TESSERA_DEVICE explicit ProgramGradients(const ProblemParams&) {}
-  TESSERA_DEVICE void begin_block(int) {}
-  template <class Row>
-  TESSERA_DEVICE void end_query(const Row&) {}
-};
-
-template <ScoreConfig kCfg, bool kExact, int kBlocks>
-requires(kCfg.program) struct ProgramGradients<kCfg, kExact, kBlocks> {
+struct ProgramGradients {
   using Program = typename ProgramTypes<kCfg.program>::Program;
   static constexpr int kLoads = Program::kGradientLoads > 0 ? Program::kGradientLoads : 1;
 

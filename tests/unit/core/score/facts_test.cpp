@@ -15,14 +15,16 @@
 namespace tessera::core::score {
 namespace {
 
-Facts facts(const char* score, const char* mask = "") {
+std::shared_ptr<const Checked> checked(const char* score, const char* mask) {
   Program program;
   const tessera_status status = parse(score, mask, testing::World(1).names(), program);
   EXPECT_EQ(status.code, TESSERA_OK) << status.message;
-  std::shared_ptr<const Checked> checked;
-  EXPECT_EQ(check(program, checked).code, TESSERA_OK);
-  return facts_of(*checked);
+  std::shared_ptr<const Checked> result;
+  EXPECT_EQ(check(program, result).code, TESSERA_OK);
+  return result;
 }
+
+Facts facts(const char* score, const char* mask = "") { return facts_of(*checked(score, mask)); }
 
 TEST(ScoreFacts, OfScores) {
   const Facts none = facts("s");
@@ -72,6 +74,22 @@ TEST(ScoreFacts, OfMasks) {
   EXPECT_FALSE(facts("s", "s > 0.0").changes_score);
   for (const char* score : {"-s", "s + 0.0 * t", "where(j <= q_pos, s, -inf)"}) {
     EXPECT_TRUE(facts(score, "j <= q_pos").changes_score) << score;
+  }
+}
+
+// Beside any score, a mask is the program that it is by itself.
+TEST(ScoreFacts, TheMaskAlone) {
+  EXPECT_EQ(checked("s * t", "")->mask_alone, nullptr);
+  EXPECT_EQ(checked("s", "keep[b, j]")->mask_alone, nullptr);
+  for (const testing::Definition& definition : testing::definitions()) {
+    if (*definition.mask == 0) continue;
+    const std::shared_ptr<const Checked> mask = checked("", definition.mask);
+    for (const char* score : {"2.0 * s", "s * t + key_bias[b, j] * embedding[id[b, i]]"}) {
+      const std::shared_ptr<const Checked> alone = checked(score, definition.mask)->mask_alone;
+      ASSERT_NE(alone, nullptr) << definition.mask;
+      EXPECT_EQ(alone->text, mask->text) << score;
+      EXPECT_EQ(alone->hash, mask->hash) << score;
+    }
   }
 }
 
