@@ -73,10 +73,12 @@ std::vector<Rows> prebuilt_rows() {
   return rows;
 }
 
-INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompile, testing::ValuesIn(prebuilt_rows()), [](const auto& rows) {
+std::string name_of(const testing::TestParamInfo<Rows>& rows) {
   const auto [arch, part, parts] = rows.param;
   return target_name(arch) + (parts > 1 ? "_" + std::to_string(part) + "_of_" + std::to_string(parts) : "");
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompile, testing::ValuesIn(prebuilt_rows()), name_of);
 
 // Every row of fwd_sm90's table, whole and halved, also those that no prebuilt kernel has.
 std::vector<Sm90Tile> whole_and_halved() {
