@@ -238,6 +238,7 @@ TEST(PtxTests, NameEveryFunction) {
                                           "init",
                                           "ss",
                                           "rs",
+                                          "pair_of_codes",
                                           "low_codes",
                                           "high_codes",
                                           "operator",
