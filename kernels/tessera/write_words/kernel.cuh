@@ -5,6 +5,7 @@
 // Grid: one block. Shared memory: none.
 #pragma once
 
+#include "tessera/ptx/device.cuh"
 #include "tessera/write_words/config.hpp"
 
 namespace tessera {
