@@ -41,11 +41,7 @@ class DeviceRowMoves final : public core::RowMoves {
     params.vectors = Divisor(static_cast<int>(vectors));
     params.heads = Divisor(static_cast<int>(shape.heads)), params.rows = Divisor(static_cast<int>(shape.rows));
     params.units = static_cast<int>(units);
-    Launches launches(device_, stream);
-    TESSERA_RETURN_IF_ERROR(launches.begin());
-    LaunchList list(launches.driver());
-    launch_move_rows(config, params, list);
-    return submit(list, launches);
+    return launch(stream, [&](LaunchList& list) { launch_move_rows(config, params, list); });
   }
 
   tessera_status fill(float* data, float value, int64_t count, void* stream) override {
@@ -63,16 +59,21 @@ class DeviceRowMoves final : public core::RowMoves {
       WriteWordsParams params{};
       params.to = to + done, params.count = static_cast<int>(std::min<int64_t>(count - done, kWriteWordsMost));
       std::copy_n(values + done, params.count, params.words);
-      Launches launches(device_, stream);
-      TESSERA_RETURN_IF_ERROR(launches.begin());
-      LaunchList list(launches.driver());
-      launch_write_words(params, list);
-      TESSERA_RETURN_IF_ERROR(submit(list, launches));
+      TESSERA_RETURN_IF_ERROR(launch(stream, [&](LaunchList& list) { launch_write_words(params, list); }));
     }
     return ok();
   }
 
  private:
+  template <class Add>
+  tessera_status launch(void* stream, const Add& add) {
+    Launches launches(device_, stream);
+    TESSERA_RETURN_IF_ERROR(launches.begin());
+    LaunchList list(launches.driver());
+    add(list);
+    return submit(list, launches);
+  }
+
   // Strides of axes with one entry do not matter.
   static bool is_aligned(const core::Rows& rows, const core::RowsShape& shape) {
     const auto bytes = kMoveRowsWidth * static_cast<uintptr_t>(tessera_dtype_bytes(rows.dtype));

@@ -158,8 +158,8 @@ class Pass {
   std::vector<Piece> pieces_;
   std::vector<Slab> of_step_;
   std::map<MessageKey, std::vector<Slab>> staged_;
-  std::map<std::string, size_t> plan_numbers_;  // by the problem's bytes
-  std::map<std::vector<int32_t>, int64_t> constants_;
+  std::map<std::string, size_t> plan_numbers_;         // by the problem's bytes
+  std::map<std::vector<int32_t>, int64_t> constants_;  // their places among the program's, in bytes
 };
 
 }  // namespace tessera::distributed
