@@ -18,11 +18,17 @@ class Program:
         self.flex_score, self.flex_mask, self.nearest = flex_score, flex_mask, nearest
 
 
+def generator(device: str) -> torch.Generator:
+    """One of its own: a capture of a CUDA graph that fails leaves the default one unusable."""
+    return torch.Generator(device).manual_seed(0)
+
+
 def programs(n: int, heads: int, device: str) -> dict[str, Callable[[], Program]]:
     """Of n tokens; what they capture is of `heads` heads."""
-    relative = torch.randn(heads, 2 * n, device=device) / 4
+    random = generator(device)
+    relative = torch.randn(heads, 2 * n, device=device, generator=random) / 4
     slopes = torch.exp2(-torch.arange(1, heads + 1, device=device) / 2).float()
-    temperature = 1 + torch.rand(heads, device=device)
+    temperature = 1 + torch.rand(heads, device=device, generator=random)
     doc = (torch.arange(n, device=device, dtype=torch.int32) // 1000).repeat(1, 1)
     ends = torch.tensor([*range(0, n, 1000), n], device=device, dtype=torch.int32)
     packed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "causal": True}
@@ -88,7 +94,7 @@ def programs(n: int, heads: int, device: str) -> dict[str, Callable[[], Program]
 
 
 def dense_bias(n: int, heads: int, device: str) -> Program:
-    bias = torch.randn(1, heads, n, n, device=device, dtype=torch.bfloat16)
+    bias = torch.randn(1, heads, n, n, device=device, dtype=torch.bfloat16, generator=generator(device))
     return Program(flex_score=lambda s, b, h, i, j: s + bias[0, h, i, j], bias=bias)
 
 
@@ -105,11 +111,11 @@ class Calls:
     """Inputs, and what is called with them."""
 
     def __init__(self, program: Program, call: Call, flex: Optional[Callable]):
-        torch.manual_seed(0)
+        random = generator(call.device)
         self.program, self.direction, self.flex = program, call.direction, flex
         queries = 1 if call.direction == "decode" else call.length
         shapes = [(1, rows, call.heads, call.head_dim) for rows in (queries, call.length, call.length, queries)]
-        self.rows = [torch.randn(s, device=call.device, dtype=call.dtype) for s in shapes]
+        self.rows = [torch.randn(s, device=call.device, dtype=call.dtype, generator=random) for s in shapes]
 
     def ours(self, options: dict, gradients=()) -> Callable:
         is_packed = "cu_seqlens_q" in options and self.direction != "decode"

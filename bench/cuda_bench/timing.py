@@ -61,11 +61,13 @@ def _estimate_ms(call: Call) -> float:
 
 
 def _as_graph(call: Call, call_ms: float) -> Runner | None:
-    """None if the call cannot be captured."""
+    """None if the call cannot be captured. A backward pass of autograd runs on the stream of its forward pass: it can be
+    captured where this stream is the current one, and not the default stream."""
     calls = max(1, min(_MOST_CALLS_A_GRAPH, math.ceil(_REPLAY_MS / call_ms)))
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    current = torch.cuda.current_stream()
+    stream = current if current != torch.cuda.default_stream() else torch.cuda.Stream()
+    stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):
             call()  # the set-up of a first call on a stream must not be captured
