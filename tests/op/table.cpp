@@ -742,6 +742,7 @@ constexpr const char* kProgramOrders[] = {
 constexpr const char* kProgramPairs[] = {
     "dtype=bf16 hq=4 hkv=2 d=256 dv=256 mask_mod='i // 100 % 3 == j // 130 % 3'",
     "dtype=f16 hq=2 hkv=1 d=256 dv=256 q=packed k=packed lead=3 tail=9 lists=2 mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=2 hkv=1 d=256 dv=256 q=packed k=packed lead=3 tail=9 mask_mod='i // 400 == j // 400'",
     "dtype=bf16 hq=2 hkv=1 d=192 dv=128 causal=1 score_mod='s * temperature[h] + relative[h, i - j + len_k]'",
     "dtype=f16 hq=2 hkv=2 d=192 dv=192 used=1 score_mod='s * temperature[h]' mask_mod='(i + h) // 70 % 4 != j // 99 % "
     "4'",

@@ -65,8 +65,10 @@ TESSERA_HOST_DEVICE constexpr bool list_is_full(int entry, int half) {
 
 // The lists have any lengths and share a pool. BlockLists::words is the number of words that are taken of the pool and,
 // at kProgramLacksRoom, whether some list found no room; then from kProgramHeadsAt on two words for each list: the
-// number of entries and the word at which they begin; then the pool. A list that found no room has kListNotMade
-// entries: the kernel then visits every block that is visible by position, and evaluates the mask in each.
+// number of entries and the word at which they begin; then the pool. Where some list found no room, all of them have
+// kListNotMade entries: the kernel then visits every block that is visible by position, and evaluates the mask in each.
+// Which lists find room depends on the order in which they are made; whether all of them do, does not, nor do the bits
+// of the results.
 inline constexpr int kProgramLacksRoom = 1, kProgramHeadsAt = 8, kListNotMade = -1;
 struct ListHead {
   int count;
@@ -77,7 +79,7 @@ template <bool kProgram>
 TESSERA_HOST_DEVICE ListHead list_head(const BlockLists& lists, int list) {
   if constexpr (kProgram) {
     const int* head = lists.words + kProgramHeadsAt + 2 * static_cast<int64>(list);
-    return {head[0], lists.words + head[1]};
+    return {lists.words[kProgramLacksRoom] != 0 ? kListNotMade : head[0], lists.words + head[1]};
   } else {
     return {*lists.count(list), lists.entries(list)};
   }
@@ -126,14 +128,13 @@ struct DqOrder {
 struct DqOrderConfig {
   int rows, cols;  // keys of a tile, queries of a block
   bool varlen;     // as in ProgramListsConfig
-  bool program;    // the lists are a program's: if some of them found no room, none of them counts
+  bool program;    // the lists are a program's
 };
 TESSERA_CONFIG_FIELDS(DqOrderConfig, rows, cols, varlen, program)
 
 struct DqOrderParams : ProblemParams {
   BlockLists lists;
   DqOrder order;
-  int count;            // of the lists
   int heads;            // that have lists of their own; 1 if all share them
   int masks, blocks;    // ProgramListsParams::column_masks, column_blocks
   int last_keys_first;  // blocks start with the last tile of keys

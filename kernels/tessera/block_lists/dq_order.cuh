@@ -1,9 +1,7 @@
 // Deterministic backward pass with lists: for each entry of a list of query tiles, counts the blocks of keys that add
 // to that tile of dQ before the list's block, in the order in which blocks start. One warp processes a query tile: it
 // looks for the tile in the lists of 32 key tiles at a time. The places take as many words as the entries.
-//
-// Which lists of a program find room in a full pool depends on the order in which they were made. The total of what
-// they ask for does not, nor does whether it exceeds the pool; then no list counts, and blocks add by position.
+// Where a program's lists are not made, blocks add by position.
 //
 // Grid: a warp for each of masks x query tiles. Block: kBlockListsWarps warps.
 #pragma once
@@ -33,15 +31,7 @@ template <DqOrderConfig kCfg>
 TESSERA_DEVICE void dq_order(const DqOrderParams& p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(blockIdx.x) * kBlockListsWarps + static_cast<int>(threadIdx.x / 32);
-  if constexpr (kCfg.program) {
-    if (p.lists.words[kProgramLacksRoom] != 0) {
-      const int threads = static_cast<int>(gridDim.x) * kBlockListsWarps * 32;
-      for (int list = warp * 32 + lane; list < p.count; list += threads) {
-        p.lists.words[kProgramHeadsAt + 2 * static_cast<int64>(list)] = kListNotMade;
-      }
-      return;
-    }
-  }
+  if (kCfg.program && p.lists.words[kProgramLacksRoom] != 0) return;
   if (warp >= p.masks * p.blocks) return;
 
   // 1. The warp's tile of queries, and the tiles of keys of its sequence.

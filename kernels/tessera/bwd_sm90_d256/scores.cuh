@@ -151,7 +151,7 @@ struct KeyWarpgroup {
   TESSERA_DEVICE void wait_half(const typename Shared::HalfAt& half, int query_tile) const {
     shared.wait_half(half);
     if constexpr (kCfg.varlen) {
-      const int rows = block.s.sq - step_word(query_tile);
+      const int rows = block.s.sq - row0_of(step_word(query_tile));
       if (!p.cu_seqlens_q || rows >= kCfg.block_m) return;
       clear_rows<Half>(shared.half(half), rows, kCfg.block_m);
       ptx::fence_proxy_async();

@@ -192,7 +192,6 @@ DqOrder order_blocks(const tessera_plan& plan, const BlockListsConfig& config, c
   p.lists = lists;
   p.order.beside = lists_count(plan.problem, lists) * lists.stride();
   p.order.adders = lists.words ? lists.words + 2 * p.order.beside : nullptr;
-  p.count = static_cast<int>(lists_count(plan.problem, lists));
   p.heads = static_cast<int>(plan.problem.block_mask.shape[1]);
   p.masks = static_cast<int>(masks(plan.problem)), p.blocks = lists.most;
   p.last_keys_first = last_keys_first(p);
@@ -207,7 +206,6 @@ DqOrder order_program(const tessera_plan& plan, const ProgramListsConfig& config
   fill_problem_params(p, plan, buffers);
   p.lists = lists;
   p.order.beside = words - kProgramHeadsAt - 2 * int64_t{shape.count()};
-  p.count = shape.count();
   p.heads = shape.heads;
   p.masks = shape.column_masks, p.blocks = shape.column_blocks;
   p.last_keys_first = last_keys_first;
