@@ -75,7 +75,7 @@ class PlainProgram {
   static constexpr double kRoundingsOfFunction = 2;
   static constexpr double kInf = std::numeric_limits<double>::infinity();
 
-  static double times(double noise, double slope) { return noise == 0 ? 0 : noise * std::fabs(slope); }
+  static double times(double noise, double slope) { return noise == 0 || slope == 0 ? 0 : noise * std::fabs(slope); }
 
   void evaluate(const core::score::Value& v, const core::score::Inputs& pair, Rounded<Real> s, Slot& to) {
     const int64_t inputs[] = {0, pair.b, pair.h, pair.h_kv, pair.i, pair.j, pair.q_pos, pair.len_q, pair.len_k};
