@@ -783,7 +783,7 @@ constexpr const char* kProgramBoth[] = {
     "mask_mod='j <= q_pos && (j - i) % 8 != 3'",
 };
 
-// Slopes that depend on the score, and no gradients of tensors: Hopper's kernel keeps each with its weight. Lists, packed
+// Slopes that depend on the score, and no gradients of tensors: Hopper keeps each with its weight. Lists, packed
 // sequences, groups, windows, dropout, orders of additions; slopes of every size and sign, infinite ones, masks by the
 // score, far rows, scores that are NaN or hidden.
 constexpr const char* kProgramSlopes[] = {
