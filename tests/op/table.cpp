@@ -784,6 +784,30 @@ constexpr const char* kProgramBoth[] = {
     "mask_mod='j <= q_pos && (j - i) % 8 != 3'",
 };
 
+// Slopes that depend on the score, and no gradients of tensors: Hopper keeps each with its weight. Lists, packed
+// sequences, groups, windows, dropout, orders of additions; slopes of every size and sign, infinite ones, masks by the
+// score, far rows, scores that are NaN or hidden.
+constexpr const char* kProgramSlopes[] = {
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 causal=1 score_mod='50 * tanh((s + relative[h, i - j + len_k]) / 50)' "
+    "mask_mod='doc[b, i] == doc[b, j]' q=packed k=packed lead=3 tail=70",
+    "dtype=f16 hq=4 hkv=1 d=128 dv=128 deterministic=1 score_mod='2 * tanh((s + relative[h, i - j + len_k]) / 2)' "
+    "mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=f16 hq=2 hkv=2 d=64 dv=64 dropout=0.2 wl=100 wr=30 score_mod='s * sigmoid(s * 1.702) + key_bias[b, j]'",
+    "dtype=bf16 hq=4 hkv=2 d=96 dv=80 dropout=0.2 deterministic=1 score_mod='sin(s * temperature[h]) * 3'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 q=packed k=packed used=1 lists=3 score_mod='abs(s - query_bias[b, i])' "
+    "mask_mod='i // 70 % 4 != j // 100 % 4'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 score_mod='tanh(s * 1e-12) * 1e12 - abs(q_pos - j) * 0.1'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 score_mod='where(s > 0.0, s * s * s * 3e4, s * 1e-6)' scale=1e-3",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 wl=20 wr=9 score_mod='where(s > 0.0, 1e-6 * s, 4.0 * s - 20.0)'",
+    "dtype=f16 hq=2 hkv=1 d=64 dv=64 sink=1 d_sink=1 d_lse=1 score_mod='s * abs(s) * 0.3' mask_mod='s < 0.9'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 data=shared score_mod='s + 0.5 * cos(s)' low=1",
+    "dtype=f16 hq=2 hkv=2 d=128 dv=128 data=outlier score_mod='where(abs(i - j) < 300, s - sin(s), -inf)'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 data=nan_key causal=1 score_mod='5 * tanh(s / 5)' "
+    "mask_mod='(i - j) % 300 < 200'",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 first_q=40 first_k=7 places=1 score_mod='5 * tanh(s / 5) - place[j]'",
+    "dtype=bf16 hq=8 hkv=1 d=64 dv=64 cores=64 score_mod='3 * tanh(s / 3 + temperature[h])'",
+};
+
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
     "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
@@ -831,6 +855,7 @@ void add_programs(Table& table) {
   for (const char* line : kProgramPairs) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
   for (const char* line : kProgramBoth) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
+  for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

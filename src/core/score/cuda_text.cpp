@@ -74,12 +74,15 @@ class Values {
  public:
   enum Part { kHead, kRow, kColumn, kDiagonal, kPair };
 
-  // all_parts: kHead and kDiagonal, too; otherwise their values belong to rows or columns, and to pairs.
-  Values(const Program& program, std::span<const int32_t> dtypes, std::vector<int> roots, bool all_parts)
+  // all_parts: kHead and kDiagonal, too; otherwise their values belong to rows or columns, and to pairs. Quotients from
+  // the value `first_near` on need not be correctly rounded.
+  Values(const Program& program, std::span<const int32_t> dtypes, std::vector<int> roots, bool all_parts,
+         size_t first_near = SIZE_MAX)
       : program_(program),
         dtypes_(dtypes),
         roots_(std::move(roots)),
         all_parts_(all_parts),
+        first_near_(first_near),
         diagonal_(all_parts ? of_diagonal(program) : std::vector<bool>(program.values.size())),
         inputs_(program.values.size()),
         taken_(program.values.size()),
@@ -366,9 +369,12 @@ class Values {
   bool is_uniform(int place) const { return at(place).op == Op::kConstant || at(place).op == Op::kScalar; }
 
   // The text of an operation, as operation() has it, or a cheaper one.
-  std::string text_of(const Value& value) const {
+  std::string text_of(int place) const {
+    const Value& value = at(place);
     const int divisor = value.operands[1];
-    if (value.op == Op::kDiv && is_uniform(divisor)) return "divide_by(%0, SharedDivisor(%1))";
+    if (value.op == Op::kDiv && is_uniform(divisor)) {
+      return std::string(index(place) < first_near_ ? "divide_by" : "divide_near") + "(%0, SharedDivisor(%1))";
+    }
     const bool rounds_down = value.op == Op::kFloorDiv || value.op == Op::kMod;
     if (rounds_down && at(divisor).op == Op::kConstant && at(divisor).constant > 0) {
       const auto by = static_cast<uint32_t>(at(divisor).constant);
@@ -424,7 +430,7 @@ class Values {
       return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}, kNear>(" + tensor(value) +
              ", " + (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
     }
-    const std::string pattern = text_of(value);
+    const std::string pattern = text_of(place);
     std::string text;
     for (size_t n = 0; n < pattern.size(); ++n) {
       if (pattern[n] == '%' && n + 1 < pattern.size() && pattern[n + 1] >= '0' && pattern[n + 1] <= '2') {
@@ -440,6 +446,7 @@ class Values {
   std::span<const int32_t> dtypes_;
   std::vector<int> roots_;
   bool all_parts_;
+  size_t first_near_;
   std::vector<bool> diagonal_;  // with all_parts: the values that depend on i - j alone
   std::vector<InputSet> inputs_;
   // the conditions that all uses of a value have in common; empty: not used
@@ -480,7 +487,7 @@ std::string facts_text(const Facts& facts, bool near) {
   truth("kReadsTensors", facts.reads_tensors);
   truth("kMayHide", facts.may_hide);
   truth("kPassesGradient", facts.passes_gradient);
-  truth("kGradientNeedsS", facts.gradient_needs_s);
+  truth("kSlopeNeedsS", facts.slope_needs_s);
   add("int", "kGradientLoads", number(facts.gradient_loads));
   return text;
 }
@@ -539,6 +546,19 @@ std::string mask_text(const Program& program, std::span<const int32_t> dtypes) {
          (given ? values.bounds_text(program.mask) : "    return bounds_exactly(true);\n") + "  }\n\n";
 }
 
+// The score and its slope, of a program whose slope depends on the score.
+std::string slope_text(const Program& program, std::span<const int32_t> dtypes, bool hides) {
+  const Slope made = slope(program);
+  std::vector<int> roots{program.score, made.d_s};
+  if (hides) roots.push_back(program.mask);
+  const Values values(made.program, dtypes, roots, true, program.values.size());
+  const std::string score = values.result(program.score);
+  return parts_text(values, "Slope", "slope_") +
+         function("float", "score_and_slope", part_parameters("Slope"), ", [[maybe_unused]] float s, float& slope",
+                  values.pair_text(roots) + "    slope = " + values.result(made.d_s) + ";\n    return " +
+                      (hides ? values.result(program.mask) + " ? " + score + " : -infinity()" : score) + ";\n");
+}
+
 }  // namespace
 
 MaskValues mask_values(const Program& program) {
@@ -553,9 +573,10 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   const Gradient& gradient = checked.gradient;
   const Values values(program, dtypes, roots_of(program), true);
   const Values slopes(gradient.program, dtypes, roots_of(gradient), true);
+  const Facts facts = facts_of(checked);
   std::string text = "// Version " + number(kCudaTextVersion) + " of core/score/cuda_text.\n" +
                      "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\n" +
-                     "struct " + name + " {\n" + facts_text(facts_of(checked), near) + patterns_text(gradient) + "\n";
+                     "struct " + name + " {\n" + facts_text(facts, near) + patterns_text(gradient) + "\n";
   text += parts_text(values, "", "");
 
   const auto value_of = [&](int root, const char* otherwise) {
@@ -581,6 +602,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   text += "  template <class Sink>\n" +
           function("float", "gradient", part_parameters("Gradient"),
                    ", [[maybe_unused]] float g, [[maybe_unused]] float s, [[maybe_unused]] Sink& sink", body);
+  if (facts.slope_needs_s) text += slope_text(program, dtypes, facts.mask_needs_s);
   return text + "};\n\n}  // namespace tessera::program\n";
 }
 

@@ -18,6 +18,8 @@
 //     static BoolBounds mask_bounds(params, row bounds, column bounds, place bounds);
 //     struct GradientHead, ...; gradient_head, ...          as Head and so on, for the gradient's values
 //     static float gradient(params, head, row, column, diagonal, place, g, s, sink);
+//     struct SlopeHead, ...; slope_head, ...                where d(new score) / d(s) depends on s: as Head and so on
+//     static float score_and_slope(params, head, row, column, diagonal, place, s, slope);
 //     static void check(params, place);
 //   };
 //
@@ -26,6 +28,9 @@
 // (int32, one for each axis of the tensor) receives `adjoint` if `inside`. `check` writes 1 to params.read_outside if
 // the mask, or the score of a pair that the mask shows, evaluates a load that is outside its tensor; loads that depend
 // on s do not count (indices.hpp). In all other functions such a load gives 0 and reads nothing.
+//
+// `score_and_slope` returns the new score and sets `slope` to its derivative by s; a mask that depends on s makes the
+// score -inf.
 //
 // `mask_bounds` holds for all pairs of the tile; a value without known bounds, as an element that differs from pair
 // to pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).
@@ -43,7 +48,7 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 5;
+inline constexpr int kCudaTextVersion = 6;
 
 // `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
 // have at most 32 bits. `name`: the name of the struct.

@@ -15,9 +15,23 @@ class Reverse {
       : build_(program), adjoints_(program.values.size(), kZero), selected_(program.values.size()) {}
 
   Gradient run(int root) {
-    const int count = static_cast<int>(adjoints_.size());
-    adjoints_[static_cast<size_t>(root)] = build_.add(Op::kG);
     std::vector<LoadGradient> loads;
+    const int d_s = differentiate(root, build_.add(Op::kG), loads);
+    return finished(d_s, std::move(loads));
+  }
+  Slope run_slope(int root) {
+    std::vector<LoadGradient> loads;
+    const int d_s = differentiate(root, number(1), loads);
+    return {build_.program(), d_s};
+  }
+
+ private:
+  static constexpr int kZero = -1;
+
+  // Returns the adjoint of s, given that of the root.
+  int differentiate(int root, int of_root, std::vector<LoadGradient>& loads) {
+    const int count = static_cast<int>(adjoints_.size());
+    adjoints_[static_cast<size_t>(root)] = of_root;
     int d_s = kZero;
     for (int place = count - 1; place >= 0; --place) {
       const int g = adjoints_[static_cast<size_t>(place)];
@@ -30,11 +44,8 @@ class Reverse {
       g_ = g, now_selected_ = selected_[static_cast<size_t>(place)];
       derive(value, place, g);
     }
-    return finished(d_s, std::move(loads));
+    return d_s;
   }
-
- private:
-  static constexpr int kZero = -1;
 
   int add(Op op, int a, int b = -1, int c = -1) { return build_.add(op, a, b, c); }
   int times(int a, int b) { return add(Op::kMul, a, b); }
@@ -167,5 +178,7 @@ Gradient gradient(const Program& program) {
   same.program = build.program();
   return same;
 }
+
+Slope slope(const Program& program) { return Reverse(program).run_slope(program.score); }
 
 }  // namespace tessera::core::score

@@ -151,6 +151,7 @@ Facts facts_of(const Checked& checked) {
   facts.score_inputs = facts.changes_score ? inputs_of(program, program.score) : input_bit(Op::kS);
   facts.mask_inputs = inputs_of(program, program.mask);
   facts.gradient_inputs = inputs_of(gradient.program, gradient.d_s);
+  facts.slope_needs_s = (facts.gradient_inputs & input_bit(Op::kS)) != 0;
   for (const LoadGradient& load : gradient.loads) {
     facts.gradient_inputs |= inputs_of(gradient.program, load.adjoint);
     for (const int index : load.indices) facts.gradient_inputs |= inputs_of(gradient.program, index);
@@ -158,7 +159,6 @@ Facts facts_of(const Checked& checked) {
   facts.gradient_inputs &= ~input_bit(Op::kG);
   facts.score_needs_s = (facts.score_inputs & input_bit(Op::kS)) != 0;
   facts.mask_needs_s = (facts.mask_inputs & input_bit(Op::kS)) != 0;
-  facts.gradient_needs_s = (facts.gradient_inputs & input_bit(Op::kS)) != 0;
   facts.reads_tensors = reads_tensor(program);
   facts.may_hide = may_hide(program);
   facts.passes_gradient = gradient.d_s >= 0 && gradient.program.values[static_cast<size_t>(gradient.d_s)].op == Op::kG;

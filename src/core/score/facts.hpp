@@ -30,7 +30,7 @@ struct Facts {
   bool reads_tensors;     // the score or the mask reads a tensor
   bool may_hide;          // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
   bool passes_gradient;   // the gradient of the current score is that of the new score, for every pair
-  bool gradient_needs_s;  // gradients depend on the current score
+  bool slope_needs_s;     // d(new score) / d(current score) depends on the current score
   int gradient_loads;     // loads of floating-point tensors, each of which receives a gradient
   InputSet score_inputs;  // the inputs that the score, the mask and the gradients depend on
   InputSet mask_inputs;

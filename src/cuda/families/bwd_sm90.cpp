@@ -222,7 +222,8 @@ std::string refuse_softcap(const tessera_problem& p) {
   return std::string("softcap: below ") + (float16 ? "2" : "0.25") + ", and its slope is made of P rounded";
 }
 
-// A program is applied to the product alone, and its gradient may not need the score, which dP replaces.
+// A program is applied to the product alone. If its slope depends on the score, which dP replaces, it is kept with the
+// weights: for this, head sizes up to 128 have registers.
 std::string refuse_score_program(const tessera_plan& plan) {
   if (!core::score::has_program(plan)) return "";
   const tessera_problem& p = plan.problem;
@@ -232,8 +233,10 @@ std::string refuse_score_program(const tessera_plan& plan) {
   if (core::present(p.mask)) return "score programs: not supported with mask";
   const core::score::Bound bound = core::score::bind(plan);
   if (bound.wants_gradients()) return "d_captured: not supported";
-  return core::score::facts_of(*bound.checked).gradient_needs_s
-             ? "score programs: not supported where the gradient depends on the score"
+  if (!core::score::facts_of(*bound.checked).slope_needs_s) return "";
+  if (core::present(p.alibi_slopes)) return "alibi_slopes: not supported with a gradient that depends on the score";
+  return largest_head_dim(plan) > kBwdSm90HeadDim
+             ? "score programs: above head size 128 not supported where the gradient depends on the score"
              : "";
 }
 

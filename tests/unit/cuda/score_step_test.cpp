@@ -15,7 +15,7 @@ namespace {
 // Numbers that float32 holds exactly, different for different heads, queries, keys and distances.
 struct SharingProgram {
   static constexpr bool kChangesScore = true, kHasMask = true, kMaskNeedsS = false, kSteady = false;
-  static constexpr bool kPassesGradient = false, kGradientNeedsS = false;
+  static constexpr bool kPassesGradient = false, kSlopeNeedsS = false;
   struct Head {
     int h;
   };

@@ -320,6 +320,16 @@ TESSERA_DEVICE constexpr bool keeps_stale_max() {
   }
 }
 
+// Whether the slope of a program's score depends on the score, so that it is made with it.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE constexpr bool slope_needs_score() {
+  if constexpr (kCfg.program) {
+    return ProgramTypes<kCfg.program>::Program::kSlopeNeedsS;
+  } else {
+    return false;
+  }
+}
+
 template <ScoreConfig kCfg>
 TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {
   return ScoreOptions<kCfg>::unit(p);

@@ -32,6 +32,8 @@ TESSERA_DEVICE float divide_by(float a, const SharedDivisor& b) {
   const float quotient = corrected_quotient(approximation, dividend, b.size, b.reciprocal);
   return quotient == quotient ? quotient : approximation;
 }
+// The same within 1.5 ulp.
+TESSERA_DEVICE float divide_near(float a, const SharedDivisor& b) { return a * b.factor * b.reciprocal; }
 // If an operand is NaN, the result is NaN.
 TESSERA_DEVICE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 TESSERA_DEVICE float max_nan(float a, float b) { return b < a || a != a ? a : b; }

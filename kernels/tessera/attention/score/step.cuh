@@ -204,6 +204,8 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
   // registers for positions.
   static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes || kCfg.program;
+  // Whether scores are made with their slopes, d(score) / d(product x scale): by SlopedScores.
+  static constexpr bool kMakesSlopes = slope_needs_score<kCfg>();
 
   typename Options::template KeyFragment<kM, kHeld> entries;
 
@@ -272,6 +274,79 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     }
   }
 
+  // Makes the scores of a program whose slope depends on the score, and the slopes, as if all were visible.
+  template <class Types = ProgramTypes<kCfg.program>>
+  struct SlopedScores {
+    using Program = typename Types::Program;
+    static_assert(!kCfg.entries() && !kCfg.facts().reshapes && !kCfg.alibi, "of the product alone");
+
+    const Coordinates& at;
+    const int query0, key;  // the lane's first
+    const typename Options::Row first;
+    const typename Program::SlopeHead head;
+    const typename Program::SlopeColumn columns[2];
+    // The distance of a query to the second key is that of the query eight before to the first.
+    typename Program::SlopeDiagonal second[2];
+
+    TESSERA_DEVICE explicit SlopedScores(const Coordinates& at)
+        : at(at),
+          query0(at.row0() + at.lane() % 4 * 2),
+          key(at.key() + at.lane() / 4),
+          first(row_at(query0)),
+          head(Program::slope_head(first.program, first.place)),
+          columns{Program::slope_column(first.program, head, first.at(key)),
+                  Program::slope_column(first.program, head, first.at(key + 8))},
+          second{diagonal_of(first, key + 8), diagonal_of(row_at(query0 + 1), key + 8)} {}
+
+    // Turns the products of queries 8 m + 2 c and the next into scores. Every m comes, in order.
+    TESSERA_DEVICE void make(int m, float (&s)[4], float (&slopes)[4]) {
+      const float unit = Options::product_unit(at.p);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const typename Options::Row row = row_at(query0 + m * 8 + e);
+        const auto values = Program::slope_row(row.program, head, row.place);
+        const typename Program::SlopeDiagonal diagonals[2] = {diagonal_of(row, key), second[e]};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = s[2 * half + e];
+          x = Program::score_and_slope(row.program, head, values, columns[half], diagonals[half],
+                                       row.at(key + half * 8), x * unit, slopes[2 * half + e]);
+        }
+        second[e] = diagonals[0];
+      }
+    }
+    // A bit 4 m + 2 half + e for each score: whether its query exists and a mask that does not depend on the score
+    // shows its key. shows_all: the mask shows all of them.
+    TESSERA_DEVICE uint32 shown([[maybe_unused]] bool shows_all) const {
+      static_assert(kM == 8);
+      uint32 bits = ~0u;
+      if constexpr (Program::kHasMask && !Program::kMaskNeedsS) {
+        if (!shows_all) {
+          const typename Program::Column of_keys[2] = {first.column_of(key), first.column_of(key + 8)};
+          const auto shows = [&](int query, int half) {
+            typename Options::Row row = row_at(query);
+            row.share_head(first);
+            row.column = &of_keys[half];
+            return row.shows(key + half * 8);
+          };
+          bits = bits_of<kM>(shows, query0);
+        }
+      }
+      const int end = at.sequence().sq;
+      if (at.row0() + 8 * kM > end) bits &= bits_of<kM>([end](int query, int) { return query < end; }, query0);
+      return bits;
+    }
+
+   private:
+    // Past the last query, too: no load reads outside of its tensor, and shown() hides what comes of it.
+    TESSERA_DEVICE typename Options::Row row_at(int query) const {
+      return {at.p, at.sequence(), at.batch(), at.head(), query};
+    }
+    TESSERA_DEVICE typename Program::SlopeDiagonal diagonal_of(const typename Options::Row& row, int of_key) const {
+      return Program::slope_diagonal(row.program, head, row.at(of_key));
+    }
+  };
+
  private:
   // A program sees each score's own query and key. Those of queries past the last are hidden, and a mask that does not
   // depend on the score is applied afterwards, so that it costs nothing where it shows all.
@@ -331,18 +406,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     static_assert(kM % kGroup == 0 && kGroup <= 8, "a bit for each score");
 #pragma unroll
     for (int group = 0; group < kM; group += kGroup) {
-      uint32 shown = 0;
-#pragma unroll 1
-      for (int m = 0; m < kGroup; ++m) {
-        uint32 bits = 0;
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (shows(query0 + (group + m) * 8 + e, half)) bits |= 1u << (2 * half + e);
-          }
-        shown |= bits << (4 * m);
-      }
+      const uint32 shown = bits_of<kGroup>(shows, query0 + group * 8);
 #pragma unroll
       for (int m = 0; m < kGroup; ++m)
 #pragma unroll
@@ -351,12 +415,28 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
         }
     }
   }
-  // Its gradient does not need the score.
+  template <int kCount, class Shows>
+  TESSERA_DEVICE static uint32 bits_of(Shows&& shows, int query0) {
+    uint32 shown = 0;
+#pragma unroll 1
+    for (int m = 0; m < kCount; ++m) {
+      uint32 bits = 0;
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (shows(query0 + m * 8 + e, half)) bits |= 1u << (2 * half + e);
+        }
+      shown |= bits << (4 * m);
+    }
+    return shown;
+  }
+  // Of a program whose slope does not need the score.
   template <class Head>
   TESSERA_DEVICE static void program_gradient(const Coordinates& at, const Head& head, int m, int half, float2 weights,
                                               float (&ds)[2]) {
     using Program = typename ProgramTypes<kCfg.program>::Program;
-    static_assert(!Program::kGradientNeedsS, "the products are no longer available");
+    static_assert(!kMakesSlopes, "the products are no longer available");
     if constexpr (!Program::kPassesGradient) {
       const int query = at.row0() + m * 8 + at.lane() % 4 * 2, key = at.key() + at.lane() / 4 + half * 8;
       NoProgramGradients none;

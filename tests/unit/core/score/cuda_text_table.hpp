@@ -31,6 +31,8 @@ struct CudaTextEntry {
   float (*score)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
+  // NULL: the slope does not depend on the score.
+  float (*score_and_slope)(const ScoreProgramParams& p, const ProgramPlace& at, float s, float& slope);
   void (*check)(const ScoreProgramParams& p, const ProgramPlace& at);
   // Runs the two kernels that make `count` lists of the mask; NULL: the program has no mask.
   void (*lists)(const ProgramListsParams& p, int count, const ScoreProgramParams& program);
@@ -63,6 +65,18 @@ auto lists_of() -> decltype(CudaTextEntry::lists) {
 }
 
 template <class Program>
+auto score_and_slope_of() -> decltype(CudaTextEntry::score_and_slope) {
+  if constexpr (Program::kSlopeNeedsS) {
+    return [](const ScoreProgramParams& p, const ProgramPlace& at, float s, float& slope) {
+      const auto head = Program::slope_head(p, at);
+      return Program::score_and_slope(p, head, Program::slope_row(p, head, at), Program::slope_column(p, head, at),
+                                      Program::slope_diagonal(p, head, at), at, s, slope);
+    };
+  }
+  return nullptr;
+}
+
+template <class Program>
 CudaTextEntry entry_of() {
   return {[](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
@@ -79,6 +93,7 @@ CudaTextEntry entry_of() {
             return Program::gradient(p, head, Program::gradient_row(p, head, at), Program::gradient_column(p, head, at),
                                      Program::gradient_diagonal(p, head, at), at, g, s, sink);
           },
+          score_and_slope_of<Program>(),
           [](const ScoreProgramParams& p, const ProgramPlace& at) { Program::check(p, at); },
           lists_of<Program, false>(),
           lists_of<Program, true>(),

@@ -277,6 +277,22 @@ TEST_P(ScoreCudaText, IsTheProgram) {
     const Approximate expected_d_s = gradient.d_s < 0 ? Approximate{} : reverse.value(gradient.d_s);
     ASSERT_TRUE(agrees(d_s, expected_d_s))
         << program.what << ": d_s " << d_s << ", expected " << expected_d_s.x << " +- " << expected_d_s.error;
+    ASSERT_EQ(text.score_and_slope != nullptr, facts_of(*program.checked).slope_needs_s);
+    if (text.score_and_slope) {
+      Inputs unit = pair;
+      unit.g = 1;
+      ErrorEvaluator of_unit(gradient.program, bindings, unit);
+      const Approximate expected_slope = of_unit.value(gradient.d_s);
+      float slope = 0;
+      const float with_slope = text.score_and_slope(params, at, s, slope);
+      ASSERT_TRUE(agrees(slope, expected_slope))
+          << program.what << ": slope " << slope << ", expected " << expected_slope.x << " +- " << expected_slope.error;
+      if (!text.mask_needs_s) {
+        ASSERT_TRUE(agrees(with_slope, changed)) << program.what << ": " << with_slope << ", expected " << changed.x;
+      } else if (!visible.unsure) {
+        ASSERT_TRUE(visible.x == 0 ? with_slope == -INFINITY : agrees(with_slope, changed)) << program.what;
+      }
+    }
     ASSERT_EQ(sink.all.size(), gradient.loads.size());
     for (size_t load = 0; load < sink.all.size(); ++load) {
       const LoadGradient& of = gradient.loads[load];

@@ -28,25 +28,27 @@ Facts facts(const char* score, const char* mask = "") { return facts_of(*checked
 
 TEST(ScoreFacts, OfScores) {
   const Facts none = facts("s");
-  EXPECT_FALSE(none.changes_score || none.has_mask || none.reads_tensors || none.may_hide || none.gradient_needs_s);
+  EXPECT_FALSE(none.changes_score || none.has_mask || none.reads_tensors || none.may_hide || none.slope_needs_s);
   EXPECT_TRUE(none.score_needs_s && none.passes_gradient);
 
   const Facts softcap = facts("50 * tanh(s / 50)");
-  EXPECT_TRUE(softcap.changes_score && softcap.score_needs_s && softcap.gradient_needs_s);
+  EXPECT_TRUE(softcap.changes_score && softcap.score_needs_s && softcap.slope_needs_s);
   EXPECT_FALSE(softcap.passes_gradient || softcap.may_hide || softcap.reads_tensors);
   EXPECT_EQ(softcap.score_inputs, input_bit(Op::kS));
   EXPECT_EQ(softcap.gradient_inputs, input_bit(Op::kS));
 
   const Facts bias = facts("s + key_bias[b, j]");
   EXPECT_TRUE(bias.reads_tensors && bias.may_hide && bias.passes_gradient);
-  EXPECT_FALSE(bias.gradient_needs_s);
+  EXPECT_FALSE(bias.slope_needs_s);
   EXPECT_EQ(bias.gradient_loads, 1);
   EXPECT_EQ(bias.score_inputs, input_bit(Op::kS) | input_bit(Op::kB) | input_bit(Op::kJ));
   EXPECT_EQ(bias.gradient_inputs, input_bit(Op::kB) | input_bit(Op::kJ));
 
   const Facts temperature = facts("s * temperature[h]");
-  EXPECT_TRUE(temperature.gradient_needs_s);  // of the temperature's own gradient
-  EXPECT_FALSE(temperature.passes_gradient);
+  EXPECT_EQ(temperature.gradient_inputs, input_bit(Op::kS) | input_bit(Op::kH));  // of the temperature's own gradient
+  EXPECT_FALSE(temperature.passes_gradient || temperature.slope_needs_s);
+  EXPECT_TRUE(facts("abs(s)").slope_needs_s);
+  EXPECT_FALSE(facts("where(s > 0.0, temperature[h], 1.0)").slope_needs_s);  // it is 0
 
   const Facts without = facts("0.5 * sin(float(i))");
   EXPECT_TRUE(without.changes_score);
