@@ -808,6 +808,33 @@ constexpr const char* kProgramSlopes[] = {
     "dtype=bf16 hq=8 hkv=1 d=64 dv=64 cores=64 score_mod='3 * tanh(s / 3 + temperature[h])'",
 };
 
+// Scores that are affine in the one before. Factors of a head of either sign, 0 and not finite, which a kernel includes
+// in its scale, in rows whose max is that of earlier tiles; factors and terms of a query, a key and i - j; options and
+// masks beside them, parts of a whole, hidden keys that are NaN.
+constexpr const char* kProgramAffine[] = {
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=128 dv=128 score_mod='s * (1.0 - h)'",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 causal=1 low=1 scale=-0.2 score_mod='s * temperature[h] / (2.0 - h_kv * 4.0)'",
+    "dtype=bf16 hq=4 hkv=2 d=256 dv=256 q=packed k=packed tail=70 score_mod='-(s / t)'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 data=outlier score_mod='s * (h - 1.5)'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 data=growing low=1 score_mod='s * temperature[h]'",
+    "dtype=f16 hq=2 hkv=1 d=64 dv=64 data=falling causal=1 score_mod='-s * temperature[h]'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 data=nan_key causal=1 score_mod='s * (0.5 - h)'",
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=128 dv=128 sink=1 d_sink=1 causal=1 score_mod='s * (1.0 - h)' "
+    "mask_mod='(i - j) // 32 % 3 != 1'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 mask=hqk score_mod='s * (1.0 - h)'",
+    "dtype=f16 backward=1 hq=4 hkv=1 d=128 dv=128 wl=90 wr=20 score_mod='s + slope[h] * (j - i)'",
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=128 dv=128 score_mod='s * place[i] - slope[h] * abs(i - j)'",
+    "dtype=f16 backward=1 hq=4 hkv=2 d=64 dv=64 q=packed k=packed lead=3 tail=9 "
+    "score_mod='s * place[j] + (j - q_pos) * slope[h]'",
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=64 dv=64 score_mod='(s + relative[h, i - j + len_k]) * (h - 1.5)'",
+    "dtype=bf16 backward=1 hq=2 hkv=2 d=256 dv=256 causal=1 score_mod='2.0 * (s - i * 0.01) - s + key_bias[b, j]'",
+    "dtype=bf16 backward=1 hq=2 hkv=2 d=128 dv=128 alibi=h score_mod='s - slope[h] * abs(i - j)'",
+    "dtype=bf16 backward=1 hq=2 hkv=2 d=64 dv=64 softcap=5 bias=hqk score_mod='2.0 * s - 0.01 * i'",
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=64 dv=64 places=1 first_q=40 first_k=32 score_mod='s + slope[h] * (j - i)'",
+    "dtype=bf16 backward=1 hq=4 hkv=2 d=128 dv=128 dropout=0.2 data=nan_key causal=1 "
+    "score_mod='s * (1.5 - h) + slope[h] * (j - i)'",
+};
+
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
     "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
@@ -856,6 +883,7 @@ void add_programs(Table& table) {
   for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
   for (const char* line : kProgramBoth) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
+  for (const char* line : kProgramAffine) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

@@ -33,8 +33,9 @@ struct ScoreWarpgroup {
   using Step = ScoreStep<kCfg.score, Coordinates>;
   // kLseAhead and kDeltaAhead are the groups of eight queries whose LSE and delta are loaded before they are used; none
   // if an option needs the registers.
-  static constexpr bool kNoneAhead = kCfg.whole_head || kCfg.score.entries() || kCfg.score.program ||
-                                     kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
+  static constexpr bool kNoneAhead = kCfg.whole_head || kCfg.score.entries() ||
+                                     (kCfg.score.program && !Step::kIsAffine) || kCfg.score.facts().reshapes ||
+                                     (kParts > 1 && kCfg.score.scaled());
   static constexpr bool kMaskedAhead = kCfg.whole_head || !kNoneAhead;  // masked() is known before it is needed
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
@@ -507,7 +508,7 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
-  static constexpr bool kOptionsOfGradients = kCfg.score.dropout || Step::kHiddenByWeight || kCfg.d_bias;
+  static constexpr bool kOptionsOfGradients = kCfg.score.dropout || Step::kHasGradient || kCfg.d_bias;
 
   // The same for queries 8 m + 2 c and the next, and one key. A dropped weight has its sign bit set.
   template <class Head>

@@ -268,6 +268,25 @@ struct ScoreStage {
   OnlineSoftmax<1> softmax;
   Step step;  // holds the bias and mask fragment of the block whose scores are next
 
+  // A program's factor of the head, times the scale: the unit of the scores, unless it is not positive, is nearly 0 or
+  // nearly infinite. It is then applied to the scores, so that the largest product is the largest score.
+  static constexpr bool kScalesByHead = scales_by_head<kCfg.score>();
+  float head_scale;
+  TESSERA_DEVICE bool scales_in_unit() const { return head_scale > 0x1p-100f && head_scale < 0x1p100f; }
+  TESSERA_DEVICE void find_head_scale([[maybe_unused]] const Cursor& at) {
+    if constexpr (kScalesByHead) {
+      const Coordinates scores(at);
+      head_scale = ProgramOption<kCfg.score>::head_factor(Step::row(scores, scores.row(0))) * at.p.scale;
+    }
+  }
+  TESSERA_DEVICE ScoreUnit unit(const Cursor& at) const {
+    if constexpr (kScalesByHead) {
+      const float natural = scales_in_unit() ? head_scale : 1.0f;
+      return {natural, natural * kLog2e};
+    }
+    return score_unit<kCfg.score>(at.p);
+  }
+
   // ---- S with every option ----
 
   // In a block that ends within the sequence, bias and mask are loaded by pairs of keys, visible or not.
@@ -284,7 +303,17 @@ struct ScoreStage {
     if constexpr (Step::kByKeys) {
       bool shows_all = false;
       if constexpr (kCfg.program_lists()) shows_all = at.shows_block();
-      Step::apply_by_keys(rS, Coordinates(at), shows_all);
+      if constexpr (kScalesByHead) {
+        if (!scales_in_unit()) [[unlikely]] {
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rS[0][n][e] *= head_scale;
+        }
+        Step::apply_mask_by_keys(rS, Coordinates(at), shows_all);
+      } else {
+        Step::apply_by_keys(rS, Coordinates(at), shows_all);
+      }
     } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);
       const bool pairs = !Step::kLoads || loads_pairs(at);
@@ -342,12 +371,13 @@ struct ScoreStage {
 
   // Processes a work tile's first block: the rows' maxima are computed.
   TESSERA_DEVICE void first_block(Cursor& at) {
+    find_head_scale(at);
     apply_options_and_mask(at);
     const bool few_keys = may_see_few_keys(at);
     at.release_k();
     if (!kCfg.block_mask && at.at_last_block()) at.release_q();
     softmax.reset();
-    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
+    const ScoreUnit unit = this->unit(at);
     float alpha[1][2];
     softmax.update_max(rS, unit, alpha, 0.0f);
     if (few_keys) softmax.raise_max(kFewKeysLead_log2);
@@ -362,7 +392,7 @@ struct ScoreStage {
   template <class WaitOutput>
   TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
     constexpr int kEarly = kSteps / 2 * 2;
-    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
+    const ScoreUnit unit = this->unit(at);
     apply_options_and_mask(at);
     if constexpr (!keeps_stale_max<kCfg.score>()) {
       at.release_k();

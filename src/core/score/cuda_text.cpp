@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/score/affine.hpp"
 #include "core/score/facts.hpp"
 #include "core/score/operations.hpp"
 
@@ -368,6 +369,27 @@ class Values {
   // Whether all pairs of a call have one such value.
   bool is_uniform(int place) const { return at(place).op == Op::kConstant || at(place).op == Op::kScalar; }
 
+  // How an integer changes with the offsets of its place, if it is a coordinate or the difference of two, which
+  // overflows nowhere: "at.j_offset - at.i_offset". Otherwise empty.
+  std::string offset_text(int place) const {
+    const Value& value = at(place);
+    if (value.op == Op::kI || value.op == Op::kQPos) return "at.i_offset";
+    if (value.op == Op::kJ) return "at.j_offset";
+    if (value.op != Op::kSubInt || is_computed(value.operands[0]) || is_computed(value.operands[1])) return "";
+    const std::string from = offset_text(value.operands[0]), taken = offset_text(value.operands[1]);
+    return from.empty() || taken.empty() ? "" : from + " - " + taken;
+  }
+  // An integer as a float, so that pairs whose places differ in their offsets share the conversion; empty: none can.
+  template <class Named>
+  std::string converted(int place, const Named& named) const {
+    const bool is_size = at(place).op == Op::kAbsInt;
+    if (is_size) place = at(place).operands[0];
+    const std::string offset = offset_text(place);
+    if (offset.empty() || (is_size && !is_computed(place))) return "";
+    const std::string text = "float_at(" + named(place) + ", " + offset + ")";
+    return is_size ? "fabsf(" + text + ")" : text;
+  }
+
   // The text of an operation, as operation() has it, or a cheaper one.
   std::string text_of(int place) const {
     const Value& value = at(place);
@@ -430,6 +452,9 @@ class Values {
       return "load<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}, kNear>(" + tensor(value) +
              ", " + (taken.empty() ? "true" : taken) + indices(place, hoists, part) + ")";
     }
+    if (value.op == Op::kIntToFloat) {
+      if (std::string text = converted(value.operands[0], named); !text.empty()) return text;
+    }
     const std::string pattern = text_of(place);
     std::string text;
     for (size_t n = 0; n < pattern.size(); ++n) {
@@ -486,10 +511,21 @@ std::string facts_text(const Facts& facts, bool near) {
   truth("kSteady", !(facts.score_inputs & input_bit(Op::kJ)));
   truth("kReadsTensors", facts.reads_tensors);
   truth("kMayHide", facts.may_hide);
+  truth("kScalesByHead", facts.scales_by_head);
   truth("kPassesGradient", facts.passes_gradient);
   truth("kSlopeNeedsS", facts.slope_needs_s);
   add("int", "kGradientLoads", number(facts.gradient_loads));
   return text;
+}
+
+// Whether the score is factor() s + term(), and how much of that is given.
+std::string affine_text(const std::optional<Affine>& affine) {
+  std::string text = "  static constexpr bool kAffine = ";
+  if (!affine) return text + "false;\n";
+  const Value& factor = affine->program.values[static_cast<size_t>(affine->factor)];
+  const bool has_factor = factor.op != Op::kConstant || factor.constant != 1;
+  const auto truth = [](bool value) { return value ? "true" : "false"; };
+  return text + "true, kHasFactor = " + truth(has_factor) + ", kHasTerm = " + truth(affine->term >= 0) + ";\n";
 }
 
 // The pattern of each load n, for kernels that sum by pattern.
@@ -571,12 +607,17 @@ MaskValues mask_values(const Program& program) {
 std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near, const char* name) {
   const Program& program = checked.program;
   const Gradient& gradient = checked.gradient;
-  const Values values(program, dtypes, roots_of(program), true);
+  const std::optional<Affine> affine = affine_of(program);
+  std::vector<int> roots = roots_of(program);
+  if (affine) roots.push_back(affine->factor);
+  if (affine && affine->term >= 0) roots.push_back(affine->term);
+  const Values values(affine ? affine->program : program, dtypes, roots, true);
   const Values slopes(gradient.program, dtypes, roots_of(gradient), true);
   const Facts facts = facts_of(checked);
   std::string text = "// Version " + number(kCudaTextVersion) + " of core/score/cuda_text.\n" +
                      "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\n" +
-                     "struct " + name + " {\n" + facts_text(facts, near) + patterns_text(gradient) + "\n";
+                     "struct " + name + " {\n" + facts_text(facts, near) + affine_text(affine) +
+                     patterns_text(gradient) + "\n";
   text += parts_text(values, "", "");
 
   const auto value_of = [&](int root, const char* otherwise) {
@@ -585,6 +626,10 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   };
   constexpr const char* kScore = ", [[maybe_unused]] float s";
   text += function("float", "score", part_parameters(""), kScore, value_of(program.score, "s"));
+  if (affine) {
+    text += function("float", "factor", part_parameters(""), "", value_of(affine->factor, ""));
+    text += function("float", "term", part_parameters(""), "", value_of(affine->term, "0.0f"));
+  }
   text += function("bool", "visible", part_parameters(""), kScore, value_of(program.mask, "true"));
   text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + ") {\n" +
           values.check_text(program.score, program.mask) + "  }\n\n";

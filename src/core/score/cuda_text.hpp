@@ -11,7 +11,9 @@
 //     static Head head(params, place);                      nothing else, i, j, or i - j
 //     static Row row(params, head, place);                  likewise column and diagonal
 //     static float score(params, head, row, column, diagonal, place, s);   the new score
-//     static bool visible(the same);                        the mask's result; s: the score before the program
+//     static constexpr bool kAffine, ...;                   score = factor s + term (affine.hpp), if kAffine;
+//     static float factor(the same without s); term         kHasFactor: the factor is not 1
+//     static bool visible(the same as score);               the mask's result; s: the score before the program
 //     struct MaskRow, MaskColumn; mask_row, mask_column     for the mask alone: Row or Column with Head's values
 //     static bool mask(params, row, column, place, s);
 //     struct MaskRowBounds, MaskColumnBounds;               bounds of their members over rows, or columns
@@ -34,6 +36,9 @@
 //
 // `mask_bounds` holds for all pairs of the tile; a value without known bounds, as an element that differs from pair
 // to pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).
+//
+// A place's offsets are the parts of its i and j that the compiler knows: pairs that differ in them alone share the
+// conversion of a coordinate, or of a difference of two, to float. It is exact up to 2^24 and within 1 ulp beyond.
 //
 // A load is not read if each of its uses is on a side of where, && or || that is not evaluated, as far as the
 // conditions are known before it.

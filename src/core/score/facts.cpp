@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/score/affine.hpp"
 #include "core/score/evaluate.hpp"
 #include "core/score/print.hpp"
 
@@ -162,6 +163,10 @@ Facts facts_of(const Checked& checked) {
   facts.reads_tensors = reads_tensor(program);
   facts.may_hide = may_hide(program);
   facts.passes_gradient = gradient.d_s >= 0 && gradient.program.values[static_cast<size_t>(gradient.d_s)].op == Op::kG;
+  const std::optional<Affine> affine = affine_of(program);
+  constexpr InputSet kOfPair = input_bit(Op::kI) | input_bit(Op::kQPos) | input_bit(Op::kJ);
+  facts.scales_by_head =
+      affine && affine->term < 0 && !facts.mask_needs_s && !(inputs_of(affine->program, affine->factor) & kOfPair);
   facts.gradient_loads = static_cast<int>(gradient.loads.size());
   return facts;
 }

@@ -31,6 +31,9 @@ struct Facts {
   bool may_hide;          // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
   bool passes_gradient;   // the gradient of the current score is that of the new score, for every pair
   bool slope_needs_s;     // d(new score) / d(current score) depends on the current score
+  // The new score is the current one times a value that is the same for all pairs of a head, and visibility does not
+  // depend on the score: a kernel includes the value in its scale.
+  bool scales_by_head;
   int gradient_loads;     // loads of floating-point tensors, each of which receives a gradient
   InputSet score_inputs;  // the inputs that the score, the mask and the gradients depend on
   InputSet mask_inputs;

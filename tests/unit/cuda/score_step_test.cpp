@@ -14,7 +14,7 @@ namespace {
 
 // Numbers that float32 holds exactly, different for different heads, queries, keys and distances.
 struct SharingProgram {
-  static constexpr bool kChangesScore = true, kHasMask = true, kMaskNeedsS = false, kSteady = false;
+  static constexpr bool kChangesScore = true, kHasMask = true, kMaskNeedsS = false, kSteady = false, kAffine = false;
   static constexpr bool kPassesGradient = false, kSlopeNeedsS = false;
   struct Head {
     int h;

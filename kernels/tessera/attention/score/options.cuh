@@ -329,6 +329,38 @@ TESSERA_DEVICE constexpr bool slope_needs_score() {
     return false;
   }
 }
+// Whether a program's score is affine in the one before it (core/score/affine.hpp) and it has no mask.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE constexpr bool is_affine_program() {
+  if constexpr (kCfg.program) {
+    using Program = typename ProgramTypes<kCfg.program>::Program;
+    return Program::kAffine && !Program::kHasMask;
+  } else {
+    return false;
+  }
+}
+// Whether a program multiplies the product by a factor of the head and nothing else changes it, so that the factor may
+// be included in the scale.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE constexpr bool scales_by_head() {
+  if constexpr (kCfg.program && !kCfg.only_hides) {
+    ScoreConfig others = kCfg;
+    others.program = false;
+    return ProgramTypes<kCfg.program>::Program::kScalesByHead && !others.adds() && !others.facts().reshapes &&
+           !others.entries();
+  } else {
+    return false;
+  }
+}
+// Whether the gradient of the score before a program differs from that of the score.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE constexpr bool changes_gradient() {
+  if constexpr (kCfg.program) {
+    return !ProgramTypes<kCfg.program>::Program::kPassesGradient;
+  } else {
+    return false;
+  }
+}
 
 template <ScoreConfig kCfg>
 TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {

@@ -15,9 +15,10 @@ namespace tessera {
 // Loads, for the text that is generated for a score program, from the tensors that it names; its operations are in
 // score/program_functions.cuh.
 
-// The coordinates of a score, by the names of the language.
+// The coordinates of a score, by the names of the language, and the parts of i, q_pos and of j that the compiler knows.
 struct ProgramPlace {
   int b, h, h_kv, i, j, q_pos, len_q, len_k;
+  int i_offset = 0, j_offset = 0;
 };
 
 // The coordinates of a row of scores and of key 0, in the whole of which the problem may be a part.
@@ -45,11 +46,12 @@ TESSERA_DEVICE ProgramPlace program_place([[maybe_unused]] const ProblemParams& 
   }
 }
 
-// `of_key_0` with the sequence's key `key`.
+// `of_key_0` with the sequence's key `key` + `offset`.
 template <ScoreConfig kCfg>
-TESSERA_DEVICE ProgramPlace with_key(const ProgramPlace& of_key_0, int key) {
+TESSERA_DEVICE ProgramPlace with_key(const ProgramPlace& of_key_0, int key, int offset = 0) {
   ProgramPlace at = of_key_0;
-  at.j = kCfg.places ? of_key_0.j + key : key;
+  at.j = (kCfg.places ? of_key_0.j + key : key) + offset;
+  at.j_offset = offset;
   return at;
 }
 
@@ -219,18 +221,24 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
           place(program_place<kCfg>(p, program, of)),
           head(Program::head(program, place)),
           values(Program::row(program, head, place)) {}
-    TESSERA_DEVICE ProgramPlace at(int key) const { return with_key<kCfg>(place, key); }
+    // Of key + offset, whose second part the compiler knows.
+    TESSERA_DEVICE ProgramPlace at(int key, int offset = 0) const { return with_key<kCfg>(place, key, offset); }
     // What depends on the key and the head alone, or on i - j and the head.
-    TESSERA_DEVICE Column column_of(int key) const {
-      return column ? *column : Program::column(program, head, at(key));
+    TESSERA_DEVICE Column column_of(int key, int offset = 0) const {
+      return column ? *column : Program::column(program, head, at(key, offset));
     }
-    TESSERA_DEVICE Diagonal diagonal_of(int key) const {
-      return diagonal ? *diagonal : Program::diagonal(program, head, at(key));
+    TESSERA_DEVICE Diagonal diagonal_of(int key, int offset = 0) const {
+      return diagonal ? *diagonal : Program::diagonal(program, head, at(key, offset));
     }
     // Whether the mask, which does not depend on the score, shows the key.
     TESSERA_DEVICE bool shows(int key) const {
       static_assert(!Program::kMaskNeedsS);
       return Program::visible(program, head, values, column_of(key), diagonal_of(key), at(key), 0.0f);
+    }
+    // Becomes the row of a query that is `offset`, which the compiler knows, after this one, with the same head.
+    TESSERA_DEVICE void move_by(int offset) {
+      place.i += offset, place.q_pos += offset, place.i_offset += offset;
+      values = Program::row(program, head, place);
     }
     // Has another row's values of their head, so that they are computed once.
     TESSERA_DEVICE void share_head(const Row& other) { head = other.head, values = Program::row(program, head, place); }
@@ -242,18 +250,31 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     using Program = typename Types::Program;
     static_assert(kCfg.only_hides == !Program::kChangesScore, "kernels decide by what the program does");
     const ScoreProgramParams& program = row.program;
-    key += offset;
-    const ProgramPlace at = row.at(key);
+    const ProgramPlace at = row.at(key, offset);
     const float s = kScaled ? r.value : r.value * unit;
-    const auto column = row.column_of(key);
-    const auto diagonal = row.diagonal_of(key);
+    const auto column = row.column_of(key, offset);
+    const auto diagonal = row.diagonal_of(key, offset);
     const bool visible =
         !Program::kHasMask || row.shows_all || Program::visible(program, row.head, row.values, column, diagonal, at, s);
     r.before_program = s;
-    if constexpr (Program::kChangesScore) {
+    if constexpr (Program::kAffine) {
+      float factor = Program::kHasFactor ? Program::factor(program, row.head, row.values, column, diagonal, at) : 1.0f;
+      if constexpr (!kScaled) factor *= unit;
+      r.value = Program::kHasTerm
+                    ? fmaf(r.value, factor, Program::term(program, row.head, row.values, column, diagonal, at))
+                    : r.value * factor;
+    } else if constexpr (Program::kChangesScore) {
       r.value = Program::score(program, row.head, row.values, column, diagonal, at, s);
     }
     if (!visible) r.value = -infinity();
+  }
+
+  // The factor of kScalesByHead.
+  template <class ScoreRow>
+  TESSERA_DEVICE static float head_factor(const ScoreRow& row) {
+    using Program = typename Types::Program;
+    return Program::factor(row.program, row.head, row.values, typename Program::Column{}, typename Program::Diagonal{},
+                           row.place);
   }
 
   // Calls sink.template add<load, tensor>(inside, ..., index...) for each load of the pair; only the index has a
@@ -300,15 +321,15 @@ struct ProgramRows {
   TESSERA_DEVICE ProgramRows(const Row& upper_row, const Row& lower_row, int key) : of{upper_row, lower_row} {
     if constexpr (kShares) {
       of[1].share_head(of[0]);
-      lower[0] = of[1].diagonal_of(key), lower[1] = of[1].diagonal_of(key + 1);
+      lower[0] = of[1].diagonal_of(key, 0), lower[1] = of[1].diagonal_of(key, 1);
     }
   }
-  // Calls visit(row, half) for both rows. The keys of each `e`, even and odd, come in order.
+  // Calls visit(row, half) for both rows of key + offset. The keys of each `e`, even and odd, come in order.
   template <class Visit>
-  TESSERA_DEVICE void at_key(int key, int e, Visit&& visit) {
+  TESSERA_DEVICE void at_key(int key, int offset, int e, Visit&& visit) {
     if constexpr (kShares) {
-      const auto column = of[0].column_of(key);
-      const Diagonal upper = of[0].diagonal_of(key), next = lower[e];
+      const auto column = of[0].column_of(key, offset);
+      const Diagonal upper = of[0].diagonal_of(key, offset), next = lower[e];
       Row rows[2] = {of[0], of[1]};
       rows[0].column = rows[1].column = &column;
       rows[0].diagonal = &upper, rows[1].diagonal = &next;

@@ -143,6 +143,11 @@ TESSERA_DEVICE int shift_left(int a, int b) {
   return static_cast<uint32>(b) > 31u ? 0 : static_cast<int>(static_cast<uint32>(a) << b);
 }
 TESSERA_DEVICE int shift_right(int a, int b) { return a >> (static_cast<uint32>(b) > 31u ? 31 : b); }
+// An integer as a float. The compiler knows `offset`, so that integers that differ in it alone share one conversion:
+// exact up to 2^24, within 1 ulp beyond.
+TESSERA_DEVICE float float_at(int x, int offset) {
+  return static_cast<float>(wrap_sub(x, offset)) + static_cast<float>(offset);
+}
 // Rounds toward zero; values outside 32 bits give the nearest integer, and NaN gives 0.
 TESSERA_DEVICE int to_int(float x) {
   if (x != x) return 0;

@@ -102,14 +102,20 @@ struct ScoreStep {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int offset = key_at<Coordinates::kLaneOrder>(n, e);
-            rows.at_key(key + offset, e, [&](const Row& row, int half) {
+            rows.at_key(key, offset, e, [&](const Row& row, int half) {
               float& x = s[m][n][2 * half + e];
               x = Options::visible_score(at.p, at.sequence(), row, key, offset, Options::reshaped(at.p, x), {}).value;
             });
           }
       }
     }
-    if constexpr (kHidesAfterwards && Program::kHasMask) {
+    if constexpr (kHidesAfterwards) apply_mask_by_keys(s, at, shows_all);
+  }
+
+  // Only hides what the program's mask hides.
+  template <int kM>
+  TESSERA_DEVICE static void apply_mask_by_keys(float (&s)[kM][kN][4], const Coordinates& at, bool shows_all) {
+    if constexpr (ProgramTypes<kCfg.program>::Program::kHasMask) {
       if (!shows_all) hide_by_program(s, at);
     }
   }
@@ -131,7 +137,7 @@ struct ScoreStep {
 #pragma unroll
         for (int k = 0; k < 2 * kStep; ++k) {
           const int key = key0 + key_at<Coordinates::kLaneOrder>(first + k / 2, k % 2);
-          rows.at_key(key, k % 2, [&](const Row& row, int half) {
+          rows.at_key(key, 0, k % 2, [&](const Row& row, int half) {
             if (row.shows(key)) bits[half] |= 1u << k;
           });
         }
@@ -201,11 +207,15 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   static constexpr int kM = Coordinates::kM;
   static constexpr bool kAhead = Coordinates::kAhead, kAddsEntries = Options::kAddsEntries;
   static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
+  // Of a program: its score is affine in s and it has no mask, so that it costs little more than ALiBi.
+  static constexpr bool kIsAffine = is_affine_program<kCfg>();
   // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
   // registers for positions.
-  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes || kCfg.program;
+  static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes || (kCfg.program && !kIsAffine);
   // Whether scores are made with their slopes, d(score) / d(product x scale): by SlopedScores.
   static constexpr bool kMakesSlopes = slope_needs_score<kCfg>();
+  // Whether gradient() does anything.
+  static constexpr bool kHasGradient = kHiddenByWeight || changes_gradient<kCfg>();
 
   typename Options::template KeyFragment<kM, kHeld> entries;
 
@@ -348,31 +358,31 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   };
 
  private:
-  // A program sees each score's own query and key. Those of queries past the last are hidden, and a mask that does not
-  // depend on the score is applied afterwards, so that it costs nothing where it shows all.
+  // A program sees each score's own query and key. Those of queries past the last are hidden afterwards, and so is what
+  // a mask hides that does not depend on the score: it costs nothing where it shows all.
   TESSERA_DEVICE static void apply_program(const Coordinates& at, float (&s)[kM][4], bool shows_all) {
     static_assert(!kCfg.entries() && !kCfg.facts().reshapes, "the program's score is of the product alone");
     using Program = typename ProgramTypes<kCfg.program>::Program;
     constexpr bool kHidesAfterwards = !Program::kMaskNeedsS;
     const int query0 = at.row0() + at.lane() % 4 * 2, key = at.key() + at.lane() / 4, end = at.sequence().sq;
-    const typename Options::Row first(at.p, at.sequence(), at.batch(), at.head(), min(query0, end - 1));
-    const typename Program::Column columns[2] = {first.column_of(key), first.column_of(key + 8)};
-    const auto row_of = [&](int query) {
-      typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(query, end - 1));
-      row.share_head(first);
+    const typename Options::Row first(at.p, at.sequence(), at.batch(), at.head(), query0);
+    const typename Program::Column columns[2] = {first.column_of(key), first.column_of(key, 8)};
+    const auto row_of = [&](int offset) {
+      typename Options::Row row = first;
+      row.query += offset;
+      row.move_by(offset);
       return row;
     };
     if constexpr (kCfg.scaled() || !kHidesAfterwards) {
       // The distance of a query to the second key is that of the query eight before to the first.
-      typename Program::Diagonal second[2] = {row_of(query0).diagonal_of(key + 8),
-                                              row_of(query0 + 1).diagonal_of(key + 8)};
+      typename Program::Diagonal second[2] = {row_of(0).diagonal_of(key, 8), row_of(1).diagonal_of(key, 8)};
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         // The loads of one half stay after the uses of the other, to save registers: the assembler moves none across.
         if (m == kM / 2) __syncwarp();
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          typename Options::Row row = row_of(query0 + m * 8 + e);
+          typename Options::Row row = row_of(m * 8 + e);
           row.shows_all = kHidesAfterwards || shows_all;
           const typename Program::Diagonal diagonals[2] = {row.diagonal_of(key), second[e]};
 #pragma unroll
@@ -388,7 +398,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     if constexpr (kHidesAfterwards && Program::kHasMask) {
       if (!shows_all) {
         const auto shows = [&](int query, int half) {
-          typename Options::Row row = row_of(query);
+          typename Options::Row row = row_of(query - query0);
           row.column = &columns[half];
           return row.shows(key + half * 8);
         };

@@ -1,6 +1,7 @@
 // The CUDA text of score programs as functions of the host, in the order of cuda_programs().
 #pragma once
 
+#include <cmath>
 #include <initializer_list>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Sink {
 
 struct CudaTextEntry {
   float (*score)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
+  float (*affine)(const ScoreProgramParams& p, const ProgramPlace& at, float s);  // NULL: the score is not affine in s
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
   // NULL: the slope does not depend on the score.
@@ -77,12 +79,28 @@ auto score_and_slope_of() -> decltype(CudaTextEntry::score_and_slope) {
 }
 
 template <class Program>
+auto affine_of() -> decltype(CudaTextEntry::affine) {
+  if constexpr (Program::kAffine) {
+    return [](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
+      const auto head = Program::head(p, at);
+      const auto row = Program::row(p, head, at);
+      const auto column = Program::column(p, head, at);
+      const auto diagonal = Program::diagonal(p, head, at);
+      const float factor = Program::factor(p, head, row, column, diagonal, at);
+      return std::fma(s, factor, Program::term(p, head, row, column, diagonal, at));
+    };
+  }
+  return nullptr;
+}
+
+template <class Program>
 CudaTextEntry entry_of() {
   return {[](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
             return Program::score(p, head, Program::row(p, head, at), Program::column(p, head, at),
                                   Program::diagonal(p, head, at), at, s);
           },
+          affine_of<Program>(),
           [](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
             return Program::visible(p, head, Program::row(p, head, at), Program::column(p, head, at),

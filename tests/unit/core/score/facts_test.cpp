@@ -5,9 +5,12 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
+#include "core/score/affine.hpp"
 #include "core/score/definitions.hpp"
 #include "core/score/evaluate.hpp"
 #include "core/score/parse.hpp"
@@ -53,6 +56,50 @@ TEST(ScoreFacts, OfScores) {
   const Facts without = facts("0.5 * sin(float(i))");
   EXPECT_TRUE(without.changes_score);
   EXPECT_FALSE(without.score_needs_s || without.passes_gradient || without.may_hide);
+}
+
+// Which scores are affine in the one before, and their factors and terms at one pair.
+TEST(ScoreFacts, Affine) {
+  struct Expected {
+    const char* text;
+    double factor, term;
+  };
+  for (const auto& [text, factor, term] : {Expected{"s + t", 1, 1.75},
+                                           {"s * t", 1.75, 0},
+                                           {"s / t - i", 1 / 1.75, -3},
+                                           {"t - s", -1, 1.75},
+                                           {"-(s - j) * t", -1.75, 1.75 * 5},
+                                           {"(s + i) * 2.0 - s", 1, 6},
+                                           {"t * (3.0 - (t + s * i))", -1.75 * 3, 1.75 * (3 - 1.75)},
+                                           {"s + (i < j ? t : -inf)", 1, 1.75},
+                                           {"j < 3 ? 1.0 : s + s", 0, 0},
+                                           {"s * s", 0, 0},
+                                           {"t / s", 0, 0},
+                                           {"abs(s)", 0, 0},
+                                           {"s", 0, 0},
+                                           {"t * i", 0, 0}}) {
+    const std::shared_ptr<const Checked> program = checked(text, "");
+    const std::optional<Affine> affine = affine_of(program->program);
+    ASSERT_EQ(affine.has_value(), factor != 0) << text;
+    if (!affine) continue;
+    testing::World world(1);
+    const Bindings bindings = world.bindings(affine->program);
+    Evaluator evaluator(affine->program, bindings);
+    evaluator.begin(world.pair(0, 0, 3, 5, 0.5));
+    EXPECT_DOUBLE_EQ(evaluator.value(affine->factor), factor) << text;
+    EXPECT_EQ(affine->term < 0, term == 0) << text;
+    if (affine->term >= 0) {
+      EXPECT_DOUBLE_EQ(evaluator.value(affine->term), term) << text;
+    }
+    EXPECT_FALSE(inputs_of(affine->program, affine->factor) & input_bit(Op::kS)) << text;
+  }
+  // A form for each value: sums of sums do not grow by powers of two.
+  std::string sums = "x0 = s + 1.0; ";
+  for (int n = 1; n <= 40; ++n) {
+    const std::string before = "x" + std::to_string(n - 1);
+    sums += "x" + std::to_string(n) + " = 0.25 * (" + before + " + " + before + "); ";
+  }
+  EXPECT_TRUE(affine_of(checked((sums + "x40").c_str(), "")->program));
 }
 
 TEST(ScoreFacts, MayHide) {
