@@ -99,7 +99,7 @@ TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, paged,
 
 // Bounds of blocks of columns are kept for each block and for each group of so many.
 inline constexpr int kBoundsGroup = 32;
-inline constexpr int kProgramListsThreads = 256;
+inline constexpr int kProgramListsThreads = 256, kProgramBoundsThreads = 32 * kBoundsGroup;
 
 // Masks: pairs of a batch entry and a head that differ, or 1. If rows, or columns, are packed, the tiles of all
 // sequences are one range of padded tile indices (attention/sequence.cuh), so their masks are heads.
