@@ -37,7 +37,7 @@ TESSERA_DEVICE void dq_order(const DqOrderParams& p) {
     if (p.lists.words[kProgramLacksRoom] != 0) {
       const int threads = static_cast<int>(gridDim.x) * kBlockListsWarps * 32;
       for (int list = warp * 32 + lane; list < p.count; list += threads) {
-        p.lists.words[kProgramHeadsAt + 2 * static_cast<int64>(list)] = kListNotMade;
+        p.lists.words[program_head_at(list)] = kListNotMade;
       }
       return;
     }

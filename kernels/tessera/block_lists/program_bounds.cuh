@@ -33,6 +33,12 @@ TESSERA_DEVICE void bound_columns(const ProgramListsParams& p, const ScoreProgra
   }
   if (lane == 0) sBounds[warp] = of_warp;
   __syncthreads();
+  if constexpr (kCfg.ordered) {  // the numbers of lists that are made
+    const int masks = (p.lists.batch > 0 ? p.batch : 1) * p.heads;
+    for (int mask = static_cast<int>(threadIdx.x); index == 0 && mask < masks; mask += kProgramBoundsThreads) {
+      *ordered_tile(p.lists, mask * p.lists.tiles, 0) = 0;
+    }
+  }
   if (warp != 0) return;
   Bounds of_group = sBounds[lane];
   of_group.visit(JoinLanes{});

@@ -10,10 +10,37 @@
 #pragma once
 
 #include "tessera/block_lists/program_tile.cuh"
+#include "tessera/ptx/synchronization.cuh"
 
 namespace tessera {
 
 TESSERA_DEVICE int lowest_bit(uint32 x) { return __popc((x & (0u - x)) - 1); }
+
+// Orders a mask's tiles by the lengths of their lists, the longest first, and later tiles first among equals: the last of
+// its blocks does. Thread 0 has written its list.
+TESSERA_DEVICE void order_tiles(const BlockLists& lists, int first_list) {
+  __shared__ uint32 sCounts[kMostOrderedTiles];  // a list that was not made is the longest
+  __shared__ bool sLast;
+  if (!orders_tiles(lists)) return;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    sLast = atomicAdd(ordered_tile(lists, first_list, 0), 1) == lists.tiles - 1;  // program_bounds cleared it
+  }
+  __syncthreads();
+  if (!sLast) return;
+  for (int tile = static_cast<int>(threadIdx.x); tile < lists.tiles; tile += kProgramListsThreads) {
+    sCounts[tile] = static_cast<uint32>(ptx::ld_acquire_s32(lists.words + program_head_at(first_list + tile)));
+  }
+  __syncthreads();
+  for (int tile = static_cast<int>(threadIdx.x); tile < lists.tiles; tile += kProgramListsThreads) {
+    const uint32 count = sCounts[tile];
+    int place = 0;
+    for (int other = 0; other < lists.tiles; ++other) {
+      place += sCounts[other] > count || (sCounts[other] == count && other > tile);
+    }
+    *ordered_tile(lists, first_list, place) = tile;
+  }
+}
 
 template <ProgramListsConfig kCfg, class Program>
 TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramParams& program) {
@@ -30,7 +57,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   const int batch = rows.batch, head = rows.head;
   const Tile tile{p, program, rows.s, batch, head, rows.tile, sHalves};
   const Columns columns(p, batch, head);
-  int* const list_words = p.lists.words + kProgramHeadsAt + 2 * static_cast<int64>(list);
+  int* const list_words = p.lists.words + program_head_at(list);
 
   // Groups of blocks in the list's order, and the block of one of them whose entry is the n-th. If they fit into one
   // round, the groups' own bounds are not needed, and those of the blocks are loaded beside the rows.
@@ -88,7 +115,7 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
   });
   if (lane == 0) sSeen[warp] = candidates;
   __syncthreads();
-  const int pool = kProgramHeadsAt + 2 * lists, room = p.end_word - pool;
+  const int pool = static_cast<int>(program_pool_at(lists)), room = p.end_word - pool;
   int taken = room;
   if (thread == 0) {
     candidates = 0;
@@ -168,10 +195,12 @@ TESSERA_DEVICE void make_list(const ProgramListsParams& p, const ScoreProgramPar
     }
     if (seen) p.lists.words[begin + before] = block << kProgramEntryBits | bits;
   });
-  if (thread != 0) return;
-  const bool made = begin != kListNotMade;
-  list_words[0] = made ? count : kListNotMade, list_words[1] = made ? begin : 0;
-  if (made && p.long_lists && is_long_list(count, p.lists.most)) atomicAdd(p.long_lists, 1);
+  if (thread == 0) {
+    const bool made = begin != kListNotMade;
+    list_words[0] = made ? count : kListNotMade, list_words[1] = made ? begin : 0;
+    if (made && p.long_lists && is_long_list(count, p.lists.most)) atomicAdd(p.long_lists, 1);
+  }
+  if constexpr (kCfg.ordered) order_tiles(p.lists, list - list % p.lists.tiles);
 }
 
 template <ProgramListsConfig kCfg>
