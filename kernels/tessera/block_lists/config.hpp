@@ -65,8 +65,9 @@ TESSERA_HOST_DEVICE constexpr bool list_is_full(int entry, int half) {
 
 // The lists have any lengths and share a pool. BlockLists::words is the number of words that are taken of the pool and,
 // at kProgramLacksRoom, whether some list found no room; then from kProgramHeadsAt on kProgramHeadWords for each list:
-// the number of entries, the word at which they begin, and a tile of the order of tiles; then the pool. A list that found no room has kListNotMade
-// entries: the kernel then visits every block that is visible by position, and evaluates the mask in each.
+// the number of entries, the word at which they begin, and a tile of the order of tiles; then the pool. A list that
+// found no room has kListNotMade entries: the kernel then visits every block that is visible by position, and evaluates
+// the mask in each.
 inline constexpr int kProgramLacksRoom = 1, kProgramHeadsAt = 8, kProgramHeadWords = 3, kListNotMade = -1;
 TESSERA_HOST_DEVICE constexpr int64 program_head_at(int64 list) { return kProgramHeadsAt + kProgramHeadWords * list; }
 // The pool of so many lists.
@@ -85,8 +86,8 @@ TESSERA_HOST_DEVICE ListHead list_head(const BlockLists& lists, int list) {
     return {*lists.count(list), lists.entries(list)};
   }
 }
-// The order of a mask's tiles, the longest list first: the n-th tile is with the n-th of the mask's lists. With more tiles
-// the lists are not ordered, and the order is that of their positions.
+// The order of a mask's tiles, the longest list first: the n-th tile is stored with the n-th of the mask's lists. Above
+// kMostOrderedTiles tiles are not ordered by length, but taken by position.
 inline constexpr int kMostOrderedTiles = 512;
 TESSERA_HOST_DEVICE constexpr bool orders_tiles(const BlockLists& lists) { return lists.tiles <= kMostOrderedTiles; }
 TESSERA_HOST_DEVICE inline int* ordered_tile(const BlockLists& lists, int first_list, int n) {

@@ -16,8 +16,8 @@ namespace tessera {
 
 TESSERA_DEVICE int lowest_bit(uint32 x) { return __popc((x & (0u - x)) - 1); }
 
-// Orders a mask's tiles by the lengths of their lists, the longest first, and later tiles first among equals: the last of
-// its blocks does. Thread 0 has written its list.
+// Orders a mask's tiles by the lengths of their lists, the longest first, and later tiles first among equals. The last
+// of the mask's blocks does. Thread 0 has written its list.
 TESSERA_DEVICE void order_tiles(const BlockLists& lists, int first_list) {
   __shared__ uint32 sCounts[kMostOrderedTiles];  // a list that was not made is the longest
   __shared__ bool sLast;
