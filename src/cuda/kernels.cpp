@@ -133,7 +133,7 @@ KernelSpec spec_of(const ProgramListsConfig& config, bool bounds) {
           .header = bounds ? "tessera/block_lists/program_bounds.cuh" : "tessera/block_lists/program_lists.cuh",
           .params = "ProgramListsParams",
           .config = config_text(config),
-          .threads = kProgramListsThreads,
+          .threads = bounds ? kProgramBoundsThreads : kProgramListsThreads,
           .claim = "sizeof(tessera::ProgramListsParams) == " + std::to_string(sizeof(ProgramListsParams))};
 }
 

@@ -96,6 +96,11 @@ WorkOrder sections_of(const TileGrid& grid) {
   return best;
 }
 
+int64_t head_bytes(const tessera_plan& plan) {
+  return plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) *
+         static_cast<int64_t>(tessera_dtype_bytes(plan.problem.q.dtype));
+}
+
 }  // namespace
 
 // Pairs balance the work and keep few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, length
@@ -135,13 +140,21 @@ WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64
   grid.equal = !is_causal(p);
   grid.packed = core::packed_q(p);
   grid.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
-  grid.head_bytes =
-      plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
+  grid.head_bytes = head_bytes(plan);
   grid.tile_keys = rows;
   const core::Place place = core::place_of(p, plan.max_seqlen_q, plan.max_seqlen_k);
   grid.fixed_keys = fixed_keys + std::clamp<int64_t>(core::diagonal(p, place), 0, plan.max_seqlen_k);
   grid.blocks = blocks;
   return order_of(grid);
+}
+
+WorkOrder sections_of(const tessera_plan& plan, int64_t tiles, int64_t heads) {
+  constexpr int64_t kBytes = int64_t{32} << 20;
+  TileGrid grid{};
+  grid.tiles = tiles, grid.heads = heads;
+  grid.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  grid.head_bytes = head_bytes(plan);
+  return sections_of(grid, kBytes);
 }
 
 }  // namespace tessera::cuda

@@ -39,4 +39,8 @@ int64_t persistent_blocks(const tessera_plan& plan, int64_t work_tiles, int64_t 
 WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
                    int64_t blocks);
 
+// An order for tiles that slots have by length, the longest first, and which blocks claim: sections of heads whose keys
+// and values stay in the L2 cache.
+WorkOrder sections_of(const tessera_plan& plan, int64_t tiles, int64_t heads);
+
 }  // namespace tessera::cuda

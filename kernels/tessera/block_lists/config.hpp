@@ -64,12 +64,15 @@ TESSERA_HOST_DEVICE constexpr bool list_is_full(int entry, int half) {
 }
 
 // The lists have any lengths and share a pool. BlockLists::words is the number of words that are taken of the pool and,
-// at kProgramLacksRoom, whether some list found no room; then from kProgramHeadsAt on two words for each list: the
-// number of entries and the word at which they begin; then the pool. Where some list found no room, all of them have
-// kListNotMade entries: the kernel then visits every block that is visible by position, and evaluates the mask in each.
-// Which lists find room depends on the order in which they are made; whether all of them do, does not, nor do the bits
-// of the results.
-inline constexpr int kProgramLacksRoom = 1, kProgramHeadsAt = 8, kListNotMade = -1;
+// at kProgramLacksRoom, whether some list found no room; then from kProgramHeadsAt on kProgramHeadWords for each list:
+// the number of entries, the word at which they begin, and a tile of the order of tiles; then the pool. Where some list
+// found no room, all of them have kListNotMade entries: the kernel then visits every block that is visible by position,
+// and evaluates the mask in each. Which lists find room depends on the order in which they are made; whether all of them
+// do, does not, nor do the bits of the results.
+inline constexpr int kProgramLacksRoom = 1, kProgramHeadsAt = 8, kProgramHeadWords = 3, kListNotMade = -1;
+TESSERA_HOST_DEVICE constexpr int64 program_head_at(int64 list) { return kProgramHeadsAt + kProgramHeadWords * list; }
+// The pool of so many lists.
+TESSERA_HOST_DEVICE constexpr int64 program_pool_at(int64 lists) { return program_head_at(lists); }
 struct ListHead {
   int count;
   const int* entries;
@@ -78,11 +81,18 @@ struct ListHead {
 template <bool kProgram>
 TESSERA_HOST_DEVICE ListHead list_head(const BlockLists& lists, int list) {
   if constexpr (kProgram) {
-    const int* head = lists.words + kProgramHeadsAt + 2 * static_cast<int64>(list);
+    const int* head = lists.words + program_head_at(list);
     return {lists.words[kProgramLacksRoom] != 0 ? kListNotMade : head[0], lists.words + head[1]};
   } else {
     return {*lists.count(list), lists.entries(list)};
   }
+}
+// The order of a mask's tiles, the longest list first: the n-th tile is stored with the n-th of the mask's lists. Above
+// kMostOrderedTiles tiles are not ordered by length, but taken by position.
+inline constexpr int kMostOrderedTiles = 512;
+TESSERA_HOST_DEVICE constexpr bool orders_tiles(const BlockLists& lists) { return lists.tiles <= kMostOrderedTiles; }
+TESSERA_HOST_DEVICE inline int* ordered_tile(const BlockLists& lists, int first_list, int n) {
+  return lists.words + program_head_at(first_list + n) + 2;
 }
 // The entry of the n-th block from `first` on of a list that was not made.
 TESSERA_HOST_DEVICE constexpr int unlisted_entry(int first, int n) { return (first + n) << kProgramEntryBits; }
@@ -91,17 +101,18 @@ struct ProgramListsConfig {
   int rows;  // of a tile
   int cols;  // of a block
   bool transposed;
-  bool varlen;  // sequences are packed, or use only some of their keys
-  bool paged;   // keys are in pages
+  bool varlen;   // sequences are packed, or use only some of their keys
+  bool paged;    // keys are in pages
+  bool ordered;  // tiles are ordered by the lengths of their lists, too
   ScoreConfig score;
   // Of the program the kernels read the mask alone, and are compiled with no more.
   static constexpr bool kMaskAlone = true;
 };
-TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, paged, score)
+TESSERA_CONFIG_FIELDS(ProgramListsConfig, rows, cols, transposed, varlen, paged, ordered, score)
 
 // Bounds of blocks of columns are kept for each block and for each group of so many.
 inline constexpr int kBoundsGroup = 32;
-inline constexpr int kProgramListsThreads = 256;
+inline constexpr int kProgramListsThreads = 256, kProgramBoundsThreads = 32 * kBoundsGroup;
 
 // Masks: pairs of a batch entry and a head that differ, or 1. If rows, or columns, are packed, the tiles of all
 // sequences are one range of padded tile indices (attention/sequence.cuh), so their masks are heads.

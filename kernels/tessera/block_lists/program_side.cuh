@@ -104,8 +104,13 @@ TESSERA_DEVICE typename Side::Bounds bounds_of(const ScoreProgramParams& program
   typename Side::Bounds bounds;
   bounds.visit(ClearBounds{});
   if constexpr (Side::kValues > 0) {
-    for (int n = first + static_cast<int>(threadIdx.x % 32); n < end; n += 32) {
-      bounds.include(Side::value(program, p, s, batch, head, n));
+    constexpr int kAtOnce = 4;  // loads of a lane; past the end, the last again
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    for (int from = first; from < end; from += 32 * kAtOnce) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        bounds.include(Side::value(program, p, s, batch, head, min(from + 32 * n + lane, end - 1)));
+      }
     }
     bounds.visit(JoinLanes{});
   }

@@ -1,4 +1,4 @@
-// What a score program's mask shows of blocks of columns to the rows of one tile: by bounds, or entry by entry.
+// What a score program's mask shows of blocks of columns to the rows of one tile: by bounds, samples, or every pair.
 #pragma once
 
 #include "tessera/block_lists/entry.cuh"
@@ -68,41 +68,82 @@ struct ProgramTile {
     return (bits >> half & 1) != 0 || (bits >> (kListHalves + half) & 1) != 0;
   }
 
-  // The same bits of one half and block, by a warp: the mask of every pair that is visible by position, until one is
-  // found that it shows and one that it hides.
-  TESSERA_DEVICE int evaluated(int half, int block) const {
-    constexpr int kKeys = kCfg.transposed ? kHalfRows : kCfg.cols, kLaneKeys = kKeys / 32, kQueriesAVote = 8;
+  // Whether the mask shows some, and hides some, of the pairs of a half and a block that are visible by position.
+  struct Pairs {
+    bool shows, hides;
+    TESSERA_DEVICE void add(bool shown) { shows = shows || shown, hides = hides || !shown; }
+  };
+  // Of one of kSamples pairs, evenly spaced with the corners among them.
+  static constexpr int kSamples = 16;
+  TESSERA_DEVICE Pairs sampled(int half, int block, int sample) const {
+    constexpr int kSide = 4;
+    static_assert(kSide * kSide == kSamples);
+    const Range queries = queries_of(half, block), keys = keys_of(half, block);
+    const int query = queries.first + (queries.last - queries.first) * (sample / kSide) / (kSide - 1);
+    const int key = keys.first + (keys.last - keys.first) * (sample % kSide) / (kSide - 1);
+    const ProgramPlace first = pair_place<kCfg>(program, p, s, batch, head, query, 0);
+    const auto column = MaskSide<kCfg, Program, true>::value(program, p, s, batch, head, key);
+    Pairs pairs{};
+    if (visible_keys<kCfg.score>(p, s, query).holds(key, 1)) {
+      pairs.add(
+          Program::mask(program, Program::mask_row(program, first), column, with_key<kCfg.score>(first, key), 0.0f));
+    }
+    return pairs;
+  }
+  // Of every parts-th query from the part-th on, by a warp: of a lane's keys. The rows of kAhead queries are loaded at
+  // once.
+  TESSERA_DEVICE Pairs evaluated(int half, int block, int part, int parts) const {
+    constexpr int kKeys = kCfg.transposed ? kHalfRows : kCfg.cols, kLaneKeys = kKeys / 32, kAhead = 4;
     static_assert(kKeys % 32 == 0);
-    const int col0 = block * kCfg.cols, col1 = min(col0 + kCfg.cols, kCfg.transposed ? s.sq : s.sk) - 1;
-    const int q0 = kCfg.transposed ? col0 : first_row(half), q1 = kCfg.transposed ? col1 : end_row(half) - 1;
-    const int k0 = (kCfg.transposed ? first_row(half) : col0) + static_cast<int>(threadIdx.x % 32);
+    const Range queries = queries_of(half, block), keys = keys_of(half, block);
+    const int key0 = keys.first + static_cast<int>(threadIdx.x % 32);
     typename Program::MaskColumn columns[kLaneKeys];
 #pragma unroll
     for (int n = 0; n < kLaneKeys; ++n) {
-      columns[n] = MaskSide<kCfg, Program, true>::value(program, p, s, batch, head, min(k0 + 32 * n, s.sk - 1));
+      columns[n] = MaskSide<kCfg, Program, true>::value(program, p, s, batch, head, min(key0 + 32 * n, keys.last));
     }
-    bool shows = false, hides = false;
-    for (int query = q0; query <= q1; ++query) {
-      const ProgramPlace first = pair_place<kCfg>(program, p, s, batch, head, query, 0);
-      const typename Program::MaskRow row = Program::mask_row(program, first);
-      const KeyRange keys = visible_keys<kCfg.score>(p, s, query);
+    Pairs pairs{};
+#pragma unroll 1
+    for (int first = queries.first + part; first <= queries.last; first += kAhead * parts) {
+      ProgramPlace places[kAhead];
+      typename Program::MaskRow rows[kAhead];
 #pragma unroll
-      for (int n = 0; n < kLaneKeys; ++n) {
-        const int key = k0 + 32 * n;
-        if (!keys.holds(key, 1)) continue;
-        const bool shown = Program::mask(program, row, columns[n], with_key<kCfg.score>(first, key), 0.0f);
-        shows = shows || shown, hides = hides || !shown;
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        places[ahead] = pair_place<kCfg>(program, p, s, batch, head, min(first + ahead * parts, queries.last), 0);
+        rows[ahead] = Program::mask_row(program, places[ahead]);
       }
-      if (query % kQueriesAVote == kQueriesAVote - 1 && __any_sync(0xffffffff, shows) &&
-          __any_sync(0xffffffff, hides)) {
-        return 0;
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        const KeyRange visible = visible_keys<kCfg.score>(p, s, min(first + ahead * parts, queries.last));
+#pragma unroll
+        for (int n = 0; n < kLaneKeys; ++n) {
+          const int key = key0 + 32 * n;
+          if (key > keys.last || !visible.holds(key, 1)) continue;
+          pairs.add(Program::mask(program, rows[ahead], columns[n], with_key<kCfg.score>(places[ahead], key), 0.0f));
+        }
       }
     }
-    if (!__any_sync(0xffffffff, shows)) return 1 << half;
-    return __any_sync(0xffffffff, hides) ? 0 : 1 << (kListHalves + half);
+    return pairs;
+  }
+  // The bits of a half all of whose pairs were evaluated, or of which one is shown and one is hidden.
+  TESSERA_DEVICE static int bits_of(int half, const Pairs& pairs) {
+    return !pairs.shows ? 1 << half : pairs.hides ? 0 : 1 << (kListHalves + half);
   }
 
  private:
+  struct Range {
+    int first, last;
+  };
+  TESSERA_DEVICE Range rows_of(int half) const { return {first_row(half), end_row(half) - 1}; }
+  TESSERA_DEVICE Range columns_of(int block) const {
+    return {block * kCfg.cols, min((block + 1) * kCfg.cols, kCfg.transposed ? s.sq : s.sk) - 1};
+  }
+  TESSERA_DEVICE Range queries_of(int half, int block) const {
+    return kCfg.transposed ? columns_of(block) : rows_of(half);
+  }
+  TESSERA_DEVICE Range keys_of(int half, int block) const {
+    return kCfg.transposed ? rows_of(half) : columns_of(block);
+  }
   template <bool kBlock>
   TESSERA_DEVICE bool sees(int q0, int q1, int k0, int k1) const {
     if (q0 > q1 || k0 > k1) return false;

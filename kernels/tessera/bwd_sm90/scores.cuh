@@ -31,11 +31,16 @@ struct ScoreWarpgroup {
   using ValueGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v(), true>;
   using Coordinates = StepCoordinates<kCfg, ScoreWarpgroup>;
   using Step = ScoreStep<kCfg.score, Coordinates>;
+  // The option is a program that only hides scores: blocks that it shows in full cost as without it, and in the others
+  // hidden scores are recognised by their weight once dS is known.
+  static constexpr bool kOnlyHides = kCfg.score.program && kCfg.score.only_hides && !kCfg.score.facts().hides &&
+                                     !kCfg.score.facts().reshapes && !kCfg.score.dropout && !kCfg.d_bias;
+  static constexpr bool kHiddenByWeight = Step::kHiddenByWeight && !kOnlyHides;
   // kLseAhead and kDeltaAhead are the groups of eight queries whose LSE and delta are loaded before they are used; none
   // if an option needs the registers.
   static constexpr bool kNoneAhead = kCfg.whole_head || kCfg.score.entries() ||
-                                     (kCfg.score.program && !Step::kIsAffine) || kCfg.score.facts().reshapes ||
-                                     (kParts > 1 && kCfg.score.scaled());
+                                     (kCfg.score.program && !kOnlyHides && !Step::kIsAffine) ||
+                                     kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
   static constexpr bool kMaskedAhead = kCfg.whole_head || !kNoneAhead;  // masked() is known before it is needed
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
@@ -276,7 +281,7 @@ struct ScoreWarpgroup {
     }
     if (far) [[unlikely]] {
       far_exponents();
-    } else if (Step::kHiddenByWeight || (kMaskedAhead ? hides_some : masked())) {
+    } else if (kHiddenByWeight || (kMaskedAhead ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -473,7 +478,13 @@ struct ScoreWarpgroup {
     } else {
       score_gradients<0, kM>();
     }
-    if (!Step::kHiddenByWeight && (kMaskedAhead ? hides_some : masked())) clear_hidden();
+    if constexpr (kOnlyHides) {
+      if (!(kCfg.program_lists() && list_is_full(step_word(), warpgroup)) || (kMaskedAhead ? hides_some : masked())) {
+        clear_weightless();
+      }
+    } else if constexpr (!kHiddenByWeight) {
+      if (kMaskedAhead ? hides_some : masked()) clear_hidden();
+    }
   }
   template <int kFirst, int kRows>
   TESSERA_DEVICE void score_gradients() {
@@ -508,7 +519,18 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
-  static constexpr bool kOptionsOfGradients = kCfg.score.dropout || Step::kHasGradient || kCfg.d_bias;
+  // By weights that were rounded to kCfg.dtype; in float16 they are as they were.
+  TESSERA_DEVICE void clear_weightless() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!(rP[step][i] & 0x0000ffffu)) rdS[step][i] &= 0xffff0000u;
+        if (!(rP[step][i] & 0xffff0000u)) rdS[step][i] &= 0x0000ffffu;
+      }
+  }
+
+  static constexpr bool kOptionsOfGradients = kCfg.score.dropout || (Step::kHasGradient && !kOnlyHides) || kCfg.d_bias;
 
   // The same for queries 8 m + 2 c and the next, and one key. A dropped weight has its sign bit set.
   template <class Head>

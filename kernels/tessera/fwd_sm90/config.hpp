@@ -34,6 +34,8 @@ struct FwdSm90Config {
 
   // Whether the block lists are made from a program's mask.
   TESSERA_HOST_DEVICE constexpr bool program_lists() const { return block_mask && score.program; }
+  // Whether slots of tiles are places in the lists' order of tiles.
+  TESSERA_HOST_DEVICE constexpr bool orders_lists() const { return program_lists() && !varlen; }
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
                       o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,

@@ -49,7 +49,8 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
   const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
   if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
     using Tile = WorkTile<kCfg>;
-    const bool long_first = *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
+    const bool ordered = kCfg.orders_lists() && orders_tiles(p.lists);  // the longest are first anyway
+    const bool long_first = !ordered && *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
     for (int index = block; long_first && index < work_tiles(p.order); index += blocks) {
       if (Tile::is_long(p, index)) publish(index);
     }

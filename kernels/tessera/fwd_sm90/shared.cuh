@@ -47,12 +47,16 @@ struct WorkTile {
     return p.order;
   }
 
+  TESSERA_DEVICE static TileCoord place_of(const WorkOrder& order, int index) {
+    if constexpr (kCfg.varying_tile_cost || kCfg.orders_lists()) return tile_coord(order, index);
+    return {index / order.tiles, index % order.tiles};
+  }
+
   // Decodes the tile from its index in the grid's order. Without a causal mask all tiles cost the same, and those of a
   // head, which read the same keys, are neighbours; attention/work_order has the order under a causal mask.
   TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
     const WorkOrder& order = order_of(p);
-    TileCoord place{index / order.tiles, index % order.tiles};
-    if constexpr (kCfg.varying_tile_cost) place = tile_coord(order, index);
+    TileCoord place = place_of(order, index);
     const int slot = place.slot;
     int split = 0;
     if constexpr (kCfg.split) split = place.head % p.num_splits, place.head = place.head / p.num_splits;
@@ -72,6 +76,9 @@ struct WorkTile {
     s = load_sequence<kCfg.varlen, (kCfg.page_rows > 0), kCfg.score>(p, batch);
     const int rows = s.sq * rows_a_query<kCfg>(p);
     row0 = ((rows + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
+    if constexpr (kCfg.orders_lists()) {
+      if (orders_tiles(p.lists)) row0 = *ordered_tile(p.lists, p.lists.at(batch, head, 0), slot) * kBlockM;
+    }
     count = row0 < 0 ? 0 : min(rows - row0, kBlockM);
     if constexpr (kCfg.varlen) count = max(count, 0);  // a padded tile index before the first sequence's
     visible = queries_see(p, row0, row0 + max(count, 1) - 1);
@@ -107,8 +114,7 @@ struct WorkTile {
 
   // With a block mask and dense sequences: whether the list of the tile at an index in the grid's order is long.
   TESSERA_DEVICE static bool is_long(const FwdSm90Params& p, int index) {
-    TileCoord place{index / p.order.tiles, index % p.order.tiles};
-    if constexpr (kCfg.varying_tile_cost) place = tile_coord(p.order, index);
+    const TileCoord place = place_of(p.order, index);
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
     const int list = p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot);
     return is_long_list(list_head<kCfg.program_lists()>(p.lists, list).count, p.lists.most);

@@ -74,10 +74,11 @@ bool lists_program(const tessera_plan& plan) {
   return once(plan, find_lists_program);
 }
 
-ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed) {
+ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed, bool ordered) {
   ProgramListsConfig config{};
   config.rows = rows, config.cols = cols, config.transposed = transposed;
   config.varlen = varies_in_length(plan.problem), config.paged = core::paged(plan.problem);
+  config.ordered = ordered && !config.varlen;
   const ScoreConfig score = score_config(plan);
   config.score.program = true, config.score.places = score.places, config.score.sequence_places = score.sequence_places;
   return config;
@@ -119,7 +120,7 @@ ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsC
   const int64_t pool = p.batch_invariant
                            ? count * shape.lists.most
                            : std::min(shape.row_masks * visible_blocks(plan, config, shape.lists), capacity);
-  shape.words = std::min(kProgramHeadsAt + 2 * count + pool, kMostWords);
+  shape.words = std::min<int64_t>(program_pool_at(count) + pool, kMostWords);
   return shape;
 }
 
@@ -205,7 +206,7 @@ DqOrder order_program(const tessera_plan& plan, const ProgramListsConfig& config
   DqOrderParams p{};
   fill_problem_params(p, plan, buffers);
   p.lists = lists;
-  p.order.beside = words - kProgramHeadsAt - 2 * int64_t{shape.count()};
+  p.order.beside = words - program_pool_at(shape.count());
   p.heads = shape.heads;
   p.masks = shape.column_masks, p.blocks = shape.column_blocks;
   p.last_keys_first = last_keys_first;

@@ -38,10 +38,12 @@ struct ProgramListsShape {
   int count() const { return row_masks * lists.tiles; }
   int64_t bytes() const { return bounds_bytes + words * int64_t{sizeof(int)}; }
   // Of the order of deterministic additions, stored after the lists: a place for each entry of the pool.
-  int64_t order_bytes() const { return (words - kProgramHeadsAt - 2 * int64_t{count()}) * int64_t{sizeof(int)}; }
+  int64_t order_bytes() const { return (words - program_pool_at(count())) * int64_t{sizeof(int)}; }
 };
 // Tiles of `rows` rows and blocks of `cols` columns: queries and keys, or transposed keys and queries.
-ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed);
+// ordered: of dense sequences, the tiles are ordered by the lengths of their lists.
+ProgramListsConfig program_lists_config(const tessera_plan& plan, int rows, int cols, bool transposed,
+                                        bool ordered = false);
 ProgramListsShape program_lists_of(const tessera_plan& plan, const ProgramListsConfig& config);
 
 // The number of lists.

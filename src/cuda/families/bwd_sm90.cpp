@@ -144,7 +144,7 @@ bool lists_are_programs(const BwdSm90Plan& own) {
   return own.pair ? own.pair_config.program_lists() : own.config.program_lists();
 }
 ProgramListsConfig listed_blocks(const tessera_plan& plan, const BlockShape& shape) {
-  return program_lists_config(plan, shape.block_n, shape.block_m, true);
+  return program_lists_config(plan, shape.block_n, shape.block_m, true, plan.problem.deterministic == 0);
 }
 
 struct Tiles {
@@ -167,13 +167,19 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
 // faster (docs/lab/bwd_forms.md). If the blocks fill the GPU only a few times, all heads form one section,
 // because a long block that starts late would end long after the others. If all blocks cost the same, or only the GPU
 // knows which are long, each head is a section.
-int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const Tiles& tiles, int group_splits) {
+int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const Tiles& tiles, int group_splits,
+                      bool ordered) {
   constexpr int64_t kSectionBytes = 24'000'000, kShortSectionBytes = 4'000'000, kShortRows = 512;
   constexpr int64_t kElementBytes = 2 + 2 + 4, kFewRounds = 3;
-  if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
+  if (!ordered && (!is_causal(plan.problem) || core::packed_k(plan.problem))) return 1;
   if (tiles.blocks() * shape.cluster <= kFewRounds * plan.device.cores) return tiles.heads;
   const int64_t head_bytes =
       plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv / group_splits);
+  if (ordered) {  // sections of one size: a last one of few heads would end with few blocks
+    constexpr int64_t kOrderedBytes = 36'000'000;
+    const int64_t fit = std::max<int64_t>(1, kOrderedBytes / std::max<int64_t>(1, head_bytes));
+    return divide_up(tiles.heads, divide_up(tiles.heads, fit));
+  }
   const int64_t section_bytes = plan.max_seqlen_q <= kShortRows ? kShortSectionBytes : kSectionBytes;
   return std::clamp<int64_t>(section_bytes / std::max<int64_t>(1, head_bytes), 1, tiles.heads);
 }
@@ -339,8 +345,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   tiles.heads *= own.group_splits;
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
+  const bool ordered = lists_are_programs(own) && !plan.problem.deterministic && !varies_in_length(plan.problem);
   own.section_heads =
-      Divisor(by_whole_heads(own) ? 1 : static_cast<int>(section_heads(plan, shape, tiles, own.group_splits)));
+      Divisor(by_whole_heads(own) ? 1 : static_cast<int>(section_heads(plan, shape, tiles, own.group_splits, ordered)));
   own.heads = static_cast<int>(tiles.heads);
   own.rotation = by_whole_heads(own) ? 0 : static_cast<int>(rotation(plan, own, tiles, shape.cluster));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));

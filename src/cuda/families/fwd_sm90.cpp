@@ -338,7 +338,15 @@ int64_t typical_keys(const tessera_plan& plan) {
   return core::sizes(plan.problem).rows_k / std::max<int64_t>(1, plan.batch);
 }
 
+// Whether the lists of a program order the tiles of a head: FwdSm90Config::orders_lists, and few enough of them.
+bool orders_lists(const tessera_plan& plan, const Choice& choice) {
+  return choice.config.block_mask && lists_program(plan) && !varies_in_length(plan.problem);
+}
+
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
+  if (orders_lists(plan, choice)) {
+    return sections_of(plan, choice.tiles, choice.work_tiles / choice.tiles);
+  }
   constexpr int kFixedBlocks = 2;  // the cost of decoding a tile index and storing its rows, in key tiles
   return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles,
                         choice.block_m() / choice.rows_a_query(plan), kFixedBlocks * choice.block_n(),
@@ -354,7 +362,7 @@ BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
 }
 
 ProgramListsConfig listed_blocks(const tessera_plan& plan, const FwdSm90Config& config) {
-  return program_lists_config(plan, config.consumers * kConsumerRows, config.block_n, false);
+  return program_lists_config(plan, config.consumers * kConsumerRows, config.block_n, false, true);
 }
 
 std::string refuse_pages(const tessera_plan& plan) {

@@ -48,6 +48,13 @@ TESSERA_DEVICE KeyTilePlace key_tile_place(const BwdSm90Params& p, int index) {
   return {first + index - slot * width, slot};
 }
 
+// Whether the slots of key tiles are places in the order of tiles of a program's lists.
+template <auto kCfg>
+TESSERA_HOST_DEVICE constexpr bool orders_key_tiles() {
+  if constexpr (requires { kCfg.program_lists(); }) return kCfg.program_lists() && !kCfg.varlen && !kCfg.deterministic;
+  return false;
+}
+
 // kCfg: the config of bwd_sm90 or bwd_sm90_d256, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
 TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
@@ -55,6 +62,9 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   auto [head, slot] = key_tile_place(p, index);
   if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
   b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
+  if constexpr (orders_key_tiles<kCfg>()) {
+    if (orders_tiles(p.lists)) slot = *ordered_tile(p.lists, p.lists.at(b.batch, b.head_kv * p.group, 0), slot);
+  }
   int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
   if (kCfg.varlen && p.keys.begins) {
     b.batch = find_sequence<kCfg.block_n>(p, p.keys.begins, p.keys.begins_stride, p.keys_limit, 1, slot),

@@ -52,10 +52,15 @@ void run_lists(const ProgramListsParams& p, int count, const ScoreProgramParams&
     score.program = true;
     return score;
   }();
-  constexpr ProgramListsConfig kConfig{
-      .rows = kListRows, .cols = kListCols, .transposed = kTransposed, .varlen = true, .paged = false, .score = kScore};
+  constexpr ProgramListsConfig kConfig{.rows = kListRows,
+                                       .cols = kListCols,
+                                       .transposed = kTransposed,
+                                       .varlen = true,
+                                       .paged = false,
+                                       .ordered = true,
+                                       .score = kScore};
   const auto groups = static_cast<unsigned>(p.column_masks * p.column_groups);
-  emulated::run_blocks({groups, 1, 1}, kProgramListsThreads, 0, [&] { bound_columns<kConfig, Program>(p, program); });
+  emulated::run_blocks({groups, 1, 1}, kProgramBoundsThreads, 0, [&] { bound_columns<kConfig, Program>(p, program); });
   emulated::run_blocks({static_cast<unsigned>(count), 1, 1}, kProgramListsThreads, 0,
                        [&] { make_list<kConfig, Program>(p, program); });
 }

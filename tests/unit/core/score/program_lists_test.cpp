@@ -91,20 +91,39 @@ struct Lists {
     const int bytes = 8 * values * p.column_masks * (p.column_blocks + p.column_groups);
     bounds.resize(static_cast<size_t>(std::max(bytes, 1)), '\xff');
     p.bounds = bounds.data();
-    words.assign(static_cast<size_t>(kProgramHeadsAt + count * (2 + 2 * p.lists.most)), 0x55555555);
+    words.assign(static_cast<size_t>(program_pool_at(count) + count * 2 * p.lists.most), 0x55555555);
     p.lists.words = words.data();
     set_room(count * p.lists.most);
   }
   // The entries that the pool holds.
-  void set_room(int entries) { p.end_word = kProgramHeadsAt + 2 * count + entries; }
+  void set_room(int entries) { p.end_word = static_cast<int>(program_pool_at(count)) + entries; }
 
   void make(const ScoreProgramParams& program) { (transposed ? text.transposed_lists : text.lists)(p, count, program); }
+
+  // Each mask's tiles in the order of their lists' lengths, the longest first; those that were not made before them.
+  void expect_tiles_ordered() const {
+    const auto length = [&](int list) {
+      return static_cast<unsigned>(words[static_cast<size_t>(program_head_at(list))]);
+    };
+    for (int first = 0; first < count; first += p.lists.tiles) {
+      std::vector<bool> seen(static_cast<size_t>(p.lists.tiles));
+      for (int n = 0; n < p.lists.tiles; ++n) {
+        const int tile = *ordered_tile(p.lists, first, n);
+        ASSERT_TRUE(0 <= tile && tile < p.lists.tiles && !seen[static_cast<size_t>(tile)]) << "place " << n;
+        seen[static_cast<size_t>(tile)] = true;
+        if (n == 0) continue;
+        const int before = *ordered_tile(p.lists, first, n - 1);
+        EXPECT_GE(length(first + before), length(first + tile)) << "place " << n;
+        EXPECT_TRUE(length(first + before) > length(first + tile) || before > tile) << "place " << n;
+      }
+    }
+  }
 
   // The places of the entries of transposed lists in the order of additions.
   void expect_ordered(bool last_keys_first) {
     DqOrderParams o{};
     static_cast<ProblemParams&>(o) = p;
-    o.lists = p.lists, o.order.beside = p.end_word - kProgramHeadsAt - 2 * count;
+    o.lists = p.lists, o.order.beside = p.end_word - program_pool_at(count);
     o.heads = p.heads, o.masks = p.column_masks, o.blocks = p.column_blocks;
     o.last_keys_first = last_keys_first;
     const auto blocks = static_cast<unsigned>((o.masks * o.blocks + kBlockListsWarps - 1) / kBlockListsWarps);
@@ -246,6 +265,7 @@ TEST_P(ProgramLists, ListWhatTheMaskShows) {
     params.whole.group = lists.p.group;
     lists.make(params);
     ASSERT_EQ(lists.expect_right(params), lists.count);
+    lists.expect_tiles_ordered();
     if (transposed) lists.expect_ordered(draw(0, 1) != 0);
     if (HasFailure()) return;
 
@@ -256,6 +276,7 @@ TEST_P(ProgramLists, ListWhatTheMaskShows) {
     lists.set_room(taken / 2);
     lists.make(params);
     const int made = lists.expect_right(params);
+    lists.expect_tiles_ordered();
     if (taken > 1 && program.checked->program.tensors.empty()) {
       EXPECT_LT(made, lists.count);
       EXPECT_NE(lists.words[kProgramLacksRoom], 0);
