@@ -87,6 +87,25 @@ TEST(CudaFp8, KeepsScalesOfHiddenKeysFromAResult) {
   expect_nan_from(kUnaffected, o_of(in, TESSERA_FLOAT32), usual);
 }
 
+// Of any key, whatever computes its weight; rows that do not see the key have finite results.
+TEST(CudaFp8, KeepsANaNOfAnyKey) {
+  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  constexpr size_t kRows = 40, kWidth = 64, kKeys = 300, kFirst = kKeys - kRows;
+  for (size_t key = kFirst; key < kFirst + 16; ++key) {
+    Inputs in = inputs_of("dtype=e4m3 b=1 sq=40 sk=300 hq=1 hkv=1 d=64 dv=64 causal=1 scales=bh");
+    in.k_codes[key * kWidth + key % kWidth] = std::numeric_limits<double>::quiet_NaN();
+    Call call = make_call(in);
+    const RunResult result = run(call, TESSERA_FORWARD, {.place = kGpu, .cores = 3});
+    ASSERT_TRUE(result.ok()) << result.why();
+    const std::vector<double> o = call.o.load(), lse = call.lse.load();
+    for (size_t row = 0; row < kRows; ++row) {
+      const bool sees = kFirst + row >= key;
+      EXPECT_EQ(std::isnan(lse[row]), sees) << "key " << key << ", row " << row;
+      for (size_t n = 0; n < kWidth; ++n) EXPECT_EQ(std::isnan(o[row * kWidth + n]), sees) << key << ", " << row;
+    }
+  }
+}
+
 // A weight's rounding to e4m3 is off by at most 2^-4, 2.6 % in the mean over a binade's numbers; each key's rounding is
 // of its own. So the error relative to O is that of one weight at any length: what adds to it with the keys would show.
 TEST(CudaFp8, HasTheErrorOfOneWeightAtEveryLength) {

@@ -1,6 +1,7 @@
 // The consumer warpgroups of fwd_sm90_fp8: each has 64 query rows of a work tile.
 #pragma once
 
+#include "tessera/fwd_sm90/fp8/polynomial.cuh"
 #include "tessera/fwd_sm90/fp8/shared.cuh"
 #include "tessera/fwd_sm90/scores.cuh"
 #include "tessera/ptx/wgmma_e4m3.cuh"
@@ -34,9 +35,11 @@ struct Fp8Consumer {
   using K = typename Scores::K;
   using V = SwizzledTile<kCfg.head_dim_v, kCfg.block_n / 2>;
   static constexpr int kN = kCfg.block_n / 8, kSteps = kCfg.block_n / 32;
+  static constexpr int kGroupN = 2, kGroups = kN / kGroupN;     // of S: see exponentiate()
   static constexpr int kParts = kCfg.head_dim_v / kCfg.o_cols;  // products of one block with columns of V
   static constexpr int kPartD = kCfg.o_cols / 8;
-  static constexpr int kInner = 16;  // pairs of elements that one wgmma multiplies
+  static constexpr int kSlices = kGroups / kParts;  // of the first part, added to O between the first exponentials
+  static constexpr int kInner = 16;                 // pairs of elements that one wgmma multiplies
   using ScoreProduct = ptx::WgmmaE4m3<kCfg.block_n>;
   using OutputProduct = ptx::WgmmaE4m3<kCfg.o_cols>;
 
@@ -48,6 +51,7 @@ struct Fp8Consumer {
   float rPart[1][kPartD][4];  // of one product: the tensor cores do not add in float32 (ptx/wgmma_e4m3.cuh)
   float factor[2];            // of O, of the block whose P V is next
   bool not_negative;          // no row of the warp has a negative maximum: one below 0 would not replace it
+  bool has_nan;               // among the lane's scores, of the block whose maxima were computed
   float q_scale;              // scale of q, times that of k if it has one for all tokens
   // With block scales:
   float block_scales[2];         // of k and of v, of the block whose scores are next
@@ -60,6 +64,19 @@ struct Fp8Consumer {
     clear(rPart);
     ptx::wgmma_pin(flat(rPart));
   }
+
+  // What turns a score into the logarithm of its weight, and into the argument of weight_by_polynomial().
+  struct Exponents {
+    float log2, above[2], step, steps_above[2];
+    TESSERA_DEVICE Exponents(const Fp8Consumer& of, float unit) : log2(of.unit_of(unit).log2) {
+      step = log2 * (1 / kExponentRange);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float max = of.scores.softmax.max[0][half];
+        above[half] = kWeightShift_log2 - max, steps_above[half] = fmaf(max, -1 / kExponentRange, 1.0f);
+      }
+    }
+  };
 
   TESSERA_DEVICE void attend_tiles() {
     at.open_turns();
@@ -75,7 +92,7 @@ struct Fp8Consumer {
       const float unit = finish_scores();
       update_max(unit, factor);
       at.end_turn();
-      note_signs();
+      note_scores();
       exponentiate_all(unit);
       pack();
 #pragma unroll
@@ -109,13 +126,19 @@ struct Fp8Consumer {
     float next_factor[2];
     update_max(unit, next_factor);
     at.end_turn();
-    note_signs();
+    note_scores();
     SumParts total;
     const bool ready = scores.softmax.ready;
-    if (!ready) [[unlikely]]
+    wait_output();  // of the first part, which is done by now
+    if (!ready) [[unlikely]] {
       exponentiate_all(unit);
-    exponentiate_and_multiply<0>(unit, ready, total);
+      if constexpr (kSlices > 0) add_part<0>();
+    }
+    const Exponents exponents(*this, unit);
+    if (not_hoisted(ready)) make_exponents<0>(exponents);
+    exponentiate_and_multiply<0>(exponents, ready, total);
     if (ready) {
+      add_group<kGroups - 1>(total);
 #pragma unroll
       for (int half = 0; half < 2; ++half) scores.softmax.sum[0][half] += total.of(half);
     }
@@ -127,17 +150,19 @@ struct Fp8Consumer {
   // Part `kPart` of the exponentials during part `kPart` of the products, and so on. `ready` is tested for each part,
   // so that the products exist once in the code: a second copy would spill.
   template <int kPart>
-  TESSERA_DEVICE void exponentiate_and_multiply(float unit, bool ready, SumParts& total) {
-    if (not_hoisted(ready)) exponentiate<kN * kPart / kParts, kN*(kPart + 1) / kParts>(unit, total);
-    add_part<kPart>();
+  TESSERA_DEVICE void exponentiate_and_multiply(const Exponents& exponents, bool ready, SumParts& total) {
+    exponentiate<kGroups * kPart / kParts, kGroups*(kPart + 1) / kParts>(exponents, ready, total);
+    if constexpr (kPart > 0) wait_output();
+    if constexpr (kPart > 0 || kSlices == 0) add_part<kPart>();
     if constexpr (kPart + 1 < kParts) {
       issue_output<kPart + 1>();
-      exponentiate_and_multiply<kPart + 1>(unit, ready, total);
+      exponentiate_and_multiply<kPart + 1>(exponents, ready, total);
     }
   }
   template <int kPart>
   TESSERA_DEVICE void add_parts() {
     issue_output<kPart>();
+    wait_output();
     add_part<kPart>();
     if constexpr (kPart + 1 < kParts) add_parts<kPart + 1>();
   }
@@ -216,13 +241,15 @@ struct Fp8Consumer {
     }
     ptx::wgmma_commit_group();
   }
-  // Waits for every product that was issued, and adds the last one to O.
-  template <int kPart>
-  TESSERA_DEVICE void add_part() {
+  TESSERA_DEVICE void wait_output() {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rPart));
+  }
+  // Adds the last product, of part kPart, to O, or some of its fragments.
+  template <int kPart, int kFrom = 0, int kTo = kPartD>
+  TESSERA_DEVICE void add_part() {
 #pragma unroll
-    for (int d = 0; d < kPartD; ++d)
+    for (int d = kFrom; d < kTo; ++d)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& o = rO[kPart][d][e];
@@ -267,10 +294,25 @@ struct Fp8Consumer {
       largest_by_bits(largest);
     } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) largest[half] = scores.softmax.largest(scores.rS[0], half);
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (kCfg.polynomials > 0) {
+          largest[half] = largest_or_nan(half);
+        } else {
+          largest[half] = scores.softmax.largest(scores.rS[0], half);
+        }
+      }
     }
+    has_nan = largest[0] != largest[0] || largest[1] != largest[1];
     scores.softmax.update_max_by([&](int, int half) { return largest[half]; }, unit_of(unit), alpha, 0.0f);
     of_o[0] = alpha[0][0], of_o[1] = alpha[0][1];
+  }
+  TESSERA_DEVICE float largest_or_nan(int half) const {
+    float most = -infinity();
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 2 * half; e < 2 * half + 2; ++e) most = ptx::max_nan(most, scores.rS[0][n][e]);
+    return most;
   }
   // The largest of the lane's scores of each row; of negative ones, some number below 0. Numbers that are not negative
   // are ordered as their bits are as integers, of which one instruction compares three, not two.
@@ -285,31 +327,65 @@ struct Fp8Consumer {
     }
   }
   // After update_max(), once another consumer may have its turn.
-  TESSERA_DEVICE void note_signs() {
+  TESSERA_DEVICE void note_scores() {
     const auto& max = scores.softmax.max[0];
     not_negative = __all_sync(0xffffffff, max[0] >= 0.0f && max[1] >= 0.0f);
+    if constexpr (kCfg.polynomials > 0) {  // which lose a NaN
+      scores.softmax.ready = __all_sync(0xffffffff, scores.softmax.ready && !has_nan);
+    }
   }
+  // Groups kFrom ... kTo - 1 of the scores become weights, while the exponents of the next group are made and the group
+  // before is added to the sums. `ready` is tested for each: ptxas moves no instruction across the branch, and so fills
+  // the time between two MUFU with the polynomials and sums, which it otherwise puts before and after all MUFU.
   template <int kFrom, int kTo>
-  TESSERA_DEVICE void exponentiate(float unit, SumParts& total) {
-    const float log2 = unit_of(unit).log2;
-    float above[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) above[half] = kWeightShift_log2 - scores.softmax.max[0][half];
-#pragma unroll
-    for (int n = kFrom; n < kTo; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& s = scores.rS[0][n][e];
-        s = ptx::ex2_approx_ftz(fmaf(s, log2, above[e / 2]));
-        float& part = total.part[e / 2][e % 2];
-        part = n == 0 ? s : part + s;
+  TESSERA_DEVICE void exponentiate(const Exponents& exponents, bool ready, SumParts& total) {
+    if constexpr (kFrom < kTo) {
+      if (not_hoisted(ready)) {
+        make_weights<kFrom>(exponents);
+        if constexpr (kFrom + 1 < kGroups) make_exponents<kFrom + 1>(exponents);
+        if constexpr (kFrom > 0) add_group<kFrom - 1>(total);
+        if constexpr (kFrom < kSlices) add_part<0, kPartD * kFrom / kSlices, kPartD*(kFrom + 1) / kSlices>();
       }
+      exponentiate<kFrom + 1, kTo>(exponents, ready, total);
+    }
+  }
+  template <int kGroup, class Apply>
+  TESSERA_DEVICE void each_of_group(Apply&& apply) {
+#pragma unroll
+    for (int n = kGroup * kGroupN; n < (kGroup + 1) * kGroupN; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) apply(n, e, scores.rS[0][n][e]);
+  }
+  // Spreads the polynomials over a lane's scores and its two rows.
+  static constexpr bool is_polynomial(int n, int e) { return (5 * n + e) * kCfg.polynomials % 16 < kCfg.polynomials; }
+  template <int kGroup>
+  TESSERA_DEVICE void make_exponents(const Exponents& of) {
+    each_of_group<kGroup>([&](int n, int e, float& s) {
+      if (!is_polynomial(n, e)) s = fmaf(s, of.log2, of.above[e / 2]);
+    });
+  }
+  template <int kGroup>
+  TESSERA_DEVICE void make_weights(const Exponents& of) {
+    each_of_group<kGroup>([&](int n, int e, float& s) {
+      s = is_polynomial(n, e) ? weight_by_polynomial(__saturatef(fmaf(s, of.step, of.steps_above[e / 2])))
+                              : ptx::ex2_approx_ftz(s);
+    });
+  }
+  template <int kGroup>
+  TESSERA_DEVICE void add_group(SumParts& total) {
+    each_of_group<kGroup>([&](int n, int e, const float& s) {
+      float& part = total.part[e / 2][e % 2];
+      part = n == 0 ? s : part + s;
+    });
   }
   TESSERA_DEVICE void exponentiate_all(float unit) {
     auto& softmax = scores.softmax;
     if (softmax.ready) {
       SumParts total;
-      exponentiate<0, kN>(unit, total);
+      const Exponents exponents(*this, unit);
+      make_exponents<0>(exponents);
+      exponentiate<0, kGroups>(exponents, true, total);
+      add_group<kGroups - 1>(total);
 #pragma unroll
       for (int half = 0; half < 2; ++half) softmax.sum[0][half] += total.of(half);
       return;
