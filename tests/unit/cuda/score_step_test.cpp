@@ -103,7 +103,7 @@ struct Coordinates {
   static constexpr bool kLaneOrder = false, kFused = true, kOneHead = kOneHeadOfRows;
   const ProblemParams& p;
   int key0, row0, lane;
-  Sequence s{.sq = kQueries, .sk = kKeys};
+  Sequence s{.q_begin = 0, .sq = kQueries, .k_begin = 0, .sk = kKeys, .k_rows = kKeys, .own = 0, .row_begin = 0};
 
   const Sequence& sequence() const { return s; }
   int batch() const { return kBatch; }
@@ -156,7 +156,7 @@ struct KeyCoordinates {
   static constexpr float kCollectUnit = 1;
   const ProblemParams& p;
   int query0, key0, lane_;
-  Sequence s{.sq = kQueries, .sk = kKeys};
+  Sequence s{.q_begin = 0, .sq = kQueries, .k_begin = 0, .sk = kKeys, .k_rows = kKeys, .own = 0, .row_begin = 0};
 
   const Sequence& sequence() const { return s; }
   int batch() const { return kBatch; }
