@@ -163,6 +163,8 @@ Facts facts_of(const Checked& checked) {
   facts.may_hide = may_hide(program);
   facts.passes_gradient = gradient.d_s >= 0 && gradient.program.values[static_cast<size_t>(gradient.d_s)].op == Op::kG;
   facts.gradient_loads = static_cast<int>(gradient.loads.size());
+  facts.sums_by_head = facts.gradient_loads == 1 && !facts.slope_needs_s &&
+                       pattern_of(gradient.program, gradient.loads[0]) == GradientPattern::kHead;
   return facts;
 }
 

@@ -23,14 +23,16 @@ enum class GradientPattern {
 };
 
 struct Facts {
-  bool changes_score;     // false: the score is unchanged, the program only hides keys
-  bool has_mask;          // false: every key is visible
-  bool score_needs_s;     // the new score depends on the current one
-  bool mask_needs_s;      // visibility depends on it
-  bool reads_tensors;     // the score or the mask reads a tensor
-  bool may_hide;          // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
-  bool passes_gradient;   // the gradient of the current score is that of the new score, for every pair
-  bool slope_needs_s;     // d(new score) / d(current score) depends on the current score
+  bool changes_score;    // false: the score is unchanged, the program only hides keys
+  bool has_mask;         // false: every key is visible
+  bool score_needs_s;    // the new score depends on the current one
+  bool mask_needs_s;     // visibility depends on it
+  bool reads_tensors;    // the score or the mask reads a tensor
+  bool may_hide;         // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
+  bool passes_gradient;  // the gradient of the current score is that of the new score, for every pair
+  bool slope_needs_s;    // d(new score) / d(current score) depends on the current score
+  // The only such load is of an element that all pairs of a head share, and the slope by s does not depend on s.
+  bool sums_by_head;
   int gradient_loads;     // loads of floating-point tensors, each of which receives a gradient
   InputSet score_inputs;  // the inputs that the score, the mask and the gradients depend on
   InputSet mask_inputs;
