@@ -65,7 +65,7 @@ struct KernelProgram {
 
 // ---- gradients of the program's tensors, summed in the last bytes of the workspace that blocks share ----
 
-// Their bytes, at the end of the plan's shared_bytes. Only bwd_sm80's step has them.
+// Their bytes, at the end of the plan's shared_bytes. Only the steps of bwd_sm80 and bwd_sm90 have them.
 int64_t program_sums_bytes(const tessera_plan& plan);
 
 class ProgramSums {

@@ -835,6 +835,15 @@ constexpr const char* kProgramAffine[] = {
     "score_mod='s * (1.5 - h) + slope[h] * (j - i)'",
 };
 
+// The gradient of one element for each head, which Hopper's kernel sums: groups whose heads follow one another in a
+// block, sequences and lists, exact sums, dropout, an element that is read under a condition, one for a sequence.
+constexpr const char* kProgramHeadSums[] = {
+    "dtype=bf16 hq=4 hkv=1 causal=1 score_mod='s * temperature[h]'",
+    "dtype=f16 hq=4 hkv=2 deterministic=1 score_mod='s * temperature[h]' mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=4 hkv=2 q=packed k=packed tail=70 dropout=0.2 score_mod='where(i > j, s * temperature[h], s)'",
+    "dtype=bf16 hq=2 hkv=2 wl=90 wr=20 score_mod='s + tanh(temperature[h]) * sqrt(float(i + j))'",
+};
+
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
     "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
@@ -884,6 +893,9 @@ void add_programs(Table& table) {
   for (const char* line : kProgramBoth) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramAffine) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
+  for (const char* line : kProgramHeadSums) {
+    table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330 d=64 dv=64").c_str());
+  }
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

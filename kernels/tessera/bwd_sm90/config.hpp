@@ -22,6 +22,7 @@ struct BwdSm90Config {
   bool alternate;      // named barriers keep the score warpgroups half a step apart
   bool staged_dq;      // dQ is added by bulk copies from shared memory; otherwise by vector additions from registers
   bool d_bias;         // every query has its own bias entries; sequences and heads may share them
+  bool d_captured;     // the gradient of a score program's tensor is requested: one element for all pairs of a head
   ScoreConfig score;   // without a block mask; nothing is added to a score that softcap has changed
   // Query tiles come from block lists (block_lists/kernel or, for program_lists(), block_lists/program_lists), not all
   // from first to last.
@@ -43,7 +44,8 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group, sums, whole_head)
+                      deterministic, alternate, staged_dq, d_bias, d_captured, score, block_mask, split_group, sums,
+                      whole_head)
 
 // Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {

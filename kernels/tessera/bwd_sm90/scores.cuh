@@ -57,6 +57,9 @@ struct ScoreWarpgroup {
   Step score_step;                       // holds the bias and mask fragment of the step's scores
   float2 ahead[kM];                      // LSE, then delta, as far as registers suffice
   float slope_unit;                      // Step::kMakesSlopes: the weights in rdS are to be multiplied by it
+  // d_captured: the lane's part of the gradient of the head's element, in units of bwd_lower_late.
+  float element_sum = 0.0f;
+  int summed_head = 0;
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -87,6 +90,7 @@ struct ScoreWarpgroup {
       }
       at.advance();
     }
+    if constexpr (kCfg.d_captured) add_element_sum();
     store();
   }
   // Skips a step whose queries the block mask hides from this warpgroup's keys, but not from the other's: only dQ's
@@ -120,6 +124,12 @@ struct ScoreWarpgroup {
     const bool far = is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
+    if constexpr (kCfg.d_captured) {
+      if (const int head = step_head(); head != summed_head) {
+        add_element_sum();
+        summed_head = head;
+      }
+    }
     if constexpr (Step::kMakesSlopes) {
       sloped_weights(far);
     } else {
@@ -380,9 +390,9 @@ struct ScoreWarpgroup {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float low = weights[2 * half], high = weights[2 * half + 1];
-      pairs[half] = kCfg.dtype == Dtype::kFloat16
-                        ? ptx::cvt_rn_satfinite_f16x2(low, high)  // because the LSE is rounded
-                        : pack_pair<kCfg.dtype>(low, high);
+      constexpr bool kHalf = kCfg.dtype == Dtype::kFloat16 || kCfg.d_captured;  // dS is made of it
+      pairs[half] = kHalf ? ptx::cvt_rn_satfinite_f16x2(low, high)              // because the LSE is rounded
+                          : pack_pair<kCfg.dtype>(low, high);
     }
   }
   // Chooses slope_unit, a power of two by whose inverse, which is returned, the lane's largest finite weight in rS
@@ -497,8 +507,17 @@ struct ScoreWarpgroup {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32& packed = rP[m / 2][m % 2 * 2 + half];
-        if constexpr (Step::kMakesSlopes) {
-          sloped_gradients(packed, rdS[m / 2][m % 2 * 2 + half], half, d, minus);
+        if constexpr (kCfg.d_captured) {
+          const float2 of_element = sloped_gradients(packed, rdS[m / 2][m % 2 * 2 + half], half, d, minus);
+          element_sum += of_element.x + of_element.y;
+        }
+        if constexpr (slope_needs_score<kCfg.score>()) {
+          uint32& packed_ds = rdS[m / 2][m % 2 * 2 + half];
+          const float2 ds = sloped_gradients(packed, packed_ds, half, d, minus);
+          packed_ds = pack_pair<kCfg.dtype>(ds.x, ds.y);
+          if constexpr (kCfg.score.dropout) {
+            packed = kCfg.dtype == Dtype::kFloat16 ? ptx::max_f16x2(packed, 0) : ptx::max_bf16x2(packed, 0);
+          }
         } else if constexpr (kOptionsOfGradients) {
           score_gradients(head, packed, rdS[m / 2][m % 2 * 2 + half], m, half, d, minus);
         } else {
@@ -548,22 +567,29 @@ struct ScoreWarpgroup {
       packed_p = kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
     }
   }
-  // The same where packed_ds is P times the slopes.
-  TESSERA_DEVICE void sloped_gradients(uint32& packed_p, uint32& packed_ds, int half, const float (&d)[4],
-                                       float2 minus) const {
-    const float2 weights = unpack_pair<Dtype::kFloat16>(packed_ds);
+  // Weights that are P times slopes, times dP - delta.
+  TESSERA_DEVICE float2 sloped_gradients(uint32 packed_p, uint32 packed_weights, int half, const float (&d)[4],
+                                         float2 minus) const {
+    const float2 weights = unpack_pair<Dtype::kFloat16>(packed_weights);
     float d_low = d[2 * half], d_high = d[2 * half + 1];
     float unit = bwd_lowers_early(kCfg.dtype) ? slope_unit * kBwdLower : slope_unit;
     if constexpr (kCfg.score.dropout) {
       if (packed_p & 0x8000u) d_low = 0.0f;
       if (packed_p >> 31) d_high = 0.0f;
       unit *= p.dropout_scale;
-      packed_p = kCfg.dtype == Dtype::kFloat16 ? ptx::max_f16x2(packed_p, 0) : ptx::max_bf16x2(packed_p, 0);
     }
     const float low = weights.x * fmaf(d_low, unit, -(minus.x * slope_unit));
     const float high = weights.y * fmaf(d_high, unit, -(minus.y * slope_unit));
     // A hidden score's gradient may be NaN.
-    packed_ds = pack_pair<kCfg.dtype>(weights.x == 0.0f ? 0.0f : low, weights.y == 0.0f ? 0.0f : high);
+    return make_float2(weights.x == 0.0f ? 0.0f : low, weights.y == 0.0f ? 0.0f : high);
+  }
+  // Adds the gradient of the head's element that was summed so far.
+  TESSERA_DEVICE void add_element_sum() {
+    ProgramGradients<kCfg.score, kCfg.deterministic, 1> sums(p);
+    sums.of_head[0] = element_sum * bwd_lower_late(kCfg.dtype);
+    element_sum = 0.0f;
+    const typename Step::Options::Row row(p, block.s, block.batch, summed_head, 0);
+    sums.end(row, [this](int) { return block.key0; });
   }
   // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {

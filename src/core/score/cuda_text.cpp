@@ -514,6 +514,7 @@ std::string facts_text(const Facts& facts, bool near) {
   truth("kScalesByHead", facts.scales_by_head);
   truth("kPassesGradient", facts.passes_gradient);
   truth("kSlopeNeedsS", facts.slope_needs_s);
+  truth("kSumsByHead", facts.sums_by_head);
   add("int", "kGradientLoads", number(facts.gradient_loads));
   return text;
 }
@@ -582,16 +583,18 @@ std::string mask_text(const Program& program, std::span<const int32_t> dtypes) {
          (given ? values.bounds_text(program.mask) : "    return bounds_exactly(true);\n") + "  }\n\n";
 }
 
-// The score and its slope, of a program whose slope depends on the score.
-std::string slope_text(const Program& program, std::span<const int32_t> dtypes, bool hides) {
+// The score and a slope, for kernels that no longer have the score when they have its gradient.
+std::string slope_text(const Program& program, std::span<const int32_t> dtypes, const Facts& facts) {
   const Slope made = slope(program);
-  std::vector<int> roots{program.score, made.d_s};
+  const int of = facts.sums_by_head ? made.loads[0].adjoint : made.d_s;
+  const bool hides = facts.mask_needs_s;
+  std::vector<int> roots{program.score, of};
   if (hides) roots.push_back(program.mask);
   const Values values(made.program, dtypes, roots, true, program.values.size());
   const std::string score = values.result(program.score);
   return parts_text(values, "Slope", "slope_") +
          function("float", "score_and_slope", part_parameters("Slope"), ", [[maybe_unused]] float s, float& slope",
-                  values.pair_text(roots) + "    slope = " + values.result(made.d_s) + ";\n    return " +
+                  values.pair_text(roots) + "    slope = " + values.result(of) + ";\n    return " +
                       (hides ? values.result(program.mask) + " ? " + score + " : -infinity()" : score) + ";\n");
 }
 
@@ -647,7 +650,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   text += "  template <class Sink>\n" +
           function("float", "gradient", part_parameters("Gradient"),
                    ", [[maybe_unused]] float g, [[maybe_unused]] float s, [[maybe_unused]] Sink& sink", body);
-  if (facts.slope_needs_s) text += slope_text(program, dtypes, facts.mask_needs_s);
+  if (facts.slope_needs_s || facts.sums_by_head) text += slope_text(program, dtypes, facts);
   return text + "};\n\n}  // namespace tessera::program\n";
 }
 

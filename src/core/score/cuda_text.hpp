@@ -20,7 +20,7 @@
 //     static BoolBounds mask_bounds(params, row bounds, column bounds, place bounds);
 //     struct GradientHead, ...; gradient_head, ...          as Head and so on, for the gradient's values
 //     static float gradient(params, head, row, column, diagonal, place, g, s, sink);
-//     struct SlopeHead, ...; slope_head, ...                where d(new score) / d(s) depends on s: as Head and so on
+//     struct SlopeHead, ...; slope_head, ...                with kSlopeNeedsS or kSumsByHead: as Head and so on
 //     static float score_and_slope(params, head, row, column, diagonal, place, s, slope);
 //     static void check(params, place);
 //   };
@@ -31,8 +31,8 @@
 // the mask, or the score of a pair that the mask shows, evaluates a load that is outside its tensor; loads that depend
 // on s do not count (indices.hpp). In all other functions such a load gives 0 and reads nothing.
 //
-// `score_and_slope` returns the new score and sets `slope` to its derivative by s; a mask that depends on s makes the
-// score -inf.
+// `score_and_slope` returns the new score and sets `slope` to its derivative by s or, with kSumsByHead, by the element
+// of its only load; a mask that depends on s makes the score -inf.
 //
 // `mask_bounds` holds for all pairs of the tile; a value without known bounds, as an element that differs from pair
 // to pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).

@@ -22,7 +22,7 @@ class Reverse {
   Slope run_slope(int root) {
     std::vector<LoadGradient> loads;
     const int d_s = differentiate(root, number(1), loads);
-    return {build_.program(), d_s};
+    return {build_.program(), d_s, std::move(loads)};
   }
 
  private:

@@ -25,10 +25,11 @@ struct Gradient {
 // 0 for floor. where selects: the side that is not selected gets 0, whatever its derivative is.
 Gradient gradient(const Program& program);
 
-// The score and its slope as values of one program, so that what both need is one value.
+// The score and its slopes as values of one program, so that what both need is one value.
 struct Slope {
-  Program program;  // begins with the values of the given program, and has its names
-  int d_s = -1;     // d(new score) / d(s); -1: the new score does not depend on s
+  Program program;                  // begins with the values of the given program, and has its names
+  int d_s = -1;                     // d(new score) / d(s); -1: the new score does not depend on s
+  std::vector<LoadGradient> loads;  // as in Gradient; `adjoint` is d(new score) / d(element)
 };
 Slope slope(const Program& program);
 

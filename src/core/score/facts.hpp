@@ -34,6 +34,8 @@ struct Facts {
   // The new score is the current one times a value that is the same for all pairs of a head, and visibility does not
   // depend on the score: a kernel includes the value in its scale.
   bool scales_by_head;
+  // The only such load is of an element that all pairs of a head share, and the slope by s does not depend on s.
+  bool sums_by_head;
   int gradient_loads;     // loads of floating-point tensors, each of which receives a gradient
   InputSet score_inputs;  // the inputs that the score, the mask and the gradients depend on
   InputSet mask_inputs;

@@ -23,6 +23,7 @@
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/tensor_map.hpp"
+#include "cuda/score_program.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
@@ -95,6 +96,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.varlen = varies_in_length(p);
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
+  config.d_captured = program_sums_bytes(plan) > 0;
   config.sums = writes_sums(p);
   config.score = score_config_beside_block_mask(plan);
   config.block_mask = core::present(p.block_mask);
@@ -228,6 +230,10 @@ std::string refuse_softcap(const tessera_problem& p) {
   return std::string("softcap: below ") + (float16 ? "2" : "0.25") + ", and its slope is made of P rounded";
 }
 
+// The gradient of a tensor is a sum of P times d(score) / d(element), which is kept beside P. At head size 96 this
+// spills 368 bytes of registers, and at 128 the products are serialised.
+constexpr int64_t kMostSummedHeadDim = 64;
+
 // A program is applied to the product alone. If its slope depends on the score, which dP replaces, it is kept with the
 // weights: for this, head sizes up to 128 have registers.
 std::string refuse_score_program(const tessera_plan& plan) {
@@ -238,8 +244,13 @@ std::string refuse_score_program(const tessera_plan& plan) {
   if (core::present(p.bias)) return "score programs: not supported with bias";
   if (core::present(p.mask)) return "score programs: not supported with mask";
   const core::score::Bound bound = core::score::bind(plan);
-  if (bound.wants_gradients()) return "d_captured: not supported";
-  if (!core::score::facts_of(*bound.checked).slope_needs_s) return "";
+  const core::score::Facts facts = core::score::facts_of(*bound.checked);
+  if (program_sums_bytes(plan) > 0) {
+    if (!facts.sums_by_head) return "d_captured: supported only of one element for each head";
+    if (largest_head_dim(plan) > kMostSummedHeadDim) return "d_captured: not supported above head size 64";
+    if (core::present(p.alibi_slopes)) return "d_captured: not supported with alibi_slopes";
+  }
+  if (!facts.slope_needs_s) return "";
   if (core::present(p.alibi_slopes)) return "alibi_slopes: not supported with a gradient that depends on the score";
   return largest_head_dim(plan) > kBwdSm90HeadDim
              ? "score programs: above head size 128 not supported where the gradient depends on the score"
@@ -387,7 +398,7 @@ void configure(tessera_plan& plan) {
   step.smem_bytes = shape.smem_bytes;
   step.num_splits = own.group_splits;
   step.num_items = own.products.x;
-  step.workspace_bytes = own.workspace.bytes;
+  step.workspace_bytes = own.workspace.bytes + program_sums_bytes(plan);
   if (own.rows.block_mask) {
     step.workspace_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
   }

@@ -143,6 +143,7 @@ struct Programmed {
 
 constexpr const char* kRelative = "s * factor + table[h, i - j + len_k]";
 constexpr const char* kCapped = "factor * tanh((s + table[h, i - j + len_k]) / factor)";
+constexpr const char* kHeadScale = "s * table[h, 0]";
 constexpr const char* kDocuments = "j <= q_pos && doc[b, i] == doc[b, j]";
 
 // The key in memory, and on disk the source: neither has lengths, batch, scalars or addresses.
@@ -239,6 +240,8 @@ TEST(CudaProgramKernels, AFirstCallCompilesWhatReadsTheProgram) {
       EXPECT_EQ(backward("", kDocuments, false), (lists ? "program_bounds program_lists " : "") + kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", false), kernel) << head_dim;
       EXPECT_EQ(backward(kCapped, "", false), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
+      EXPECT_EQ(backward(kHeadScale, "", true), head_dim > 64 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
+      EXPECT_EQ(backward(kHeadScale, "", false), kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", true), "bwd_sm80 ") << head_dim;
       EXPECT_EQ(backward(kRelative, kDocuments, true), "program_bounds program_lists bwd_sm80 ") << head_dim;
     }
@@ -258,7 +261,7 @@ constexpr SpillLimit kSpillLimits[] = {{TESSERA_KERNEL_FWD_SM80, 80, 180},
                                        {TESSERA_KERNEL_DECODE_SM90, 90, 0}};
 
 // Of bwd_sm90 at head size 128 if slopes depend on the score: values that a step reads once.
-constexpr int kSpillsOfSlopes = 120;
+constexpr int kSpillsOfSlopes = 260;
 // Of bwd_sm90_d256: a score with a table and a mask beside it spill up to 16 bytes.
 constexpr int kSpillsOfPairs = 16;
 
@@ -275,9 +278,9 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
       const char *score, *mask;
       bool packed = false, deterministic = false;
       int64_t head_dim = 128;
-      bool sloped = false;
+      bool sloped = false, learned = false;
     };
-    for (const auto& [score, mask, packed, deterministic, head_dim, sloped] :
+    for (const auto& [score, mask, packed, deterministic, head_dim, sloped, learned] :
          {Given{kRelative, ""},
           {"", kDocuments},
           {"", kDocuments, true},
@@ -291,13 +294,15 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
           {kCapped, kDocuments, false, false, 64, true},
           {kCapped, "", true, true, 64, true},
           {kCapped, kDocuments, false, false, 128, true},
-          {kCapped, "", false, true, 128, true}}) {
+          {kCapped, "", false, true, 128, true},
+          {kHeadScale, kDocuments, false, true, 64, true, true}}) {
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
       if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
       if (!backward && (deterministic || head_dim > 128)) continue;
       if (!sm90 && head_dim > 128) continue;
       if (sloped && !sm90) continue;
-      Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90, head_dim);
+      Programmed call(score, mask, 1, kernel == TESSERA_KERNEL_DECODE_SM90 ? 1 : 4096, 4096, backward, !sm90 || learned,
+                      head_dim);
       call.problem.deterministic = deterministic;
       if (packed) call.pack();
       call.launches(arch, kernel, [&](const Launch& launch) {

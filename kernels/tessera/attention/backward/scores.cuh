@@ -26,11 +26,22 @@ TESSERA_DEVICE void mark_dropped(uint32 (&rP)[kSteps][4], uint32 bits, int warp,
   }
 }
 
+// Whether the gradient of a score program's tensor is requested.
+template <auto kCfg>
+TESSERA_DEVICE constexpr bool sums_captured() {
+  if constexpr (requires { kCfg.d_captured; }) {
+    return kCfg.d_captured;
+  } else {
+    return false;
+  }
+}
+
 // The coordinates (b, h, i, j) of the scores of a step. `Warpgroup` has p, block, the step's step_row0() and
 // step_head(), and the warp's first_key(). Each is read again where it is used, to save registers.
 template <auto kCfg, class Warpgroup>
 struct StepCoordinates {
-  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = kCfg.d_bias, kAhead = kCfg.bias_ahead();
+  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = kCfg.d_bias, kAhead = kCfg.bias_ahead(),
+                        kSums = sums_captured<kCfg>();
   static constexpr int kM = kCfg.score_m() / 8;
   static constexpr float kCollectUnit = bwd_lower_late(kCfg.dtype);
 

@@ -201,19 +201,22 @@ struct ScoreStep {
 //   kAhead           added entries have registers while the product runs; otherwise those of half of the queries are
 //                    loaded after it, and those of the other half later
 //   kCollects        the gradients of the options' tensors are needed, times kCollectUnit
+//   kSums            the gradient of a program's tensor is needed
 template <ScoreConfig kCfg, class Coordinates>
 requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreStep<kCfg, Coordinates> {
   using Options = ScoreOptions<kCfg>;
   static constexpr int kM = Coordinates::kM;
   static constexpr bool kAhead = Coordinates::kAhead, kAddsEntries = Options::kAddsEntries;
   static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
-  // Of a program: its score is affine in s and it has no mask, so that it costs little more than ALiBi.
-  static constexpr bool kIsAffine = is_affine_program<kCfg>();
+  // Of a program: its score is affine in s, it has no mask, and no gradient of a tensor is needed, so that it costs little
+  // more than ALiBi.
+  static constexpr bool kIsAffine = is_affine_program<kCfg>() && !Coordinates::kSums;
   // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
   // registers for positions.
   static constexpr bool kHiddenByWeight = kCfg.facts().hides || kCfg.facts().reshapes || (kCfg.program && !kIsAffine);
-  // Whether scores are made with their slopes, d(score) / d(product x scale): by SlopedScores.
-  static constexpr bool kMakesSlopes = slope_needs_score<kCfg>();
+  // Whether scores are made with their slopes, by SlopedScores: d(score) / d(product x scale) or, with kSums, by the
+  // element of a tensor that all pairs of a head share.
+  static constexpr bool kMakesSlopes = slope_needs_score<kCfg>() || Coordinates::kSums;
   // Whether gradient() does anything.
   static constexpr bool kHasGradient = kHiddenByWeight || changes_gradient<kCfg>();
 
@@ -284,7 +287,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     }
   }
 
-  // Makes the scores of a program whose slope depends on the score, and the slopes, as if all were visible.
+  // Makes the scores of a program and their slopes, as if all were visible.
   template <class Types = ProgramTypes<kCfg.program>>
   struct SlopedScores {
     using Program = typename Types::Program;
@@ -446,7 +449,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   TESSERA_DEVICE static void program_gradient(const Coordinates& at, const Head& head, int m, int half, float2 weights,
                                               float (&ds)[2]) {
     using Program = typename ProgramTypes<kCfg.program>::Program;
-    static_assert(!kMakesSlopes, "the products are no longer available");
+    static_assert(!slope_needs_score<kCfg>(), "the products are no longer available");
     if constexpr (!Program::kPassesGradient) {
       const int query = at.row0() + m * 8 + at.lane() % 4 * 2, key = at.key() + at.lane() / 4 + half * 8;
       NoProgramGradients none;

@@ -33,7 +33,7 @@ struct CudaTextEntry {
   float (*affine)(const ScoreProgramParams& p, const ProgramPlace& at, float s);  // NULL: the score is not affine in s
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
-  // NULL: the slope does not depend on the score.
+  // NULL: the program has none.
   float (*score_and_slope)(const ScoreProgramParams& p, const ProgramPlace& at, float s, float& slope);
   void (*check)(const ScoreProgramParams& p, const ProgramPlace& at);
   // Runs the two kernels that make `count` lists of the mask; NULL: the program has no mask.
@@ -73,7 +73,7 @@ auto lists_of() -> decltype(CudaTextEntry::lists) {
 
 template <class Program>
 auto score_and_slope_of() -> decltype(CudaTextEntry::score_and_slope) {
-  if constexpr (Program::kSlopeNeedsS) {
+  if constexpr (Program::kSlopeNeedsS || Program::kSumsByHead) {
     return [](const ScoreProgramParams& p, const ProgramPlace& at, float s, float& slope) {
       const auto head = Program::slope_head(p, at);
       return Program::score_and_slope(p, head, Program::slope_row(p, head, at), Program::slope_column(p, head, at),

@@ -290,12 +290,13 @@ TEST_P(ScoreCudaText, IsTheProgram) {
     const Approximate expected_d_s = gradient.d_s < 0 ? Approximate{} : reverse.value(gradient.d_s);
     ASSERT_TRUE(agrees(d_s, expected_d_s))
         << program.what << ": d_s " << d_s << ", expected " << expected_d_s.x << " +- " << expected_d_s.error;
-    ASSERT_EQ(text.score_and_slope != nullptr, facts_of(*program.checked).slope_needs_s);
+    const Facts facts = facts_of(*program.checked);
+    ASSERT_EQ(text.score_and_slope != nullptr, facts.slope_needs_s || facts.sums_by_head);
     if (text.score_and_slope) {
       Inputs unit = pair;
       unit.g = 1;
       ErrorEvaluator of_unit(gradient.program, bindings, unit);
-      const Approximate expected_slope = of_unit.value(gradient.d_s);
+      const Approximate expected_slope = of_unit.value(facts.sums_by_head ? gradient.loads[0].adjoint : gradient.d_s);
       float slope = 0;
       const float with_slope = text.score_and_slope(params, at, s, slope);
       ASSERT_TRUE(agrees(slope, expected_slope))

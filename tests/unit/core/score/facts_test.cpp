@@ -50,6 +50,10 @@ TEST(ScoreFacts, OfScores) {
   const Facts temperature = facts("s * temperature[h]");
   EXPECT_EQ(temperature.gradient_inputs, input_bit(Op::kS) | input_bit(Op::kH));  // of the temperature's own gradient
   EXPECT_FALSE(temperature.passes_gradient || temperature.slope_needs_s);
+  EXPECT_TRUE(temperature.sums_by_head);
+  EXPECT_FALSE(bias.sums_by_head || softcap.sums_by_head);
+  EXPECT_FALSE(facts("tanh(s * temperature[h])").sums_by_head);
+  EXPECT_FALSE(facts("s * temperature[h] + key_bias[b, j]").sums_by_head);
   EXPECT_TRUE(facts("abs(s)").slope_needs_s);
   EXPECT_FALSE(facts("where(s > 0.0, temperature[h], 1.0)").slope_needs_s);  // it is 0
 

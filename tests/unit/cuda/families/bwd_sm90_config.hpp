@@ -18,6 +18,7 @@ constexpr BwdSm90Config bwd_sm90_config(bool varlen, bool deterministic, bool bl
           .alternate = false,
           .staged_dq = true,
           .d_bias = false,
+          .d_captured = false,
           .score = {},
           .block_mask = block_mask,
           .split_group = false,
