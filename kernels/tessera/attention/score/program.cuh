@@ -341,6 +341,42 @@ struct ProgramRows {
   }
 };
 
+// What a program computes of kCount x 32 consecutive keys, or queries, if it is one word: each lane has its own and
+// reads those of the others, so that all are loaded at once, and not again for every lane and every score.
+template <class Values, int kCount>
+struct LaneValues {
+  static constexpr bool kFits = sizeof(Values) == sizeof(uint32);
+
+  uint32 mine[kCount];
+  // of(n): the values of the key, or query, that is n after the first.
+  template <class Of>
+  TESSERA_DEVICE explicit LaneValues(Of&& of) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      mine[n] = __builtin_bit_cast(uint32, of(32 * n + static_cast<int>(threadIdx.x % 32)));
+    }
+  }
+  // The lane's word of values 32 i to 32 i + 31. Without not_hoisted the compiler would index memory by i.
+  TESSERA_DEVICE uint32 word(uint32 i) const {
+    uint32 word = not_hoisted(mine[0]);
+#pragma unroll
+    for (uint32 n = 1; n < kCount; ++n) {
+      const uint32 other = not_hoisted(mine[n]);
+      word = n == i ? other : word;
+    }
+    return word;
+  }
+  // Another lane's, from such words of all lanes.
+  TESSERA_DEVICE static Values of_lane(uint32 word, uint32 lane) {
+    return __builtin_bit_cast(Values, __shfl_sync(0xffffffff, word, lane));
+  }
+};
+template <class Values>
+struct LaneValues<Values, 0> {
+  template <class Of>
+  TESSERA_DEVICE explicit LaneValues(Of&&) {}
+};
+
 // For kernels that compute no gradients of a program's tensors.
 struct NoProgramGradients {
   template <int kLoad, int kTensor, class... Index>

@@ -126,16 +126,27 @@ struct ScoreStep {
   TESSERA_DEVICE static void hide_by_program(float (&s)[kM][kN][4], const Coordinates& at) {
     constexpr int kStep = kM == 1 && kN % 4 == 0 ? 4 : kN % 2 == 0 ? 2 : 1;
     static_assert(2 * kN <= 32, "a bit for each key");
+    using Column = typename Row::Column;
+    constexpr bool kOneOrder = Coordinates::kOneHead && !Coordinates::kLaneOrder && kStep == 4;
+    constexpr bool kByLanes = kOneOrder && LaneValues<Column, 1>::kFits;
     const int key0 = at.key0 + at.col();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       auto rows = program_rows(at, m, key0);
+      const LaneValues<Column, kByLanes ? kN / 4 : 0> columns([&](int n) { return rows.of[0].column_of(at.key0 + n); });
       uint32 shown[2] = {};
 #pragma unroll 1
       for (int first = 0; first < kN; first += kStep) {
         uint32 bits[2] = {};
+        [[maybe_unused]] uint32 word = 0;
+        if constexpr (kByLanes) word = columns.word(static_cast<uint32>(first) / 4);
 #pragma unroll
         for (int k = 0; k < 2 * kStep; ++k) {
+          [[maybe_unused]] Column column;
+          if constexpr (kByLanes) {
+            column = columns.of_lane(word, static_cast<uint32>(at.col() + 8 * (k / 2) + k % 2));
+            rows.of[0].column = &column;
+          }
           const int key = key0 + key_at<Coordinates::kLaneOrder>(first + k / 2, k % 2);
           rows.at_key(key, 0, k % 2, [&](const Row& row, int half) {
             if (row.shows(key)) bits[half] |= 1u << k;
@@ -400,9 +411,20 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
     }
     if constexpr (kHidesAfterwards && Program::kHasMask) {
       if (!shows_all) {
+        using Values = typename Program::Row;
+        constexpr bool kByLanes = LaneValues<Values, 1>::kFits && kM % 4 == 0;
+        const LaneValues<Values, kByLanes ? kM / 4 : 0> values([&](int n) {
+          typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), min(at.row0() + n, end - 1));
+          row.share_head(first);
+          return row.values;
+        });
         const auto shows = [&](int query, int half) {
           typename Options::Row row = row_of(query - query0);
           row.column = &columns[half];
+          if constexpr (kByLanes) {
+            const uint32 n = static_cast<uint32>(query - at.row0());
+            row.values = values.of_lane(values.word(n / 32), n % 32);
+          }
           return row.shows(key + half * 8);
         };
         hide(s, shows, query0);
