@@ -1,7 +1,9 @@
 // fwd_sm90_fp8, and decode_sm90 and fwd_sm80 with an 8-bit cache, on a GPU: what the table's cases do not ask.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <utility>
@@ -85,6 +87,38 @@ TEST(CudaFp8, KeepsScalesOfHiddenKeysFromAResult) {
   const std::vector<double> usual = o_of(in, TESSERA_FLOAT32);
   in.k_scales[1] = in.v_scales[1] = std::numeric_limits<double>::quiet_NaN();
   expect_nan_from(kUnaffected, o_of(in, TESSERA_FLOAT32), usual);
+}
+
+// Blocks of 128 keys whose scales of v lie far apart, are 0, negative or beyond what O is kept in units of: the rows of
+// each block of queries see one more of them.
+TEST(CudaFp8, HasTheErrorOfAWeightWhateverTheScalesOfV) {
+  if (!gpu_without_fp8().empty()) GTEST_SKIP() << "skipped: " << gpu_without_fp8();
+  constexpr double kMostError = 0.04;
+  constexpr size_t kBlock = 128, kBlocks = 4, kWidth = 64;
+  using Factors = std::array<double, kBlocks>;
+  for (const Factors& factors : {Factors{0x1p-30, -0x1p30, 0x1p-30, 1}, Factors{0x1p60, 0x1p-20, 0, 0x1p61},
+                                 Factors{0, 0x1p-50, 0x1p-39, -0x1p39}, Factors{-0x1p-60, 0x1p-60, 0x1p-70, 0x1p-61}}) {
+    Inputs in = inputs_of("dtype=e4m3 b=1 sq=512 sk=512 hq=1 hkv=1 d=64 dv=64 causal=1 scales=fine");
+    ASSERT_EQ(in.v_scales.size(), kBlocks);
+    for (size_t block = 0; block < kBlocks; ++block) {
+      in.v_scales[block] *= factors[block];
+      for (size_t n = block * kBlock * kWidth; n < (block + 1) * kBlock * kWidth; ++n) in.v[n] *= factors[block];
+    }
+    Call oracle = make_oracle_call(in);
+    ASSERT_TRUE(run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+    const std::vector<double> o = o_of(in, TESSERA_FLOAT32), exact = oracle.o.load();
+    for (size_t block = 0; block < kBlocks; ++block) {
+      const auto rows = [&](const std::vector<double>& of) {
+        const auto first = of.begin() + static_cast<std::ptrdiff_t>(block * kBlock * kWidth);
+        return std::vector<double>(first, first + kBlock * kWidth);
+      };
+      if (block == 0 && factors[0] == 0) {
+        EXPECT_EQ(rows(o), std::vector<double>(kBlock * kWidth, 0));
+      } else {
+        EXPECT_LT(relative_error(rows(o), rows(exact)), kMostError) << "block " << block << ", first " << factors[0];
+      }
+    }
+  }
 }
 
 // Of any key, whatever computes its weight; rows that do not see the key have finite results.

@@ -6,8 +6,8 @@
 //   - The tensor cores add 8-bit products with about 14 bits. Each block's P V, at most 128 keys in four instructions,
 //     therefore has accumulators of its own and is added to O in float32, in parts of its columns for which there are
 //     registers. Q K^T takes head_dim / 32 instructions, at most 8.
-//   - The scales of q and k are factors in the softmax's exponent, that of v one at the end; v's scale of 128 keys
-//     multiplies their P V when it is added.
+//   - The scales of q and k are factors in the softmax's exponent, that of v one at the end; v's scale of 128 keys is
+//     the unit of O while their P V is added, and so part of O's factor.
 //
 // Block: (consumers + 2) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Details: docs/reference/kernels/fwd_sm90.md.

@@ -55,7 +55,8 @@ struct Fp8Consumer {
   float q_scale;              // scale of q, times that of k if it has one for all tokens
   // With block scales:
   float block_scales[2];         // of k and of v, of the block whose scores are next
-  float v_scale[2];              // of the block whose P V is next, for a lane's two rows
+  float v_scale[2];              // the last one that a lane's two rows have seen: O is unit_of_o() of it times rO
+  bool scales_part;              // the one of the block whose P V is next is no unit of O, but multiplies P V
   const float* first_scales[2];  // of k and of v, of the work tile's sequence and head
 
   TESSERA_DEVICE Fp8Consumer(const FwdSm90Fp8Params& p, FwdSm90SharedMemory<kTiles>& shared, int consumer)
@@ -101,7 +102,8 @@ struct Fp8Consumer {
         for (int d = 0; d < kPartD; ++d)
 #pragma unroll
           for (int e = 0; e < 4; ++e) rO[part][d][e] = 0.0f;
-      load_value_scale();
+      v_scale[0] = v_scale[1] = 1.0f;
+      take_value_scale();
       while (at.before_last_block()) attend_block();
       at.wait_v();
       add_parts<0>();
@@ -145,7 +147,7 @@ struct Fp8Consumer {
     at.release_v();
     factor[0] = next_factor[0], factor[1] = next_factor[1];
     pack();
-    load_value_scale();
+    take_value_scale();
   }
   // Part `kPart` of the exponentials during part `kPart` of the products, and so on. `ready` is tested for each part,
   // so that the products exist once in the code: a second copy would spill.
@@ -196,18 +198,30 @@ struct Fp8Consumer {
       }
     }
   }
-  // A scale that is not finite does not reach rows that see none of the block's keys.
-  TESSERA_DEVICE void load_value_scale() {
+  // O is kept in units of the scale of v, so that its factor has it for nothing, unless it is 0, not finite or so large
+  // or small that O could overflow.
+  TESSERA_DEVICE static float unit_of_o(float scale) {
+    constexpr float kLeast = 0x1p-40f, kMost = 0x1p40f;
+    return fabsf(scale) >= kLeast && fabsf(scale) <= kMost ? scale : 1.0f;
+  }
+  // Of the block whose P V is next. It does not reach rows that see none of the block's keys.
+  TESSERA_DEVICE void take_value_scale() {
     if constexpr (kCfg.block_scales) {
-      const int key0 = at.bounds.block * kCfg.block_n;
-      v_scale[0] = v_scale[1] = block_scales[1];
-      if (!(fabsf(v_scale[0]) < infinity())) [[unlikely]] {
+      const float scale = block_scales[1], unit = unit_of_o(scale), per_unit = ptx::rcp_approx_ftz(unit);
+      scales_part = unit != scale;
+      const bool partial = at.bounds.cuts_low() || at.bounds.cuts_high();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < 2; ++half) {
+        const float old = unit_of_o(v_scale[half]);
+        v_scale[half] = old;
+        if (partial) [[unlikely]] {
+          const int key0 = at.bounds.block * kCfg.block_n;
           const WorkTile<kTiles>& tile = at.tile();
           const KeyRange keys = visible_keys<kCfg.score>(p, tile.s, at.query(tile, warp_lane(), half));
-          if (keys.low >= key0 + kCfg.block_n || keys.high < key0) v_scale[half] = 0.0f;
+          if (keys.low >= key0 + kCfg.block_n || keys.high < key0) continue;
         }
+        factor[half] *= unit == old ? 1.0f : old * per_unit;
+        v_scale[half] = scale;
       }
     }
   }
@@ -244,6 +258,17 @@ struct Fp8Consumer {
   TESSERA_DEVICE void wait_output() {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rPart));
+    if constexpr (kCfg.block_scales) {
+      if (not_hoisted(scales_part)) [[unlikely]] {
+#pragma unroll
+        for (int d = 0; d < kPartD; ++d)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float scale = v_scale[e / 2];
+            if (unit_of_o(scale) != scale) rPart[0][d][e] *= scale;
+          }
+      }
+    }
   }
   // Adds the last product, of part kPart, to O, or some of its fragments.
   template <int kPart, int kFrom = 0, int kTo = kPartD>
@@ -253,11 +278,7 @@ struct Fp8Consumer {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& o = rO[kPart][d][e];
-        if constexpr (kCfg.block_scales) {
-          o = fmaf(rPart[0][d][e], v_scale[e / 2], o * factor[e / 2]);
-        } else {
-          o = fmaf(o, factor[e / 2], rPart[0][d][e]);
-        }
+        o = fmaf(o, factor[e / 2], rPart[0][d][e]);
       }
   }
 
@@ -423,7 +444,7 @@ struct Fp8Consumer {
     for (int half = 0; half < 2; ++half) softmax.sum[0][half] *= 1 / kWeightShift;
     Epilogue<kTiles> epilogue;
     epilogue.finish_sums(tile, softmax, at);
-    const float scale = (kCfg.block_scales ? 1.0f : scale_of(p.v_scales, 0)) * (1 / kWeightShift);
+    const float scale = kCfg.block_scales ? 1.0f : scale_of(p.v_scales, 0);
     const int lane = warp_lane();
     constexpr int kBytes = dtype_bytes(kCfg.dtype_o);
 #pragma unroll
@@ -431,7 +452,8 @@ struct Fp8Consumer {
       const int row = at.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
       if (row >= tile.count) continue;
       const bool seen = epilogue.factor[half] >= 0.0f || epilogue.factor[half] != epilogue.factor[half];
-      const float of_row = epilogue.factor[half] * scale;
+      const float of_row =
+          epilogue.factor[half] * (kCfg.block_scales ? unit_of_o(v_scale[half]) : scale) * (1 / kWeightShift);
       const int64 query = static_cast<int64>(tile.s.q_begin) + tile.row0 + row;
       const int64 first = p.o.batch * tile.batch + p.o.head * tile.head + p.o.row * query + lane % 4 * 4;
       char* const to = static_cast<char*>(p.o.data) + first * kBytes;
