@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
+#include "tessera/attention/score/growth.cuh"
 #include "tessera/attention/score/step.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm90/epilogue.cuh"
@@ -287,6 +288,11 @@ struct ScoreStage {
     return score_unit<kCfg.score>(at.p);
   }
 
+  // Where the scores' term grows by a known amount from block to block, the stale max is raised by it.
+  static constexpr bool kGrows = has_known_growth<kCfg.score>() && !kCfg.block_mask,
+                        kStaleMax = keeps_stale_max<kCfg.score>() || kGrows;
+  float term_of_max[2];  // of a lane's rows: the largest term of the block from which the max is
+
   // ---- S with every option ----
 
   // In a block that ends within the sequence, bias and mask are loaded by pairs of keys, visible or not.
@@ -314,6 +320,10 @@ struct ScoreStage {
       } else {
         Step::apply_by_keys(rS, Coordinates(at), shows_all);
       }
+    } else if constexpr (Alibi<kCfg.score>::kAlone && !kCfg.score.entries()) {
+      const Coordinates scores(at);
+      Alibi<kCfg.score>::apply_rows(rS[0], Step::Options::product_unit(at.p), at.tile().s,
+                                    Step::row(scores, scores.row(0)), scores.key0 + scores.col());
     } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);
       const bool pairs = !Step::kLoads || loads_pairs(at);
@@ -358,7 +368,7 @@ struct ScoreStage {
 
   // Whether a row may see only few keys of the block, whose K is not released yet, and its max is to serve later ones.
   TESSERA_DEVICE bool may_see_few_keys(const Cursor& at) const {
-    if constexpr (!keeps_stale_max<kCfg.score>()) {
+    if constexpr (!kStaleMax) {
       return false;
     } else if constexpr (kCfg.program_lists()) {
       return at.bounds.cuts_low() || !at.shows_block();
@@ -382,6 +392,44 @@ struct ScoreStage {
     softmax.update_max(rS, unit, alpha, 0.0f);
     if (few_keys) softmax.raise_max(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
+    if constexpr (kGrows) {
+      term_of_max[0] = term_of_max[1] = -infinity();
+      find_term_of_max(at);
+    }
+  }
+
+  // ---- terms that grow ----
+
+  TESSERA_DEVICE void largest_terms(const Cursor& at, float (&terms)[2]) const {
+    const Coordinates scores(at);
+    const int last = scores.key0 + kCfg.block_n - 1;
+    tessera::largest_terms<kCfg.score>(terms, at.tile().s, Step::row(scores, scores.row(0)), scores.key0, last);
+  }
+  // After maxima were computed in this block.
+  TESSERA_DEVICE void find_term_of_max(const Cursor& at) {
+    float terms[2];
+    largest_terms(at, terms);
+    term_of_max[0] = fmaxf(term_of_max[0], terms[0]), term_of_max[1] = fmaxf(term_of_max[1], terms[1]);
+  }
+  // Raises the stale max if a row of the warp has grown by more than kMostGrowth_log2; `factors` are then those of
+  // earlier weights. Returns 1 if it does, 0 if not, with the factors of the growth, and -1 if a max would be too large.
+  TESSERA_DEVICE int raise_max(const Cursor& at, ScoreUnit unit, float (&factors)[1][2], float (&terms)[2]) {
+    float growth_log2[2];
+    largest_terms(at, terms);
+    bool moderate = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      growth_log2[half] = fmaxf((terms[half] - term_of_max[half]) * unit.log2, 0.0f);
+      moderate = moderate && fabsf(softmax.max[0][half] + growth_log2[half]) < kHugeScore_log2;
+    }
+    const bool raises = __any_sync(0xffffffff, fmaxf(growth_log2[0], growth_log2[1]) > kMostGrowth_log2<kCfg.dtype>);
+    if (raises && !__all_sync(0xffffffff, moderate)) return -1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (raises) softmax.max[0][half] += growth_log2[half];
+      factors[0][half] = ptx::ex2_approx_ftz(raises ? -growth_log2[half] : growth_log2[half]);
+    }
+    return raises;
   }
 
   // Processes a later block against the stale max: no maximum is computed and nothing is rescaled. Half of the
@@ -394,7 +442,7 @@ struct ScoreStage {
     constexpr int kEarly = kSteps / 2 * 2;
     const ScoreUnit unit = this->unit(at);
     apply_options_and_mask(at);
-    if constexpr (!keeps_stale_max<kCfg.score>()) {
+    if constexpr (!kStaleMax) {
       at.release_k();
       float alpha[1][2];
       const bool moves = softmax.update_max(rS, unit, alpha);
@@ -404,7 +452,18 @@ struct ScoreStage {
       pack(at);
       return;
     }
-    const bool stale_max = softmax.ready;
+    bool stale_max = softmax.ready, raised = false;
+    float alpha[1][2];
+    [[maybe_unused]] float terms[2];
+    [[maybe_unused]] const float max_before[2] = {softmax.max[0][0], softmax.max[0][1]};
+    if constexpr (kGrows) {
+      // A partial block's largest term may be a hidden key's.
+      if (at.bounds.cuts_low() || at.bounds.cuts_high()) stale_max = false;
+      if (stale_max) {
+        const int raises = raise_max(at, unit, alpha, terms);
+        raised = raises > 0, stale_max = raises >= 0;
+      }
+    }
     SumParts total[1];
     if constexpr (kCfg.varlen) total[0] = {};  // saves the one register that D = 96 lacked
     if (stale_max) softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
@@ -413,7 +472,15 @@ struct ScoreStage {
     if (stale_max) {
       softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
       pack(at);
-      fits = softmax.accept(total);
+      if constexpr (kGrows) {
+        fits = raised ? softmax.accept_raised(total, alpha) : softmax.accept_grown(total, alpha);
+        if (raised && fits) {
+          softmax.rescale(alpha, rO);
+          term_of_max[0] = fmaxf(term_of_max[0], terms[0]), term_of_max[1] = fmaxf(term_of_max[1], terms[1]);
+        }
+      } else {
+        fits = softmax.accept(total);
+      }
     }
     if (!fits) [[unlikely]] {
       // No product is in progress here, and P's registers are free.
@@ -422,7 +489,10 @@ struct ScoreStage {
                                            shared_address(at.shared.sK[at.k.stage()].data));
         apply_options_and_mask(at);
       }
-      float alpha[1][2];
+      if constexpr (kGrows) {
+        softmax.max[0][0] = max_before[0], softmax.max[0][1] = max_before[1];
+        find_term_of_max(at);
+      }
       const bool moves = softmax.update_max(rS, unit, alpha, 0.0f);
       softmax.exponentiate(rS, unit);
       if (moves) softmax.rescale(alpha, rO);
