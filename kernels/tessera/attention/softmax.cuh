@@ -19,8 +19,8 @@ inline constexpr float kRescaleThreshold_log2 = 8.0f;
 // exact in 16 bits. A weight between 1 and 2^14 would be rounded, which made O's error 1.4 times as large with outliers
 // (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
-// The least sum, in one of a row's lanes, of a tile for which the row's stale max was raised: with a smaller one the max
-// would be so far above the scores that float16 weights lose bits.
+// The least sum, in one of a row's lanes, of a tile for which the row's stale max was raised: with a smaller one the
+// max would be so far above the scores that float16 weights lose bits.
 inline constexpr float kLeastRaisedSum = 0x1p-6f;
 
 // The totals of a row that sees a key, after all keys: `sum` is that of 2^(score - max); for a huge row, of exp(score -

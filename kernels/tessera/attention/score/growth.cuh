@@ -1,6 +1,6 @@
 // By how much the scores of a row grow from tile to tile, where a term that is known ahead is added to them: ALiBi's, or
-// that of a program whose term is linear in the key. A stale max (attention/softmax) is raised by it, so that the tile
-// needs no maximum of its own. Any growth gives correct results: a tile that it does not fit is computed again.
+// a program's that is linear in the key. A stale max (attention/softmax) is raised by it, so that the tile needs no
+// maximum of its own. Any growth gives correct results: a tile that it does not fit is computed again.
 #pragma once
 
 #include "tessera/attention/score/options.cuh"
