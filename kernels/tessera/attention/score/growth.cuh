@@ -1,5 +1,5 @@
-// By how much the scores of a row grow from tile to tile, where a term that is known ahead is added to them: ALiBi's, or
-// a program's that is linear in the key. A stale max (attention/softmax) is raised by it, so that the tile needs no
+// By how much the scores of a row grow from tile to tile, where a term that is known ahead is added to them: ALiBi's,
+// or a program's that is linear in the key. A stale max (attention/softmax) is raised by it, so that the tile needs no
 // maximum of its own. Any growth gives correct results: a tile that it does not fit is computed again.
 #pragma once
 
