@@ -66,3 +66,8 @@ inline bool __any_sync(unsigned, bool x) {
   return false;
 }
 inline bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  unsigned bits = 0, bit = 1;
+  for (const float one : tessera::emulated::Warp::gather(x)) bits |= one != 0.0f ? bit : 0u, bit <<= 1;
+  return bits;
+}

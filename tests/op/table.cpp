@@ -844,6 +844,27 @@ constexpr const char* kProgramHeadSums[] = {
     "dtype=bf16 hq=2 hkv=2 wl=90 wr=20 score_mod='s + tanh(temperature[h]) * sqrt(float(i + j))'",
 };
 
+// Terms whose growth from tile to tile is known: of either sign, small and larger than any score, after scores that are
+// outliers or grow themselves, where rows see parts of tiles, and beside a softcap, which the growth does not include.
+constexpr const char* kGrowingTerms[] = {
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 alibi=h",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 alibi=h low=1 scale=-0.2",
+    "dtype=f16 hq=4 hkv=1 d=128 dv=128 low=1 score_mod='s + slope[h] * (j - i)'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 causal=1 sink=1 score_mod='s + slope[h] * (j - i)'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 data=outlier score_mod='s * 3.0 + 0.3 * (j - i)'",
+    "dtype=f16 hq=2 hkv=2 d=128 dv=128 data=outlier score_mod='s - 0.05 * (q_pos - j)'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 data=growing score_mod='(0.1 * (j - i) - s) * (h - 0.5)'",
+    "dtype=bf16 hq=2 hkv=2 d=256 dv=256 data=falling alibi=h",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 score_mod='s + 1e6 * j'",
+    "dtype=f16 hq=2 hkv=2 d=64 dv=64 score_mod='s - 1e4 * (j - i)'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 wl=300 wr=70 score_mod='s + slope[h] * (j - i) * place[i]'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 q=packed k=packed tail=70 lead=3 causal=1 alibi=h",
+    "dtype=f16 hq=2 hkv=1 d=96 dv=96 q=packed k=packed used=1 score_mod='s + float(j) / (2.0 + h)'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 softcap=5 alibi=h causal=1",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 data=nan_key causal=1 alibi=h",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 k=paged page=16 places=1 first_q=40 first_k=32 alibi=h",
+};
+
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
     "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
@@ -896,6 +917,7 @@ void add_programs(Table& table) {
   for (const char* line : kProgramHeadSums) {
     table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330 d=64 dv=64").c_str());
   }
+  for (const char* line : kGrowingTerms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

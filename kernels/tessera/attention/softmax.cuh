@@ -19,6 +19,9 @@ inline constexpr float kRescaleThreshold_log2 = 8.0f;
 // exact in 16 bits. A weight between 1 and 2^14 would be rounded, which made O's error 1.4 times as large with outliers
 // (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
+// The least sum, in one of a row's lanes, of a tile for which the row's stale max was raised: with a smaller one the
+// max would be so far above the scores that float16 weights lose bits.
+inline constexpr float kLeastRaisedSum = 0x1p-6f;
 
 // The totals of a row that sees a key, after all keys: `sum` is that of 2^(score - max); for a huge row, of exp(score -
 // max).
@@ -217,6 +220,40 @@ struct OnlineSoftmax {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
+    return true;
+  }
+
+  // accept() of a tile whose scores are known to have grown by the factors `grown` since the maxima were computed.
+  TESSERA_DEVICE bool accept_grown(const SumParts (&total)[kM], const float (&grown)[kM][2]) {
+    bool fits = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < kStaleMaxBound * grown[m][half];
+    if (!__all_sync(0xffffffff, fits)) return false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
+    return true;
+  }
+  // The same after the maxima were raised ahead of the tile, by the factors 1 / alpha.
+  TESSERA_DEVICE bool accept_raised(const SumParts (&total)[kM], const float (&alpha)[kM][2]) {
+    bool fits = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float tile = total[m].of(half);
+        uint32 lanes = __ballot_sync(0xffffffff, alpha[m][half] == 1.0f || tile > kLeastRaisedSum);
+        lanes |= lanes >> 1, lanes |= lanes >> 2;  // of the four that have a row
+        fits = fits && tile < kStaleMaxBound && (lanes & 0x11111111) == 0x11111111;
+      }
+    if (!__all_sync(0xffffffff, fits)) return false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] = fmaf(sum[m][half], alpha[m][half], total[m].of(half));
     return true;
   }
 

@@ -7,9 +7,9 @@
 // synchronised. Four consumers perform these steps in sequence: the products of the other three are enough to hide the
 // softmax.
 //
-// The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), unless
-// ALiBi, a bias or a program may raise the scores from block to block. If a sum exceeds a bound, the warp recomputes
-// the block.
+// The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), raised by a
+// known growth (attention/score/growth), unless a bias or a program may raise the scores from block to block. If a sum
+// exceeds a bound, the warp recomputes the block.
 //
 // Block: (consumers + 1) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Details and measurements: docs/reference/kernels/fwd_sm90.md.
@@ -17,7 +17,8 @@
 //   config.hpp     FwdSm90Config, the layout of shared memory; the launch parameters are FwdSm90Params
 //   shared.cuh     a work tile, and a block's shared memory
 //   loads.cuh      the producers: the tile scheduler, and the loads of Q, K and V
-//   scores.cuh     a consumer's position in the stream of K/V blocks, and S -> P
+//   cursor.cuh     a consumer's position in the stream of K/V blocks
+//   scores.cuh     S -> P
 //   epilogue.cuh   sums and accumulators -> LSE and O
 //   kernel.cuh     the loop of a consumer
 #pragma once

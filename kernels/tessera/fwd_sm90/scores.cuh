@@ -1,219 +1,14 @@
-// The scores of a consumer warpgroup of fwd_sm90: its position in the stream of K/V blocks, and S -> P.
+// The scores of a consumer warpgroup of fwd_sm90: S -> P.
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
+#include "tessera/attention/score/growth.cuh"
 #include "tessera/attention/score/step.cuh"
 #include "tessera/attention/softmax.cuh"
-#include "tessera/fwd_sm90/epilogue.cuh"
-#include "tessera/fwd_sm90/shared.cuh"
-#include "tessera/ptx/synchronization.cuh"
+#include "tessera/fwd_sm90/cursor.cuh"
 
 namespace tessera {
 
-// ---- position -------------------------------------------------------------------------------------------------------
-//
-// Its work tile, the K/V block of that tile, and its stages of the rings.
-
-// Named barriers of each consumer: kClearedBarrier + consumer, kTurnBarrier + consumer.
-inline constexpr int kClearedBarrier = 1, kTurnBarrier = 8;
-
-// The K/V blocks of a work tile that the rows of one consumer see: block ... last.
-template <FwdSm90Config kCfg>
-struct TileBounds {
-  int block = 0;              // the block whose scores are next
-  int last = 0;               // the last block that some row sees
-  int end = 1;                // after the last block that any consumer's rows see
-  int full_first, full_last;  // full blocks: every row sees all of their keys; the others are partial
-  int unseen_v = 0;  // V blocks, after the ring's next one, whose K was released unread: V will be released unread too
-
-  // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none
-  // before.
-  TESSERA_DEVICE bool cuts_low() const { return !kCfg.varying_tile_cost && block < full_first; }
-  TESSERA_DEVICE bool cuts_high() const { return block > full_last; }
-};
-
-// A consumer's position in the stream of K/V blocks. V is one block after K if the softmax of a block overlaps with
-// products.
-template <FwdSm90Config kCfg>
-struct KvCursor : ConsumerGroup<kCfg> {
-  using ConsumerGroup<kCfg>::p, ConsumerGroup<kCfg>::shared, ConsumerGroup<kCfg>::consumer;
-  using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
-  RingPosition<kCfg.q_stages> q;
-  RingPosition<kWorkTilesAhead> tile_at;
-  RingPosition<kCfg.k_stages> k;  // of the next S = Q K^T
-  RingPosition<kCfg.v_stages> v;  // of the next O += P V
-  TileBounds<kCfg> bounds;
-
-  TESSERA_DEVICE KvCursor(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
-      : ConsumerGroup<kCfg>(p, shared, consumer) {
-    q.advance(consumer);
-  }
-
-  TESSERA_DEVICE bool at_last_block() const { return bounds.block == bounds.last; }
-  TESSERA_DEVICE bool before_last_block() const { return bounds.block < bounds.last; }
-  // Advances to the next block and waits for its K.
-  TESSERA_DEVICE void next_block() {
-    ++bounds.block;
-    wait_k();
-  }
-
-  // ---- with a block mask: the entries of the work tile's list, instead of first ... last ----
-
-  int listed;  // remaining entries, from the ring's next K on
-  // Advances to the next block that this consumer's rows see and waits for its K; false: the list has none. Blocks
-  // before it, which only other consumers see, are skipped: K at once, V after the P V that waits for an earlier stage.
-  // After kMostUnseenV skipped blocks the next one is multiplied although it is masked completely. So is the last block
-  // of a list if these rows see none of them, because each work tile needs a first block.
-  static constexpr int kMostUnseenV = most_unseen_v(kCfg.consumers, kCfg.k_stages, kCfg.v_stages, kCfg.q_stages);
-  TESSERA_DEVICE bool next_listed(bool first) {
-    for (; listed > 0; --listed) {
-      wait_k();
-      const int entry = this->entry();
-      if (!list_hides(entry, consumer) || bounds.unseen_v == kMostUnseenV || (first && listed == 1)) {
-        --listed;
-        bounds.block = list_block<kCfg.program_lists()>(entry);
-        return true;
-      }
-      release_k();
-      ++bounds.unseen_v;
-    }
-    return false;
-  }
-  TESSERA_DEVICE int entry() const { return uniform(shared.k_entries.of[k.stage()]); }
-  // Whether the mask hides the block, whose K is not released yet, from this consumer's rows. It shows the block to
-  // other consumers.
-  TESSERA_DEVICE bool hides_block() const {
-    if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
-    return false;
-  }
-
-  // With lists of a program: whether its mask shows these rows all of the block, whose K is not released yet.
-  TESSERA_DEVICE bool shows_block() const { return list_is_full(entry(), consumer); }
-
-  TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
-  // The query of one of a lane's two rows: row lane / 4 of the warp's 16 rows, or lane / 4 + 8.
-  TESSERA_DEVICE int query(const WorkTile<kCfg>& tile, int lane, int half) const {
-    return query_of_row<kCfg>(p, tile.row0 + consumer * kConsumerRows + warp_row() + half * 8 + lane / 4);
-  }
-
-  // Advances to the next work tile in which this consumer's rows see keys, and to their first block, and waits for its
-  // K. Tiles in which they see none are finished on the way. Returns false if there is no further tile or, with
-  // `pending`, if the next tile is one to be skipped: its V cannot be released while a P V of the previous tile waits
-  // for an earlier stage.
-  TESSERA_DEVICE bool next_tile(bool pending) {
-    // Skips the blocks after this consumer's last one. kv_rings_cannot_deadlock allows for K being released here and V
-    // only later. With a block mask next_listed has skipped them.
-    if constexpr (!kCfg.block_mask) {
-      for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
-    }
-    while (true) {
-      shared.q_ring.wait_full(q);
-      const WorkTile<kCfg>& next = tile();
-      const int count = uniform(next.count), end = uniform(next.last);
-      if (count < 0) return false;
-      int first = uniform(next.first);
-      if (count > consumer * kConsumerRows && first < end) {
-        if constexpr (!kCfg.varying_tile_cost) {
-          for (const int mine = uniform(next.first_of[consumer]); first < mine; ++first) {
-            skip_k();
-            if (pending) {
-              ++bounds.unseen_v;
-            } else {
-              skip_v();
-            }
-          }
-          bounds.full_first = uniform(next.full_first_of[consumer]);
-        }
-        bounds.block = first, bounds.last = uniform(next.last_of[consumer]), bounds.end = end;
-        bounds.full_last = uniform(next.full_last_of[consumer]);
-        if (kCfg.varlen && p.cu_seqlens_q && count < (consumer + 1) * kConsumerRows) {
-          clear_q(count - consumer * kConsumerRows);
-        }
-        if constexpr (kCfg.block_mask) {
-          listed = end;
-          next_listed(true);
-          if (!pending) skip_unseen_v();
-        } else {
-          wait_k();
-        }
-        return true;
-      }
-      if (pending) return false;
-      for (; first < end; ++first) skip_k(), skip_v();
-      if (count > consumer * kConsumerRows) store_unseen_rows(p, next, consumer * kConsumerRows + warp_row());
-      release_q();
-      release_tile();
-    }
-  }
-
-  // The consumers of 8-bit elements pass the blocks of K in turn, so that the softmax of one overlaps with the products
-  // of another: one turn a block each, skipped blocks included. The last consumer opens the first one's first turn.
-  static constexpr bool kTurns = kCfg.dtype == Dtype::kFloat8E4M3;
-  TESSERA_DEVICE void open_turns() {
-    if (consumer == kCfg.consumers - 1) end_turn();
-  }
-  TESSERA_DEVICE void begin_turn() {
-    if constexpr (kTurns) ptx::barrier_sync(kTurnBarrier + consumer, 2 * 128);
-  }
-  TESSERA_DEVICE void end_turn() {
-    if constexpr (kTurns) {
-      const int next = consumer == kCfg.consumers - 1 ? 0 : consumer + 1;
-      ptx::barrier_arrive(kTurnBarrier + next, 2 * 128);
-    }
-  }
-
-  TESSERA_DEVICE void wait_k() { shared.k_ring.wait_full(k); }
-  TESSERA_DEVICE void wait_v() { shared.v_ring.wait_full(v); }
-  TESSERA_DEVICE void release_k() {
-    shared.k_ring.release(k);
-    k.advance();
-  }
-  TESSERA_DEVICE void release_v() {
-    shared.v_ring.release(v);
-    v.advance();
-  }
-  TESSERA_DEVICE void skip_k() {
-    begin_turn();
-    wait_k();
-    release_k();
-    end_turn();
-  }
-  TESSERA_DEVICE void skip_v() {
-    wait_v();
-    release_v();
-  }
-  TESSERA_DEVICE void skip_unseen_v() {
-    for (; bounds.unseen_v > 0; --bounds.unseen_v) skip_v();
-  }
-  TESSERA_DEVICE void release_q() {
-    shared.q_ring.release(q);
-    q.advance(kCfg.consumers);
-  }
-  TESSERA_DEVICE void release_tile() {
-    shared.tile_ring.release(tile_at);
-    tile_at.advance();
-  }
-
-  // Clears rows from `first` on of a tile in shared memory, before this consumer's products read them. Other consumers
-  // that use the tile write the same zeros.
-  template <class Tile>
-  TESSERA_DEVICE void clear_from(uint32 base, int first) {
-    constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
-    for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128));
-         word < Tile::kRows * kRowWords; word += 128) {
-      ptx::st_shared_zero_16(Tile::at(base, word / kRowWords, word % kRowWords * 8));
-    }
-    ptx::fence_proxy_async();
-    ptx::barrier_sync(kClearedBarrier + consumer, 128);
-  }
-
- private:
-  // In a packed tensor the rows after a sequence's last are the next sequence's.
-  TESSERA_DEVICE void clear_q(int count) { clear_from<Q>(shared_address(shared.sQ[q.stage()].data), count); }
-};
-
-// ---- from S to P ----------------------------------------------------------------------------------------------------
-//
 // S = Q K^T is in the consumer's registers: options, mask, online softmax, dropout, and the rounding to 16 bits.
 
 // By how much the max of a work tile's first block is raised if a row may see only few of that block's keys: these say
@@ -287,6 +82,11 @@ struct ScoreStage {
     return score_unit<kCfg.score>(at.p);
   }
 
+  // Where the scores' term grows by a known amount from block to block, the stale max is raised by it.
+  static constexpr bool kGrows = has_known_growth<kCfg.score>() && !kCfg.block_mask,
+                        kStaleMax = keeps_stale_max<kCfg.score>() || kGrows;
+  float term_of_max[2];  // of a lane's rows: the largest term of the block from which the max is
+
   // ---- S with every option ----
 
   // In a block that ends within the sequence, bias and mask are loaded by pairs of keys, visible or not.
@@ -314,6 +114,10 @@ struct ScoreStage {
       } else {
         Step::apply_by_keys(rS, Coordinates(at), shows_all);
       }
+    } else if constexpr (Alibi<kCfg.score>::kAlone && !kCfg.score.entries()) {
+      const Coordinates scores(at);
+      Alibi<kCfg.score>::apply_rows(rS[0], Step::Options::product_unit(at.p), at.tile().s,
+                                    Step::row(scores, scores.row(0)), scores.key0 + scores.col());
     } else if constexpr (kCfg.score.any()) {
       const Coordinates scores(at);
       const bool pairs = !Step::kLoads || loads_pairs(at);
@@ -358,7 +162,7 @@ struct ScoreStage {
 
   // Whether a row may see only few keys of the block, whose K is not released yet, and its max is to serve later ones.
   TESSERA_DEVICE bool may_see_few_keys(const Cursor& at) const {
-    if constexpr (!keeps_stale_max<kCfg.score>()) {
+    if constexpr (!kStaleMax) {
       return false;
     } else if constexpr (kCfg.program_lists()) {
       return at.bounds.cuts_low() || !at.shows_block();
@@ -382,6 +186,44 @@ struct ScoreStage {
     softmax.update_max(rS, unit, alpha, 0.0f);
     if (few_keys) softmax.raise_max(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
+    if constexpr (kGrows) {
+      term_of_max[0] = term_of_max[1] = -infinity();
+      find_term_of_max(at);
+    }
+  }
+
+  // ---- terms that grow ----
+
+  TESSERA_DEVICE void largest_terms(const Cursor& at, float (&terms)[2]) const {
+    const Coordinates scores(at);
+    const int last = scores.key0 + kCfg.block_n - 1;
+    tessera::largest_terms<kCfg.score>(terms, at.tile().s, Step::row(scores, scores.row(0)), scores.key0, last);
+  }
+  // After maxima were computed in this block.
+  TESSERA_DEVICE void find_term_of_max(const Cursor& at) {
+    float terms[2];
+    largest_terms(at, terms);
+    term_of_max[0] = fmaxf(term_of_max[0], terms[0]), term_of_max[1] = fmaxf(term_of_max[1], terms[1]);
+  }
+  // Raises the stale max if a row of the warp has grown by more than kMostGrowth_log2. Returns 1 if it does, with the
+  // factors of earlier weights, 0 if not, with the factors of the growth, and -1 if a max would be too large.
+  TESSERA_DEVICE int raise_max(const Cursor& at, ScoreUnit unit, float (&factors)[1][2], float (&terms)[2]) {
+    float growth_log2[2];
+    largest_terms(at, terms);
+    bool moderate = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      growth_log2[half] = fmaxf((terms[half] - term_of_max[half]) * unit.log2, 0.0f);
+      moderate = moderate && fabsf(softmax.max[0][half] + growth_log2[half]) < kHugeScore_log2;
+    }
+    const bool raises = __any_sync(0xffffffff, fmaxf(growth_log2[0], growth_log2[1]) > kMostGrowth_log2<kCfg.dtype>);
+    if (raises && !__all_sync(0xffffffff, moderate)) return -1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (raises) softmax.max[0][half] += growth_log2[half];
+      factors[0][half] = ptx::ex2_approx_ftz(raises ? -growth_log2[half] : growth_log2[half]);
+    }
+    return raises;
   }
 
   // Processes a later block against the stale max: no maximum is computed and nothing is rescaled. Half of the
@@ -394,7 +236,7 @@ struct ScoreStage {
     constexpr int kEarly = kSteps / 2 * 2;
     const ScoreUnit unit = this->unit(at);
     apply_options_and_mask(at);
-    if constexpr (!keeps_stale_max<kCfg.score>()) {
+    if constexpr (!kStaleMax) {
       at.release_k();
       float alpha[1][2];
       const bool moves = softmax.update_max(rS, unit, alpha);
@@ -404,7 +246,18 @@ struct ScoreStage {
       pack(at);
       return;
     }
-    const bool stale_max = softmax.ready;
+    bool stale_max = softmax.ready, raised = false;
+    float alpha[1][2];
+    [[maybe_unused]] float terms[2];
+    [[maybe_unused]] const float max_before[2] = {softmax.max[0][0], softmax.max[0][1]};
+    if constexpr (kGrows) {
+      // A partial block's largest term may be a hidden key's.
+      if (at.bounds.cuts_low() || at.bounds.cuts_high()) stale_max = false;
+      if (stale_max) {
+        const int raises = raise_max(at, unit, alpha, terms);
+        raised = raises > 0, stale_max = raises >= 0;
+      }
+    }
     SumParts total[1];
     if constexpr (kCfg.varlen) total[0] = {};  // saves the one register that D = 96 lacked
     if (stale_max) softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
@@ -413,7 +266,15 @@ struct ScoreStage {
     if (stale_max) {
       softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
       pack(at);
-      fits = softmax.accept(total);
+      if constexpr (kGrows) {
+        fits = raised ? softmax.accept_raised(total, alpha) : softmax.accept_grown(total, alpha);
+        if (raised && fits) {
+          softmax.rescale(alpha, rO);
+          term_of_max[0] = fmaxf(term_of_max[0], terms[0]), term_of_max[1] = fmaxf(term_of_max[1], terms[1]);
+        }
+      } else {
+        fits = softmax.accept(total);
+      }
     }
     if (!fits) [[unlikely]] {
       // No product is in progress here, and P's registers are free.
@@ -422,7 +283,10 @@ struct ScoreStage {
                                            shared_address(at.shared.sK[at.k.stage()].data));
         apply_options_and_mask(at);
       }
-      float alpha[1][2];
+      if constexpr (kGrows) {
+        softmax.max[0][0] = max_before[0], softmax.max[0][1] = max_before[1];
+        find_term_of_max(at);
+      }
       const bool moves = softmax.update_max(rS, unit, alpha, 0.0f);
       softmax.exponentiate(rS, unit);
       if (moves) softmax.rescale(alpha, rO);

@@ -1,5 +1,6 @@
 #include "core/score/affine.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/score/builder.hpp"
@@ -83,6 +84,40 @@ std::optional<Affine> affine_of(const Program& program) {
   const std::optional<Form>& form = reader.form(program.score);
   if (!form || form->factor == kNone) return std::nullopt;
   return Affine{reader.program(), form->factor, form->term};
+}
+
+bool is_linear_in_key(const Program& program, int place) {
+  enum Kind { kSame, kLinear, kOther };  // of a value, for the keys of one query
+  std::vector<Kind> kinds;
+  for (const Value& value : program.values) {
+    const auto operand = [&](int n) { return kinds[static_cast<size_t>(value.operands[n])]; };
+    Kind most = value.op == Op::kJ ? kLinear : value.op == Op::kS || value.op == Op::kG ? kOther : kSame;
+    for (int n = 0; n < operand_count(value); ++n) most = std::max(most, operand(n));
+    if (most == kLinear) {
+      switch (value.op) {
+        case Op::kJ:
+        case Op::kAdd:
+        case Op::kSub:
+        case Op::kNeg:
+        case Op::kAddInt:
+        case Op::kSubInt:
+        case Op::kNegInt:
+        case Op::kIntToFloat:
+          break;
+        case Op::kMul:
+        case Op::kMulInt:
+          if (operand(0) == kLinear && operand(1) == kLinear) most = kOther;
+          break;
+        case Op::kDiv:
+          if (operand(1) == kLinear) most = kOther;
+          break;
+        default:
+          most = kOther;
+      }
+    }
+    kinds.push_back(most);
+  }
+  return kinds[static_cast<size_t>(place)] == kLinear;
 }
 
 }  // namespace tessera::core::score

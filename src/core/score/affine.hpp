@@ -18,4 +18,7 @@ struct Affine {
 // or does not depend on s.
 std::optional<Affine> affine_of(const Program& program);
 
+// Whether a float is a linear function of the key: over a range of keys, its largest value is at an end of the range.
+bool is_linear_in_key(const Program& program, int place);
+
 }  // namespace tessera::core::score

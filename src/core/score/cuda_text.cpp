@@ -512,6 +512,7 @@ std::string facts_text(const Facts& facts, bool near) {
   truth("kReadsTensors", facts.reads_tensors);
   truth("kMayHide", facts.may_hide);
   truth("kScalesByHead", facts.scales_by_head);
+  truth("kGrowsLinearly", facts.grows_linearly);
   truth("kPassesGradient", facts.passes_gradient);
   truth("kSlopeNeedsS", facts.slope_needs_s);
   truth("kSumsByHead", facts.sums_by_head);

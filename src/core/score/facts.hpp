@@ -36,6 +36,9 @@ struct Facts {
   bool scales_by_head;
   // The only such load is of an element that all pairs of a head share, and the slope by s does not depend on s.
   bool sums_by_head;
+  // The new score is the current one times a value, plus a linear function of the key, and no mask is given: the growth
+  // of a row's scores from keys to keys is known ahead.
+  bool grows_linearly;
   int gradient_loads;     // loads of floating-point tensors, each of which receives a gradient
   InputSet score_inputs;  // the inputs that the score, the mask and the gradients depend on
   InputSet mask_inputs;

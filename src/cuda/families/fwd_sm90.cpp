@@ -103,19 +103,22 @@ bool is_chunk(const tessera_plan& plan) {
 // The area selects the tile, and so the last bits; with batch_invariant a sequence therefore has the same area in every
 // batch. shared_prefix requests (by num_splits) packed sequences that are chunks of the same keys; these see all but a
 // prefix's last keys in full.
-// Whether the only option is a score program without a mask whose factor the kernel includes in its scale.
-bool only_scales_by_head(const tessera_plan& plan) {
-  ScoreConfig others = score_config(plan);
-  if (!others.program || others.only_hides) return false;
-  others.program = others.scale_first = false;
-  if (others.any()) return false;
+// Whether the only option leaves scores a stale max at little more than the cost of plain ones: ALiBi, or a score
+// program without a mask whose factor is a head's or whose term is linear in the key (attention/score/growth.cuh). Not
+// over pages.
+bool is_nearly_plain(const tessera_plan& plan) {
+  ScoreConfig score = score_config(plan);
+  const bool alibi = score.alibi, program = score.program && !score.only_hides;
+  score.alibi = score.program = score.scale_first = score.places = score.sequence_places = false;
+  if (alibi == program || score.any() || core::paged(plan.problem)) return false;
+  if (alibi) return !core::score::has_program(plan);
   const core::score::Facts facts = core::score::facts_of(*core::score::bind(plan).checked);
-  return facts.scales_by_head && !facts.has_mask;
+  return !facts.has_mask && (facts.scales_by_head || facts.grows_linearly);
 }
 
 Area area_of(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (score_config(plan).any() && !only_scales_by_head(plan)) return Area::kOptions;
+  if (score_config(plan).any() && !is_nearly_plain(plan)) return Area::kOptions;
   const bool any_lengths = core::packed_q(p) && !p.batch_invariant && plan.steps[0].num_splits <= 1 && !is_chunk(plan);
   if (p.window_left >= 0 || any_lengths) return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;

@@ -151,7 +151,7 @@ TEST(CudaScoreStep, GivesRowsOfSeveralHeadsTheirOwnValues) { expect_rows<false>(
 // Rows are keys, as in the backward kernels.
 template <int kSets>
 struct KeyCoordinates {
-  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = false, kAhead = false;
+  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = false, kAhead = false, kSums = false;
   static constexpr int kM = kSets;
   static constexpr float kCollectUnit = 1;
   const ProblemParams& p;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -82,6 +83,38 @@ struct StaleMaxInParts {
       reload();
     }
     float alpha[1][2];
+    const bool moves = softmax.update_max(s, unit, alpha, 0.0f);
+    softmax.exponentiate(s, unit);
+    if (moves) softmax.rescale(alpha, o);
+    return ready;
+  }
+};
+
+// As fwd_sm90 has it where the growth of the scores is foretold, here by numbers that have nothing to do with them: the
+// max is raised by large ones.
+struct RaisedMax {
+  template <class Reload>
+  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
+    const bool ready = softmax.ready;
+    float alpha[1][2], before[2] = {softmax.max[0][0], softmax.max[0][1]};
+    if (ready) {
+      const float growths_log2[] = {0, 5, 2.5f, 40, 0.5f, 9, 1, 300};
+      const float growth_log2 = growths_log2[static_cast<unsigned>(std::abs(softmax.sum[0][0]) * 8) % 8];
+      const bool raises = __shfl_sync(0xffffffff, growth_log2, 0) > 4;
+      for (int half = 0; half < 2; ++half) {
+        const float by = __shfl_sync(0xffffffff, growth_log2, lane_id() / 4 * 4);  // one number for each row
+        if (raises) softmax.max[0][half] += by;
+        alpha[0][half] = std::exp2(raises ? -by : std::min(by, 8.0f));
+      }
+      SumParts total[1];
+      softmax.exponentiate_stale_max<0, kN>(s, unit, total);
+      if (raises ? softmax.accept_raised(total, alpha) : softmax.accept_grown(total, alpha)) {
+        if (raises) softmax.rescale(alpha, o);
+        return false;
+      }
+      reload();
+      softmax.max[0][0] = before[0], softmax.max[0][1] = before[1];
+    }
     const bool moves = softmax.update_max(s, unit, alpha, 0.0f);
     softmax.exponentiate(s, unit);
     if (moves) softmax.rescale(alpha, o);
@@ -253,6 +286,7 @@ TEST_P(CudaSoftmax, RunningMax) { check<RunningMax>(); }
 TEST_P(CudaSoftmax, Updating) { check<Updating<8>>(); }
 TEST_P(CudaSoftmax, StaleMax) { check<StaleMax>(); }
 TEST_P(CudaSoftmax, StaleMaxInParts) { check<StaleMaxInParts>(); }
+TEST_P(CudaSoftmax, RaisedMax) { check<RaisedMax>(); }
 
 INSTANTIATE_TEST_SUITE_P(Scores, CudaSoftmax, testing::ValuesIn(kCases),
                          [](const auto& of) { return std::string(of.param.name); });

@@ -277,6 +277,13 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
                            row.place);
   }
 
+  // The term of an affine score.
+  template <class ScoreRow>
+  TESSERA_DEVICE static float term(const ScoreRow& row, int key) {
+    return Types::Program::term(row.program, row.head, row.values, row.column_of(key), row.diagonal_of(key),
+                                row.at(key));
+  }
+
   // Calls sink.template add<load, tensor>(inside, ..., index...) for each load of the pair; only the index has a
   // meaning.
   template <class ScoreRow, class Sink>

@@ -217,15 +217,40 @@ struct Alibi : ScoreOptionDefaults<Alibi<kCfg>, kAlibiFacts> {
     }
   };
 
+  // The key at distance 0.
+  template <class ScoreRow>
+  TESSERA_DEVICE static int position(const Sequence& s, const ScoreRow& row) {
+    return row.query + (kCfg.places ? row.bottom_right : s.sk - s.sq);
+  }
   // Several scores share `key` and its conversion to float32; the compiler knows their offsets from it. The distance is
   // exact, and the slope, of either sign, multiplies it once, as on the CPU.
   template <bool kScaled, bool kFused, class ScoreRow, class ScoreEntry>
   TESSERA_DEVICE static void apply(Score& r, float unit, const Sequence& s, const ScoreRow& row, int key, int offset,
                                    const ScoreEntry&) {
-    const int position = row.query + (kCfg.places ? row.bottom_right : s.sk - s.sq);
-    const float from_key = static_cast<float>(position - key);
-    const float slopes = -row.slope * fabsf(from_key - static_cast<float>(offset));
-    r.value = add_term<kScaled>(r.value, unit, slopes);
+    r.value = add_term<kScaled>(r.value, unit, term(static_cast<float>(position(s, row) - key), row.slope, offset));
+  }
+  // The term of a key `offset` after the one at distance `from_key`.
+  TESSERA_DEVICE static float term(float from_key, float slope, int offset) {
+    return -slope * fabsf(from_key - static_cast<float>(offset));
+  }
+
+  // Products to scores, if nothing else changes them, of a lane's two rows, of which the second is eight queries after
+  // the first: its term for a key is that of the first for the key eight before.
+  static constexpr bool kAlone = kCfg.alibi && !kCfg.softcap && !kCfg.bias && !kCfg.program;
+  template <int kN, class ScoreRow>
+  TESSERA_DEVICE static void apply_rows(float (&s)[kN][4], float unit, const Sequence& sequence, const ScoreRow& first,
+                                        int key) {
+    const float from_key = static_cast<float>(position(sequence, first) - key);
+    float second[2] = {term(from_key, first.slope, -8), term(from_key, first.slope, -7)};
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float of_first = term(from_key, first.slope, n * 8 + e);
+        s[n][e] = add_term<false>(s[n][e], unit, of_first);
+        s[n][2 + e] = add_term<false>(s[n][2 + e], unit, second[e]);
+        second[e] = of_first;
+      }
   }
 };
 
