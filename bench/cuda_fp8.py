@@ -1,7 +1,7 @@
 """Forward by float8_e4m3 q, k and v beside bfloat16: TFLOP/s and errors on a Hopper GPU.
 
     python bench/cuda_fp8.py [--head-dims 64 128 256] [--lengths 512 1024 2048 4096 8192 16384] [--json FILE]
-    python bench/cuda_fp8.py --tiles 128,2,4,3,3,2,64,0 128,2,4,3,3,2,64,4 --head-dims 128    # tiles to compare
+    python bench/cuda_fp8.py --tiles 128,2,4,3,3,2,64 128,2,4,3,3,2,128 --head-dims 128    # tiles to compare
 
 16384 tokens, 2048 / D heads, full and causal, in the steady state: Tessera by e4m3 with a scale of each head and of 128
 tokens, Tessera by bfloat16, and PyTorch's cuDNN backend by bfloat16. --tiles forces each of these tiles in turn

@@ -28,13 +28,6 @@ TESSERA_DEVICE float rcp_approx_ftz(float x) {
   return y;
 }
 
-// The larger one; NaN if either is.
-TESSERA_DEVICE float max_nan(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-
 // `low` in bits 0 ... 15, `high` in bits 16 ... 31, each rounded to nearest.
 TESSERA_DEVICE uint32 cvt_rn_f16x2(float low, float high) {
   uint32 pair;

@@ -251,6 +251,8 @@ std::string refuse_score_program(const tessera_plan& plan) {
     if (core::present(p.alibi_slopes)) return "d_captured: not supported with alibi_slopes";
   }
   if (!facts.slope_needs_s) return "";
+  // One of these was wrong on an H200, dQ alone, and never on the emulated GPU: docs/lab/bwd_sm90.md.
+  if (p.deterministic) return "deterministic: not supported with a gradient that depends on the score";
   if (core::present(p.alibi_slopes)) return "alibi_slopes: not supported with a gradient that depends on the score";
   return largest_head_dim(plan) > kBwdSm90HeadDim
              ? "score programs: above head size 128 not supported where the gradient depends on the score"

@@ -28,18 +28,17 @@ namespace {
 // fits. Each is the largest without spills.
 struct Fp8Tile {
   int head_dim, head_dim_v;
-  int block_n, consumers, q_stages, k_stages, v_stages, raw_stages, o_cols, polynomials;
+  int block_n, consumers, q_stages, k_stages, v_stages, raw_stages, o_cols;
 };
 constexpr Fp8Tile kTiles[] = {
-    {64, 64, 128, 2, 4, 4, 4, 2, 64, 0},  {128, 128, 128, 2, 4, 3, 3, 2, 64, 0}, {192, 128, 128, 2, 2, 2, 2, 2, 64, 0},
-    {192, 192, 64, 2, 2, 3, 2, 2, 64, 0}, {256, 256, 64, 2, 2, 3, 2, 2, 64, 0},
+    {64, 64, 128, 2, 4, 4, 4, 2, 64},  {128, 128, 128, 2, 4, 3, 3, 2, 64}, {192, 128, 128, 2, 2, 2, 2, 2, 64},
+    {192, 192, 64, 2, 2, 3, 2, 2, 64}, {256, 256, 64, 2, 2, 3, 2, 2, 64},
 };
 constexpr int64_t kMostHeadDim = 256;
 
 // The numbers of kForcedFp8Tile, in order.
-constexpr int Fp8Tile::*kForced[] = {&Fp8Tile::block_n,  &Fp8Tile::consumers,  &Fp8Tile::q_stages,
-                                     &Fp8Tile::k_stages, &Fp8Tile::v_stages,   &Fp8Tile::raw_stages,
-                                     &Fp8Tile::o_cols,   &Fp8Tile::polynomials};
+constexpr int Fp8Tile::*kForced[] = {&Fp8Tile::block_n,  &Fp8Tile::consumers,  &Fp8Tile::q_stages, &Fp8Tile::k_stages,
+                                     &Fp8Tile::v_stages, &Fp8Tile::raw_stages, &Fp8Tile::o_cols};
 
 std::optional<Fp8Tile> parse(const char* text) {
   Fp8Tile tile{};
@@ -51,7 +50,7 @@ std::optional<Fp8Tile> parse(const char* text) {
   }
   const bool fits = tile.block_n > 0 && tile.block_n % 32 == 0 && tile.block_n <= 128 && tile.consumers >= 2 &&
                     tile.consumers <= 4 && tile.raw_stages > 0 && (tile.o_cols == 64 || tile.o_cols == 128) &&
-                    tile.polynomials <= 16 && whole_q_stages(tile.consumers, tile.q_stages) &&
+                    whole_q_stages(tile.consumers, tile.q_stages) &&
                     kv_rings_cannot_deadlock(tile.consumers, tile.block_n, tile.k_stages, tile.v_stages);
   return fits && tile.k_stages > 0 && tile.v_stages > 0 ? std::optional(tile) : std::nullopt;
 }
@@ -86,7 +85,6 @@ FwdSm90Fp8Config config_of(const tessera_plan& plan, const Fp8Tile& tile) {
   config.q_stages = tile.q_stages, config.k_stages = tile.k_stages;
   config.v_stages = tile.v_stages, config.raw_stages = tile.raw_stages;
   config.o_cols = config.head_dim_v % tile.o_cols == 0 ? tile.o_cols : static_cast<int>(kChunkColumns);
-  config.polynomials = tile.polynomials;
   config.dtype_o = static_cast<Dtype>(p.o.dtype);
   config.varying_tile_cost = is_causal(p);
   config.varlen = varies_in_length(p);
@@ -162,7 +160,7 @@ std::string find_refusal(const tessera_plan& plan) {
   const std::optional<Fp8Tile> tile = find_tile(plan);
   if (!tile) {
     return std::string(kForcedFp8Tile) + ": '" + environment_variable(kForcedFp8Tile) +
-           "', accepted a tile that fits: block_n,consumers,q_stages,k_stages,v_stages,raw_stages,o_cols,polynomials";
+           "', accepted a tile that fits: block_n,consumers,q_stages,k_stages,v_stages,raw_stages,o_cols";
   }
   const FwdSm90Fp8Config config = config_of(plan, *tile);
   if (config.block_scales && kScaleTokens % config.block_n != 0) return "scales of 128 keys with tiles across them";

@@ -292,9 +292,9 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
           {kRelative, kDocuments, true, false, 256},
           {kRelative, "", false, true, 256},
           {kCapped, kDocuments, false, false, 64, true},
-          {kCapped, "", true, true, 64, true},
+          {kCapped, "", true, false, 64, true},
           {kCapped, kDocuments, false, false, 128, true},
-          {kCapped, "", false, true, 128, true},
+          {kCapped, "", false, false, 128, true},
           {kHeadScale, kDocuments, false, true, 64, true, true}}) {
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
       if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists

@@ -20,7 +20,6 @@ struct FwdSm90Fp8Config {
   int v_stages;     // transposed V blocks
   int raw_stages;   // V blocks before they are transposed
   int o_cols;       // columns of O that one product computes, whose accumulators are then added to O: 64 or 128
-  int polynomials;  // of each 16 exponentials, those computed by a polynomial (polynomial.cuh): 0 to 16
   Dtype dtype_o;
   bool varying_tile_cost;  // as in FwdSm90Config
   bool varlen;             // likewise
@@ -40,7 +39,7 @@ struct FwdSm90Fp8Config {
   }
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Fp8Config, head_dim, head_dim_v, block_n, consumers, q_stages, k_stages, v_stages,
-                      raw_stages, o_cols, polynomials, dtype_o, varying_tile_cost, varlen, block_scales, score)
+                      raw_stages, o_cols, dtype_o, varying_tile_cost, varlen, block_scales, score)
 
 struct FwdSm90Fp8Params : FwdSm90Params {
   ScaleTensor q_scales, k_scales, v_scales;

@@ -12,12 +12,11 @@
 // Block: (consumers + 2) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Details: docs/reference/kernels/fwd_sm90.md.
 //
-//   config.hpp      FwdSm90Fp8Config, FwdSm90Fp8Params, the layout of shared memory
-//   shared.cuh      a block's shared memory
-//   loads.cuh       the transpose of V
-//   polynomial.cuh  powers of two without MUFU
-//   scores.cuh      a consumer: S -> P, the products, O
-//   kernel.cuh      the roles
+//   config.hpp  FwdSm90Fp8Config, FwdSm90Fp8Params, the layout of shared memory
+//   shared.cuh  a block's shared memory
+//   loads.cuh   the transpose of V
+//   scores.cuh  a consumer: S -> P, the products, O
+//   kernel.cuh  the roles
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"

@@ -1,7 +1,6 @@
 // The consumer warpgroups of fwd_sm90_fp8: each has 64 query rows of a work tile.
 #pragma once
 
-#include "tessera/fwd_sm90/fp8/polynomial.cuh"
 #include "tessera/fwd_sm90/fp8/shared.cuh"
 #include "tessera/fwd_sm90/scores.cuh"
 #include "tessera/ptx/wgmma_e4m3.cuh"
@@ -51,7 +50,6 @@ struct Fp8Consumer {
   float rPart[1][kPartD][4];  // of one product: the tensor cores do not add in float32 (ptx/wgmma_e4m3.cuh)
   float factor[2];            // of O, of the block whose P V is next
   bool not_negative;          // no row of the warp has a negative maximum: one below 0 would not replace it
-  bool has_nan;               // among the lane's scores, of the block whose maxima were computed
   float q_scale;              // scale of q, times that of k if it has one for all tokens
   // With block scales:
   float block_scales[2];         // of k and of v, of the block whose scores are next
@@ -66,16 +64,12 @@ struct Fp8Consumer {
     ptx::wgmma_pin(flat(rPart));
   }
 
-  // What turns a score into the logarithm of its weight, and into the argument of weight_by_polynomial().
+  // What turns a score into the logarithm of its weight.
   struct Exponents {
-    float log2, above[2], step, steps_above[2];
+    float log2, above[2];
     TESSERA_DEVICE Exponents(const Fp8Consumer& of, float unit) : log2(of.unit_of(unit).log2) {
-      step = log2 * (1 / kExponentRange);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float max = of.scores.softmax.max[0][half];
-        above[half] = kWeightShift_log2 - max, steps_above[half] = fmaf(max, -1 / kExponentRange, 1.0f);
-      }
+      for (int half = 0; half < 2; ++half) above[half] = kWeightShift_log2 - of.scores.softmax.max[0][half];
     }
   };
 
@@ -316,24 +310,11 @@ struct Fp8Consumer {
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if constexpr (kCfg.polynomials > 0) {
-          largest[half] = largest_or_nan(half);
-        } else {
-          largest[half] = scores.softmax.largest(scores.rS[0], half);
-        }
+        largest[half] = scores.softmax.largest(scores.rS[0], half);
       }
     }
-    has_nan = largest[0] != largest[0] || largest[1] != largest[1];
     scores.softmax.update_max_by([&](int, int half) { return largest[half]; }, unit_of(unit), alpha, 0.0f);
     of_o[0] = alpha[0][0], of_o[1] = alpha[0][1];
-  }
-  TESSERA_DEVICE float largest_or_nan(int half) const {
-    float most = -infinity();
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int e = 2 * half; e < 2 * half + 2; ++e) most = ptx::max_nan(most, scores.rS[0][n][e]);
-    return most;
   }
   // The largest of the lane's scores of each row; of negative ones, some number below 0. Numbers that are not negative
   // are ordered as their bits are as integers, of which one instruction compares three, not two.
@@ -351,18 +332,15 @@ struct Fp8Consumer {
   TESSERA_DEVICE void note_scores() {
     const auto& max = scores.softmax.max[0];
     not_negative = __all_sync(0xffffffff, max[0] >= 0.0f && max[1] >= 0.0f);
-    if constexpr (kCfg.polynomials > 0) {  // which lose a NaN
-      scores.softmax.ready = __all_sync(0xffffffff, scores.softmax.ready && !has_nan);
-    }
   }
   // Groups kFrom ... kTo - 1 of the scores become weights, while the exponents of the next group are made and the group
   // before is added to the sums. `ready` is tested for each: ptxas moves no instruction across the branch, and so fills
-  // the time between two MUFU with the polynomials and sums, which it otherwise puts before and after all MUFU.
+  // the time between two MUFU with exponents and sums, which it otherwise puts before and after all MUFU.
   template <int kFrom, int kTo>
   TESSERA_DEVICE void exponentiate(const Exponents& exponents, bool ready, SumParts& total) {
     if constexpr (kFrom < kTo) {
       if (not_hoisted(ready)) {
-        make_weights<kFrom>(exponents);
+        make_weights<kFrom>();
         if constexpr (kFrom + 1 < kGroups) make_exponents<kFrom + 1>(exponents);
         if constexpr (kFrom > 0) add_group<kFrom - 1>(total);
         if constexpr (kFrom < kSlices) add_part<0, kPartD * kFrom / kSlices, kPartD*(kFrom + 1) / kSlices>();
@@ -377,20 +355,13 @@ struct Fp8Consumer {
 #pragma unroll
       for (int e = 0; e < 4; ++e) apply(n, e, scores.rS[0][n][e]);
   }
-  // Spreads the polynomials over a lane's scores and its two rows.
-  static constexpr bool is_polynomial(int n, int e) { return (5 * n + e) * kCfg.polynomials % 16 < kCfg.polynomials; }
   template <int kGroup>
   TESSERA_DEVICE void make_exponents(const Exponents& of) {
-    each_of_group<kGroup>([&](int n, int e, float& s) {
-      if (!is_polynomial(n, e)) s = fmaf(s, of.log2, of.above[e / 2]);
-    });
+    each_of_group<kGroup>([&](int, int e, float& s) { s = fmaf(s, of.log2, of.above[e / 2]); });
   }
   template <int kGroup>
-  TESSERA_DEVICE void make_weights(const Exponents& of) {
-    each_of_group<kGroup>([&](int n, int e, float& s) {
-      s = is_polynomial(n, e) ? weight_by_polynomial(__saturatef(fmaf(s, of.step, of.steps_above[e / 2])))
-                              : ptx::ex2_approx_ftz(s);
-    });
+  TESSERA_DEVICE void make_weights() {
+    each_of_group<kGroup>([](int, int, float& s) { s = ptx::ex2_approx_ftz(s); });
   }
   template <int kGroup>
   TESSERA_DEVICE void add_group(SumParts& total) {

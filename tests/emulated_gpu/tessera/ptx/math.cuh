@@ -15,7 +15,6 @@ inline float ex2_approx_ftz(float x) {
 }
 inline float lg2_approx_ftz(float x) { return std::log2(x); }
 inline float rcp_approx_ftz(float x) { return 1.0f / x; }
-inline float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 
 inline float cvt_f32_f16(unsigned short bits) { return core::float16_to_float(bits); }
 inline uint32 cvt_rn_f16x2(float low, float high) {
