@@ -115,7 +115,7 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
     DqOrderParams ordered{};
     static_cast<ProblemParams&>(ordered) = made;
     ordered.lists = made.lists, ordered.order = {entries, adders.data()};
-    ordered.count = lists, ordered.heads = made.heads, ordered.masks = masks, ordered.blocks = p.q_tiles;
+    ordered.heads = made.heads, ordered.masks = masks, ordered.blocks = p.q_tiles;
     ordered.last_keys_first = last_keys_first(p);
     run_grid(masks * p.q_tiles, [&] { dq_order<DqOrderConfig{kLists.rows, kLists.cols, false, false}>(ordered); });
     p.lists = made.lists, p.dq_order = ordered.order;
