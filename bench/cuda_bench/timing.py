@@ -61,8 +61,8 @@ def _estimate_ms(call: Call) -> float:
 
 
 def _as_graph(call: Call, call_ms: float) -> Runner | None:
-    """None if the call cannot be captured. A backward pass of autograd runs on the stream of its forward pass: it can be
-    captured where this stream is the current one, and not the default stream."""
+    """None if the call cannot be captured. A backward pass of autograd runs on the stream of its forward pass: it can
+    be captured where this stream is the current one, and not the default stream."""
     calls = max(1, min(_MOST_CALLS_A_GRAPH, math.ceil(_REPLAY_MS / call_ms)))
     graph = torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream()

@@ -67,8 +67,8 @@ TESSERA_HOST_DEVICE constexpr bool list_is_full(int entry, int half) {
 // at kProgramLacksRoom, whether some list found no room; then from kProgramHeadsAt on kProgramHeadWords for each list:
 // the number of entries, the word at which they begin, and a tile of the order of tiles; then the pool. Where some list
 // found no room, all of them have kListNotMade entries: the kernel then visits every block that is visible by position,
-// and evaluates the mask in each. Which lists find room depends on the order in which they are made; whether all of them
-// do, does not, nor do the bits of the results.
+// and evaluates the mask in each. Which lists find room depends on the order in which they are made; whether all do,
+// does not, nor do the bits of the results.
 inline constexpr int kProgramLacksRoom = 1, kProgramHeadsAt = 8, kProgramHeadWords = 3, kListNotMade = -1;
 TESSERA_HOST_DEVICE constexpr int64 program_head_at(int64 list) { return kProgramHeadsAt + kProgramHeadWords * list; }
 // The pool of so many lists.

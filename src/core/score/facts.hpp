@@ -23,14 +23,14 @@ enum class GradientPattern {
 };
 
 struct Facts {
-  bool changes_score;     // false: the score is unchanged, the program only hides keys
-  bool has_mask;          // false: every key is visible
-  bool score_needs_s;     // the new score depends on the current one
-  bool mask_needs_s;      // visibility depends on it
-  bool reads_tensors;     // the score or the mask reads a tensor
-  bool may_hide;          // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
-  bool passes_gradient;   // the gradient of the current score is that of the new score, for every pair
-  bool slope_needs_s;     // d(new score) / d(current score) depends on the current score
+  bool changes_score;    // false: the score is unchanged, the program only hides keys
+  bool has_mask;         // false: every key is visible
+  bool score_needs_s;    // the new score depends on the current one
+  bool mask_needs_s;     // visibility depends on it
+  bool reads_tensors;    // the score or the mask reads a tensor
+  bool may_hide;         // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
+  bool passes_gradient;  // the gradient of the current score is that of the new score, for every pair
+  bool slope_needs_s;    // d(new score) / d(current score) depends on the current score
   // The new score is the current one times a value that is the same for all pairs of a head, and visibility does not
   // depend on the score: a kernel includes the value in its scale.
   bool scales_by_head;

@@ -219,8 +219,8 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   static constexpr int kM = Coordinates::kM;
   static constexpr bool kAhead = Coordinates::kAhead, kAddsEntries = Options::kAddsEntries;
   static constexpr int kHeld = !kAddsEntries ? 1 : kAhead ? kM : kM / 2;
-  // Of a program: its score is affine in s, it has no mask, and no gradient of a tensor is needed, so that it costs little
-  // more than ALiBi.
+  // Of a program: its score is affine in s, it has no mask, and no gradient of a tensor is needed, so that it costs
+  // little more than ALiBi.
   static constexpr bool kIsAffine = is_affine_program<kCfg>() && !Coordinates::kSums;
   // Whether hidden scores are recognised by P = 0 instead of by position: a mask requires it, and softcap leaves no
   // registers for positions.

@@ -11,15 +11,15 @@ namespace tessera {
 inline constexpr int kFp8ProducerWarpgroups = 2, kTransposingWarps = 4;
 
 struct FwdSm90Fp8Config {
-  int head_dim;     // padded to a multiple of 32
-  int head_dim_v;   // padded to a multiple of 64
-  int block_n;      // keys of a K/V block, a multiple of 32
-  int consumers;    // consumer warpgroups, each with kConsumerRows query rows
-  int q_stages;     // tiles of kConsumerRows queries: whole_q_stages
-  int k_stages;     // K blocks in shared memory
-  int v_stages;     // transposed V blocks
-  int raw_stages;   // V blocks before they are transposed
-  int o_cols;       // columns of O that one product computes, whose accumulators are then added to O: 64 or 128
+  int head_dim;    // padded to a multiple of 32
+  int head_dim_v;  // padded to a multiple of 64
+  int block_n;     // keys of a K/V block, a multiple of 32
+  int consumers;   // consumer warpgroups, each with kConsumerRows query rows
+  int q_stages;    // tiles of kConsumerRows queries: whole_q_stages
+  int k_stages;    // K blocks in shared memory
+  int v_stages;    // transposed V blocks
+  int raw_stages;  // V blocks before they are transposed
+  int o_cols;      // columns of O that one product computes, whose accumulators are then added to O: 64 or 128
   Dtype dtype_o;
   bool varying_tile_cost;  // as in FwdSm90Config
   bool varlen;             // likewise
