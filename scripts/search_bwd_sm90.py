@@ -99,8 +99,12 @@ def config_text(row: Row, tile: Tile, number: int) -> str:
         "ds_stages": chosen["stages"],
         "score": f"{{.bias = true, .bias_dtype = {dtype}}}" if row.options else "{}",
         **dict.fromkeys(
-            ("window", "varlen", "deterministic", "d_bias", "block_mask", "split_group", "sums", "whole_head"), "false"
-        ),
+            (
+                "window", "varlen", "deterministic", "d_bias", "d_captured", "block_mask", "split_group", "sums",
+                "whole_head",
+            ),
+            "false",
+        ),  # fmt: skip
         **{
             name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()
         },

@@ -12,6 +12,7 @@
 //   shared.cuh       the offsets of tiles and barriers
 //   loads.cuh        the producer: K and V once, and in each step Q, dO, LSE and delta
 //   scores.cuh       a score warpgroup: P, dS, and its dK and dV
+//   slopes.cuh       ... of score programs whose slope depends on the score
 //   whole_head.cuh   short heads: a form of its own, with a head in a block and without a dQ warpgroup
 //   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
 //   kernel.cuh       the roles of a block's warps
@@ -22,7 +23,7 @@
 #include "tessera/attention/backward/scores.cuh"
 #include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90/loads.cuh"
-#include "tessera/bwd_sm90/scores.cuh"
+#include "tessera/bwd_sm90/slopes.cuh"
 #include "tessera/bwd_sm90/whole_head.cuh"
 
 namespace tessera {

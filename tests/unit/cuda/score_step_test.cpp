@@ -1,4 +1,4 @@
-// A score program in the score step, kernels/tessera/attention/score/step.cuh, on the host (tests/emulated_gpu): every
+// A score program in the score steps, kernels/tessera/attention/score, on the host (tests/emulated_gpu): every
 // pair gets the values of its own head, query, key and distance, although a lane computes each once for several pairs.
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/attention/backward/params.hpp"
-#include "tessera/attention/score/step.cuh"
+#include "tessera/attention/score/transposed_step.cuh"
 #include "unit_launch.hpp"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include "tessera/attention/backward/key_block.cuh"
 #include "tessera/attention/backward/tiles.cuh"
 #include "tessera/attention/dropout.cuh"
-#include "tessera/attention/score/step.cuh"
+#include "tessera/attention/score/transposed_step.cuh"
 #include "tessera/ptx/mma.cuh"
 #include "tessera/ptx/synchronization.cuh"
 #include "tessera/tile/pipeline.cuh"
