@@ -1,7 +1,7 @@
 // Score programs whose slope, d(score) / d(product x scale), depends on the score: dS is made of P times the slope,
-// which is kept in float16 where dS will be, so that dS is as exact as without a slope and no register is added. A slope
-// may have any size, so each lane scales its weights by a power of two. P is kept as the operand of the product with dO.
-// The gradient of an element that all pairs of a head share is summed in the same way.
+// which is kept in float16 where dS will be, so that dS is as exact as without a slope and no register is added. A
+// slope may have any size, so each lane scales its weights by a power of two. P is kept as the operand of the product
+// with dO. The gradient of an element that all pairs of a head share is summed in the same way.
 #pragma once
 
 #include "tessera/bwd_sm90/scores.cuh"
