@@ -210,34 +210,13 @@ struct OnlineSoftmax {
     }
   }
   TESSERA_DEVICE bool accept(const SumParts (&total)[kM]) {
-    bool fits = true;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < kStaleMaxBound;  // a NaN does not fit
-    if (!__all_sync(0xffffffff, fits)) return false;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
-    return true;
+    return accept_below(total, [](int, int) { return kStaleMaxBound; });
   }
-
-  // accept() of a tile whose scores are known to have grown by the factors `grown` since the maxima were computed.
+  // Of a tile whose scores are known to have grown by the factors `grown` since the maxima were computed.
   TESSERA_DEVICE bool accept_grown(const SumParts (&total)[kM], const float (&grown)[kM][2]) {
-    bool fits = true;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < kStaleMaxBound * grown[m][half];
-    if (!__all_sync(0xffffffff, fits)) return false;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
-    return true;
+    return accept_below(total, [&](int m, int half) { return kStaleMaxBound * grown[m][half]; });
   }
-  // The same after the maxima were raised ahead of the tile, by the factors 1 / alpha.
+  // Of a tile before which the maxima were raised, by the factors 1 / alpha.
   TESSERA_DEVICE bool accept_raised(const SumParts (&total)[kM], const float (&alpha)[kM][2]) {
     bool fits = true;
 #pragma unroll
@@ -266,6 +245,21 @@ struct OnlineSoftmax {
   }
 
  private:
+  // Whether a tile's sums are below bound(m, half) in all lanes, which then adds them; a NaN is not.
+  template <class Bound>
+  TESSERA_DEVICE bool accept_below(const SumParts (&total)[kM], Bound&& bound) {
+    bool fits = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < bound(m, half);
+    if (!__all_sync(0xffffffff, fits)) return false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
+    return true;
+  }
   // The rest of update_max() if some row of the warp is huge or has no maximum yet, from the tile's maxima, in the
   // units in which scores are held, and the rows' previous maxima.
   TESSERA_DEVICE bool update_huge(const float (&best)[kM][2], const float (&old)[kM][2], ScoreUnit unit,
