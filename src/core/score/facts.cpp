@@ -167,8 +167,8 @@ Facts facts_of(const Checked& checked) {
   constexpr InputSet kOfPair = input_bit(Op::kI) | input_bit(Op::kQPos) | input_bit(Op::kJ);
   facts.scales_by_head =
       affine && affine->term < 0 && !facts.mask_needs_s && !(inputs_of(affine->program, affine->factor) & kOfPair);
-  facts.grows_linearly =
-      affine && affine->term >= 0 && !facts.has_mask && is_linear_in_key(affine->program, affine->term);
+  facts.affine = affine && !facts.has_mask;
+  facts.grows_linearly = facts.affine && affine->term >= 0 && is_linear_in_key(affine->program, affine->term);
   facts.gradient_loads = static_cast<int>(gradient.loads.size());
   facts.sums_by_head = facts.gradient_loads == 1 && !facts.slope_needs_s &&
                        pattern_of(gradient.program, gradient.loads[0]) == GradientPattern::kHead;

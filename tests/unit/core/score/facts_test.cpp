@@ -43,6 +43,8 @@ TEST(ScoreFacts, OfScores) {
   const Facts bias = facts("s + key_bias[b, j]");
   EXPECT_TRUE(bias.reads_tensors && bias.may_hide && bias.passes_gradient);
   EXPECT_FALSE(bias.slope_needs_s);
+  EXPECT_TRUE(bias.affine && facts("(s - 1.0) * temperature[h] + key_bias[b, j]").affine);
+  EXPECT_FALSE(softcap.affine || facts("s + key_bias[b, j]", "j <= i").affine);
   EXPECT_EQ(bias.gradient_loads, 1);
   EXPECT_EQ(bias.score_inputs, input_bit(Op::kS) | input_bit(Op::kB) | input_bit(Op::kJ));
   EXPECT_EQ(bias.gradient_inputs, input_bit(Op::kB) | input_bit(Op::kJ));
