@@ -782,6 +782,10 @@ constexpr const char* kProgramBoth[] = {
     "mask_mod='s < 1.0 && (i - j) % 5 != 0'",
     "dtype=f32 backward=1 d_captured=1 hq=4 hkv=2 d=64 dv=64 score_mod='s + relative[h, i - j + len_k] * place[j]' "
     "mask_mod='j <= q_pos && (j - i) % 8 != 3'",
+    "dtype=f16 hq=8 hkv=2 d=64 dv=64 q=packed k=packed tail=70 "  // a tanh of small and of large operands
+    "score_mod='temperature[h] * tanh(s / 2 + relative[h, i - j + len_k])'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 scale=2 causal=1 score_mod='t * tanh(s / t)'",
+    "dtype=bf16 backward=1 hq=2 hkv=1 d=64 dv=64 score_mod='tanh(s) * 3' mask_mod='s < 0.5'",
 };
 
 // Slopes that depend on the score, and no gradients of tensors: Hopper keeps each with its weight. Lists, packed

@@ -26,7 +26,7 @@ TESSERA_DEVICE void barrier_arrive(int barrier, int threads) {
 // a branch of one lane at the end of a rarely taken path may have left that lane behind. The mask of this barrier, all
 // lanes, is one that it does not know.
 TESSERA_DEVICE void reconverge_warp() {
-  uint32 lanes;
+  [[maybe_unused]] uint32 lanes;
   asm volatile(
       "{\n"
       ".reg .u32 others;\n"

@@ -13,6 +13,8 @@
 //     static float score(params, head, row, column, diagonal, place, s);   the new score
 //     static constexpr bool kAffine, ...;                   score = factor s + term (affine.hpp), if kAffine;
 //     static float factor(the same without s); term         kHasFactor: the factor is not 1
+//     static constexpr bool kCapped;                        score = outer(tanh(inner)) (capped.hpp), if kCapped;
+//     static float inner(the same as score);                near its value; outer(params, head, place, tanh of inner)
 //     static bool visible(the same as score);               the mask's result; s: the score before the program
 //     struct MaskRow, MaskColumn; mask_row, mask_column     for the mask alone: Row or Column with Head's values
 //     static bool mask(params, row, column, place, s);
@@ -53,7 +55,7 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 6;
+inline constexpr int kCudaTextVersion = 7;
 
 // `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
 // have at most 32 bits. `name`: the name of the struct.

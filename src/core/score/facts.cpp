@@ -108,13 +108,13 @@ std::vector<bool> of_diagonal(const Program& program) {
   return found;
 }
 
-InputSet inputs_of(const Program& program, int place) {
+InputSet inputs_of(const Program& program, int place, int except) {
   if (place < 0) return 0;
   std::vector<bool> needed(static_cast<size_t>(place) + 1);
   needed[static_cast<size_t>(place)] = true;
   InputSet inputs = 0;
   for (int at = place; at >= 0; --at) {
-    if (!needed[static_cast<size_t>(at)]) continue;
+    if (!needed[static_cast<size_t>(at)] || at == except) continue;
     const Value& value = program.values[static_cast<size_t>(at)];
     if (value.op <= Op::kG) inputs |= input_bit(value.op);
     for (int n = 0; n < operand_count(value); ++n) needed[static_cast<size_t>(value.operands[n])] = true;

@@ -48,8 +48,8 @@ struct Facts {
 
 Facts facts_of(const Checked& checked);
 
-// The inputs that the value at `place` depends on.
-InputSet inputs_of(const Program& program, int place);
+// The inputs that the value at `place` depends on, other than by the value at `except`.
+InputSet inputs_of(const Program& program, int place, int except = -1);
 
 // For each value whether all pairs of one (b, h) with the same i - j have the same.
 std::vector<bool> of_diagonal(const Program& program);

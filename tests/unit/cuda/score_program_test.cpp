@@ -239,7 +239,7 @@ TEST(CudaProgramKernels, AFirstCallCompilesWhatReadsTheProgram) {
       const bool lists = head_dim <= 128 || !deterministic;
       EXPECT_EQ(backward("", kDocuments, false), (lists ? "program_bounds program_lists " : "") + kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", false), kernel) << head_dim;
-      EXPECT_EQ(backward(kCapped, "", false), head_dim > 128 || deterministic ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
+      EXPECT_EQ(backward(kCapped, "", false), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
       EXPECT_EQ(backward(kHeadScale, "", true), head_dim > 64 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
       EXPECT_EQ(backward(kHeadScale, "", false), kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", true), "bwd_sm80 ") << head_dim;
