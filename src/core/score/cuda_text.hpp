@@ -53,7 +53,7 @@
 namespace tessera::core::score {
 
 // Incremented with every change of the text, because it is part of a kernel's key.
-inline constexpr int kCudaTextVersion = 6;
+inline constexpr int kCudaTextVersion = 7;
 
 // `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
 // have at most 32 bits. `name`: the name of the struct.
