@@ -305,6 +305,16 @@ KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
+KernelSpec spec_of(const BwdSm90ProductsConfig& config) {
+  return {.name = "bwd_sm90_after_products",
+          .header = "tessera/bwd_sm90/product_sums.cuh",
+          .params = "BwdParams",
+          .config = config_text(config),
+          .threads = kBwdRowsThreads,
+          .limits = {.registers = 96},
+          .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
+}
+
 KernelSpec spec_of(const BwdSm90GroupConfig& config) {
   return {.name = "bwd_sm90_group",
           .header = "tessera/bwd_sm90/group_sums.cuh",
@@ -490,6 +500,10 @@ void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdSm90Params
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), true); };
   launches.add("bwd_sm90_after", config, spec, grid, params);
+}
+void launch_bwd_sm90_after(const BwdSm90ProductsConfig& config, const BwdParams& params, Grid grid,
+                           LaunchList& launches) {
+  launch_kernel("bwd_sm90_after_products", config, params, grid, launches);
 }
 
 void launch_bwd_sm90_group(const BwdSm90GroupConfig& config, const BwdSm90Params& params, Grid grid,

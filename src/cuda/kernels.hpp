@@ -31,6 +31,7 @@ KernelSpec spec_of(const BwdSm90Config& config);
 KernelSpec spec_of(const BwdSm90D256Config& config);
 KernelSpec spec_of(const BwdSm90D512Config& config);
 KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after);
+KernelSpec spec_of(const BwdSm90ProductsConfig& config);
 KernelSpec spec_of(const BwdSm90GroupConfig& config);
 KernelSpec spec_of(const DecodeSm90Config& config);
 KernelSpec spec_of(const StandardProductConfig& config);
@@ -85,6 +86,8 @@ void launch_bwd_sm90(const BwdSm90D512Config& config, const BwdSm90Params& param
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdSm90Params& params, Grid grid,
                             LaunchList& launches);
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm90_after(const BwdSm90ProductsConfig& config, const BwdParams& params, Grid grid,
+                           LaunchList& launches);
 void launch_bwd_sm90_group(const BwdSm90GroupConfig& config, const BwdSm90Params& params, Grid grid,
                            LaunchList& launches);
 void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,

@@ -124,6 +124,20 @@ int64_t program_sums_bytes(const tessera_plan& plan) {
   return score::has_program(plan) ? program_sums_bytes(plan, score::bind(plan)) : 0;
 }
 
+CapturedSums captured_sums(const tessera_plan& plan) {
+  CapturedSums sums{};
+  if (!score::has_program(plan) || plan.problem.direction != TESSERA_BACKWARD) return sums;
+  const score::Bound bound = score::bind(plan);
+  const std::vector<score::LoadSum> of_loads = score::load_sums(*bound.checked);
+  for (size_t n = 0; n < of_loads.size(); ++n) {
+    if (!bound.gradients[static_cast<size_t>(bound.gradient().loads[n].tensor)].needed) continue;
+    sums.products = sums.products || of_loads[n] == score::LoadSum::kProducts;
+    sums.diagonals = sums.diagonals || of_loads[n] == score::LoadSum::kDiagonals;
+    sums.pairs = sums.pairs || of_loads[n] == score::LoadSum::kPairs;
+  }
+  return sums;
+}
+
 ProgramSums::ProgramSums(const tessera_plan& plan, const score::Bound& bound, void* workspace) {
   if (plan.problem.direction != TESSERA_BACKWARD || !bound.wants_gradients()) return;
   const int64_t bytes = program_sums_bytes(plan, bound);

@@ -39,7 +39,10 @@ static_assert(
         static_cast<int>(GradientPattern::kColumn) == static_cast<int>(core::score::GradientPattern::kColumn) &&
         static_cast<int>(GradientPattern::kDiagonal) == static_cast<int>(core::score::GradientPattern::kDiagonal) &&
         static_cast<int>(GradientPattern::kElement) == static_cast<int>(core::score::GradientPattern::kElement) &&
-        static_cast<int>(GradientPattern::kGather) == static_cast<int>(core::score::GradientPattern::kGather),
+        static_cast<int>(GradientPattern::kGather) == static_cast<int>(core::score::GradientPattern::kGather) &&
+        static_cast<int>(LoadSum::kProducts) == static_cast<int>(core::score::LoadSum::kProducts) &&
+        static_cast<int>(LoadSum::kDiagonals) == static_cast<int>(core::score::LoadSum::kDiagonals) &&
+        static_cast<int>(LoadSum::kPairs) == static_cast<int>(core::score::LoadSum::kPairs),
     "the text has the language's numbers");
 
 // `read_outside`: an int of the device, or NULL.
@@ -67,6 +70,13 @@ struct KernelProgram {
 
 // Their bytes, at the end of the plan's shared_bytes. Only the steps of bwd_sm80 and bwd_sm90 have them.
 int64_t program_sums_bytes(const tessera_plan& plan);
+
+// Of what the requested gradients of the program's tensors are made (core::score::LoadSum).
+struct CapturedSums {
+  bool products, diagonals, pairs;
+  bool any() const { return products || diagonals || pairs; }
+};
+CapturedSums captured_sums(const tessera_plan& plan);
 
 class ProgramSums {
  public:

@@ -841,11 +841,24 @@ constexpr const char* kProgramAffine[] = {
 
 // The gradient of one element for each head, which Hopper's kernel sums: groups whose heads follow one another in a
 // block, sequences and lists, exact sums, dropout, an element that is read under a condition, one for a sequence.
+// First factors of the score, whose gradients are made of dQ: of every head size, 0, small and large, of either sign,
+// beside terms, in split groups and parts of a whole.
 constexpr const char* kProgramHeadSums[] = {
-    "dtype=bf16 hq=4 hkv=1 causal=1 score_mod='s * temperature[h]'",
-    "dtype=f16 hq=4 hkv=2 deterministic=1 score_mod='s * temperature[h]' mask_mod='doc[b, i] == doc[b, j]'",
-    "dtype=bf16 hq=4 hkv=2 q=packed k=packed tail=70 dropout=0.2 score_mod='where(i > j, s * temperature[h], s)'",
-    "dtype=bf16 hq=2 hkv=2 wl=90 wr=20 score_mod='s + tanh(temperature[h]) * sqrt(float(i + j))'",
+    "dtype=bf16 hq=4 hkv=1 d=64 dv=64 causal=1 score_mod='s * temperature[h]'",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 deterministic=1 score_mod='s * temperature[h]' mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=4 hkv=1 d=128 dv=128 score_mod='s * temperature[h]'",
+    "dtype=f16 hq=4 hkv=2 d=128 dv=128 deterministic=1 causal=1 score_mod='s * temperature[h]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 q=packed k=packed tail=70 lead=3 dropout=0.2 score_mod='s / temperature[h]'",
+    "dtype=bf16 hq=4 hkv=2 d=80 dv=96 wl=90 wr=20 score_mod='-exp(temperature[h]) * s' mask_mod='(i - j) % 5 != 0'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 score_mod='s * (temperature[h] * (1.0 - h))'",
+    "dtype=f16 hq=4 hkv=2 d=128 dv=128 causal=1 score_mod='s * (temperature[h] * (h - 1.0) * 0.01)'",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 scale=1e-3 score_mod='s * (temperature[h] * (1.0 - h) * 1000.0)'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 used=1 scale=-0.2 score_mod='s * temperature[h] + 0.01 * (j - i)'",
+    "dtype=bf16 hq=8 hkv=1 d=128 dv=128 cores=64 score_mod='s * temperature[h]' sink=1 d_sink=1 d_lse=1",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 first_q=40 first_k=7 places=1 score_mod='s * temperature[h]'",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 q=packed k=packed tail=70 dropout=0.2 "
+    "score_mod='where(i > j, s * temperature[h], s)'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 wl=90 wr=20 score_mod='s + tanh(temperature[h]) * sqrt(float(i + j))'",
 };
 
 // Terms whose growth from tile to tile is known: of either sign, small and larger than any score, after scores that are
@@ -919,7 +932,7 @@ void add_programs(Table& table) {
   for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramAffine) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramHeadSums) {
-    table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330 d=64 dv=64").c_str());
+    table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330").c_str());
   }
   for (const char* line : kGrowingTerms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());

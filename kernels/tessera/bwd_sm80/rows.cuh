@@ -118,7 +118,7 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
     Sequence s;
     const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
     if (p.after) {
-      store_dq<kCfg>(p, s, t);
+      store_dq<kCfg>(p, s, t, p.scale);
     } else {
       prepare_rows<kCfg>(p, s, t);
     }

@@ -23,6 +23,7 @@ struct BwdSm90Config {
   bool staged_dq;      // dQ is added by bulk copies from shared memory; otherwise by vector additions from registers
   bool d_bias;         // every query has its own bias entries; sequences and heads may share them
   bool d_captured;     // the gradient of a score program's tensor is requested: one element for all pairs of a head
+  bool d_factor;       // likewise, and the postprocess makes it of dQ (LoadSum::kProducts)
   ScoreConfig score;   // without a block mask; nothing is added to a score that softcap has changed
   // Query tiles come from block lists (block_lists/kernel or, for program_lists(), block_lists/program_lists), not all
   // from first to last.
@@ -44,8 +45,8 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, d_captured, score, block_mask, split_group, sums,
-                      whole_head)
+                      deterministic, alternate, staged_dq, d_bias, d_captured, d_factor, score, block_mask, split_group,
+                      sums, whole_head)
 
 // Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {
@@ -81,6 +82,14 @@ struct BwdSm90RowsConfig {
 };
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask, sums,
                       whole_head, sequence_places)
+
+// The postprocess with d_factor: product_sums.cuh.
+struct BwdSm90ProductsConfig {
+  BwdSm90RowsConfig rows;
+  bool exact;         // the sums are ExactSum
+  ScoreConfig score;  // as in the main kernel's config
+};
+TESSERA_CONFIG_FIELDS(BwdSm90ProductsConfig, rows, exact, score)
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {

@@ -12,16 +12,19 @@
 //   shared.cuh       the offsets of tiles and barriers
 //   loads.cuh        the producer: K and V once, and in each step Q, dO, LSE and delta
 //   scores.cuh       a score warpgroup: P, dS, and its dK and dV
+//   gradients.cuh    ... its dS
 //   slopes.cuh       ... of score programs whose slope depends on the score
 //   whole_head.cuh   short heads: a form of its own, with a head in a block and without a dQ warpgroup
 //   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
 //   kernel.cuh       the roles of a block's warps
 //   rows.cuh         the kernels before and after this one: delta, LSE, the order of key tiles, dQ's rounding
+//   product_sums.cuh   the kernel after this one where the gradient of a score program's factor is requested
 //   group_sums.cuh   a kernel after it: the sums of dK and dV of a split group
 #pragma once
 
 #include "tessera/attention/backward/scores.cuh"
 #include "tessera/bwd_sm90/dq.cuh"
+#include "tessera/bwd_sm90/gradients.cuh"
 #include "tessera/bwd_sm90/loads.cuh"
 #include "tessera/bwd_sm90/slopes.cuh"
 #include "tessera/bwd_sm90/whole_head.cuh"

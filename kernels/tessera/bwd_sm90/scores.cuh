@@ -116,6 +116,7 @@ struct ScoreWarpgroup {
     }
     issue_scores();
     score_step.load(Coordinates(*this));
+    const ScoreUnit unit = Step::unit(Coordinates(*this));
     load_stats<0, kLseAhead>(false);
     bool hides_some = kStats > 0 && masked();
     const bool far = is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x);
@@ -130,7 +131,7 @@ struct ScoreWarpgroup {
     if constexpr (Step::kMakesSlopes) {
       sloped_weights(far);
     } else {
-      probabilities(hides_some, far);
+      probabilities(hides_some, far, unit);
     }
     if (part == 0) {
       shared.wait_full(Shared::kDO, at);
@@ -149,13 +150,24 @@ struct ScoreWarpgroup {
       }
     }
     load_stats<0, kDeltaAhead>(true);
+    [[maybe_unused]] HeadFactor factor{1.0f, 1.0f};
+    if constexpr (kCfg.d_factor) factor = Step::gradient_head(Coordinates(*this));
     hides_some = kStats > 0 && masked();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
     load_stats<kDeltaAhead, kStats>(true);
-    score_gradients(hides_some);
+    const bool rescales = kCfg.d_factor && factor.after != 1.0f;
+    if constexpr (kCfg.d_factor) {
+      score_gradients(factor, hides_some);
+    } else {
+      score_gradients(Step::gradient_head(Coordinates(*this)), hides_some);
+    }
+    if (rescales) [[unlikely]] {
+      hand_on();
+      rescale_gradients(factor.after);
+    }
     issue_key_gradients();
-    hand_on();
+    if (!rescales) hand_on();
     take_key_gradients();
   }
 
@@ -280,18 +292,18 @@ struct ScoreWarpgroup {
   }
 
   // Turns S - LSE into P in float16.
-  TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
+  TESSERA_DEVICE void probabilities(bool hides_some, bool far, ScoreUnit unit) {
     if constexpr (kCfg.program_lists()) {
       score_step.apply(Coordinates(*this), rS[0], list_is_full(step_word(), warpgroup));
     } else if constexpr (kCfg.score.has_step()) {
       score_step.apply(Coordinates(*this), rS[0]);
     }
     if (far) [[unlikely]] {
-      far_exponents();
+      far_exponents(unit);
     } else if (kHiddenByWeight || (kMaskedAhead ? hides_some : masked())) {
-      exponents<true>();
+      exponents<true>(unit.log2);
     } else {
-      exponents<false>();
+      exponents<false>(unit.log2);
     }
     weights();
   }
@@ -334,11 +346,10 @@ struct ScoreWarpgroup {
   }
   // S - LSE; -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>
-  TESSERA_DEVICE void exponents() {
+  TESSERA_DEVICE void exponents(float unit) {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing();
     const uint32 lse = stats(false);
-    const float unit = score_unit<kCfg.score>(p).log2;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = m < kLseAhead ? ahead[m] : ptx::ld_shared_f32x2(lse + m * 32);
@@ -352,8 +363,8 @@ struct ScoreWarpgroup {
   }
 
   // The same for a query tile that is marked as far.
-  TESSERA_DEVICE void far_exponents() {
-    far_scores(p, block, step_head(), step_row0() + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
+  TESSERA_DEVICE void far_exponents(ScoreUnit unit) {
+    far_scores(p, block, step_head(), step_row0() + lane() % 4 * 2, unit, rS[0]);
     const SeeingQueries seen = seeing();
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -373,94 +384,18 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 
-  // Turns dP into dS; P and dS become operands.
-  TESSERA_DEVICE void score_gradients(bool hides_some) {
-    if constexpr (kCfg.score.facts().reshapes && kCfg.dtype != Dtype::kFloat16) {
-      // This branch is always taken: without it the compiler would compute all logarithms at once and spill registers.
-      score_gradients<0, kM / 2>();
-      if (step_row0() >= 0) score_gradients<kM / 2, kM / 2>();
-    } else {
-      score_gradients<0, kM>();
-    }
-    if constexpr (kOnlyHides) {
-      if (!(kCfg.program_lists() && list_is_full(step_word(), warpgroup)) || (kMaskedAhead ? hides_some : masked())) {
-        clear_weightless();
-      }
-    } else if constexpr (!kHiddenByWeight) {
-      if (kMaskedAhead ? hides_some : masked()) clear_hidden();
-    }
-  }
-  template <int kFirst, int kRows>
-  TESSERA_DEVICE void score_gradients() {
-    const uint32 delta = stats(true);
-    [[maybe_unused]] const auto head = Step::gradient_head(Coordinates(*this));
-#pragma unroll
-    for (int m = kFirst; m < kFirst + kRows; ++m) {
-      const float2 minus = m < kStats ? ahead[m] : ptx::ld_shared_f32x2(delta + m * 32);
-      const float(&d)[4] = rS[0][m];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32& packed = rP[m / 2][m % 2 * 2 + half];
-        if constexpr (kCfg.d_captured) {
-          const float2 of_element = sloped_gradients(packed, rdS[m / 2][m % 2 * 2 + half], half, d, minus);
-          element_sum += of_element.x + of_element.y;
-        }
-        if constexpr (slope_needs_score<kCfg.score>()) {
-          uint32& packed_ds = rdS[m / 2][m % 2 * 2 + half];
-          const float2 ds = sloped_gradients(packed, packed_ds, half, d, minus);
-          packed_ds = pack_pair<kCfg.dtype>(ds.x, ds.y);
-          if constexpr (kCfg.score.dropout) {
-            packed = kCfg.dtype == Dtype::kFloat16 ? ptx::max_f16x2(packed, 0) : ptx::max_bf16x2(packed, 0);
-          }
-        } else if constexpr (kOptionsOfGradients) {
-          score_gradients(head, packed, rdS[m / 2][m % 2 * 2 + half], m, half, d, minus);
-        } else {
-          const float2 x = unpack_pair<Dtype::kFloat16>(packed);
-          rdS[m / 2][m % 2 * 2 + half] =
-              pack_pair<kCfg.dtype>(x.x * lowered_difference<kCfg.dtype>(d[2 * half], minus.x),
-                                    x.y * lowered_difference<kCfg.dtype>(d[2 * half + 1], minus.y));
-          if constexpr (kCfg.dtype != Dtype::kFloat16) packed = pack_pair<kCfg.dtype>(x.x, x.y);
-        }
-      }
-    }
-  }
-  TESSERA_DEVICE void clear_hidden() {
-    const SeeingQueries seen = seeing();
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
-  }
-
-  // By weights that were rounded to kCfg.dtype; in float16 they are as they were.
-  TESSERA_DEVICE void clear_weightless() {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (!(rP[step][i] & 0x0000ffffu)) rdS[step][i] &= 0xffff0000u;
-        if (!(rP[step][i] & 0xffff0000u)) rdS[step][i] &= 0x0000ffffu;
-      }
-  }
-
+  // Turns dP into dS; P and dS become operands: gradients.cuh.
   static constexpr bool kOptionsOfGradients = kCfg.score.dropout || (Step::kHasGradient && !kOnlyHides) || kCfg.d_bias;
-
-  // The same for queries 8 m + 2 c and the next, and one key. A dropped weight has its sign bit set.
+  template <class Head>
+  TESSERA_DEVICE void score_gradients(const Head& head, bool hides_some);
+  template <int kFirst, int kRows, class Head>
+  TESSERA_DEVICE void score_gradients(const Head& head);
   template <class Head>
   TESSERA_DEVICE void score_gradients(const Head& head, uint32& packed_p, uint32& packed_ds, int m, int half,
-                                      const float (&d)[4], float2 minus) {
-    const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
-    float ds[2] = {score_gradient<kCfg>(p, x.x, d[2 * half], minus.x),
-                   score_gradient<kCfg>(p, x.y, d[2 * half + 1], minus.y)};
-    Step::gradient(
-        Coordinates(*this), head, m, half, x, [this](int m) { return lse(m); }, ds);
-    packed_ds = pack_pair<kCfg.dtype>(ds[0], ds[1]);
-    if constexpr (kCfg.dtype == Dtype::kFloat16) {
-      if constexpr (kCfg.score.dropout) packed_p = ptx::max_f16x2(packed_p, 0);
-    } else {
-      packed_p = kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
-    }
-  }
+                                      const float (&d)[4], float2 minus);
+  TESSERA_DEVICE void rescale_gradients(float factor);
+  TESSERA_DEVICE void clear_hidden();
+  TESSERA_DEVICE void clear_weightless();
   // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {
     if (part == 0) shared.wait_empty(Shared::kDS, at);

@@ -215,13 +215,13 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
     forget_addresses();
     const bool far = is_far(this->lse(0).x);
     if (far) [[unlikely]]  // before dQ's product, whose accumulators leave no registers for it
-      this->far_exponents();
+      this->far_exponents(score_unit<kCfg.score>(p));
     if constexpr (!kFirst) issue_dq();
     if (!far) {
       if (this->masked()) {
-        this->template exponents<true>();
+        this->template exponents<true>(score_unit<kCfg.score>(p).log2);
       } else {
-        this->template exponents<false>();
+        this->template exponents<false>(score_unit<kCfg.score>(p).log2);
       }
     }
     this->weights();
@@ -232,9 +232,10 @@ struct WholeHeadWarpgroup : ScoreWarpgroup<kCfg> {
     if constexpr (!kFirst) keep_dq_part();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
+    const typename Base::Step::NoProgram none;
     // This branch is always taken: without it the compiler would load all rows' delta at once.
-    this->template score_gradients<0, kM / 2>();
-    if (word >= 0) this->template score_gradients<kM / 2, kM / 2>();
+    this->template score_gradients<0, kM / 2>(none);
+    if (word >= 0) this->template score_gradients<kM / 2, kM / 2>(none);
     if (this->masked()) this->clear_hidden();
     forget_addresses();
     issue_value_gradients();

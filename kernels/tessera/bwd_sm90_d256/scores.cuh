@@ -250,7 +250,7 @@ struct KeyWarpgroup {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing(word);
     const uint32 lse = stats();
-    const float unit = score_unit<kCfg.score>(p).log2;
+    const float unit = Step::unit(Coordinates(*this)).log2;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
@@ -268,7 +268,7 @@ struct KeyWarpgroup {
   // The same for a query tile that is marked as far.
   TESSERA_DEVICE void far_exponents(int word) {
     const int head = kCfg.has_steps() ? step_head() : block.head_kv * p.group + (block.steps - left) / block.tiles;
-    far_scores(p, block, head, row0_of(word) + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
+    far_scores(p, block, head, row0_of(word) + lane() % 4 * 2, Step::unit(Coordinates(*this)), rS[0]);
     const SeeingQueries seen = seeing(word);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -296,8 +296,8 @@ struct KeyWarpgroup {
         const int m = step * 2 + t / 2, half = t % 2;
         const float2 minus = ptx::ld_shared_f32x2(delta + m * 32), x = unpack_pair<Dtype::kFloat16>(rP[t]);
         const float(&d)[4] = rS[0][m];
-        float ds[2] = {score_gradient<kCfg>(p, x.x, d[2 * half], minus.x),
-                       score_gradient<kCfg>(p, x.y, d[2 * half + 1], minus.y)};
+        float ds[2] = {score_gradient<kCfg>(p, head, x.x, d[2 * half], minus.x),
+                       score_gradient<kCfg>(p, head, x.y, d[2 * half + 1], minus.y)};
         Step::gradient(
             Coordinates(*this), head, m, half, x, [this](int m) { return lse(m); }, ds);
         rA[step][t] = pack_pair<kCfg.dtype>(ds[0], ds[1]);

@@ -534,14 +534,20 @@ std::string affine_text(const std::optional<Affine>& affine) {
   return text + "true, kHasFactor = " + truth(has_factor) + ", kHasTerm = " + truth(affine->term >= 0) + ";\n";
 }
 
-// The pattern of each load n, for kernels that sum by pattern.
-std::string patterns_text(const Gradient& gradient) {
-  std::string text = "  static constexpr GradientPattern pattern([[maybe_unused]] int load) {\n    return ";
-  for (size_t n = 0; n < gradient.loads.size(); ++n) {
-    text += "load == " + std::to_string(n) + " ? GradientPattern{" +
-            number(static_cast<int>(pattern_of(gradient.program, gradient.loads[n]))) + "} : ";
-  }
-  return text + "GradientPattern::kGather;\n  }\n";
+// The pattern of each load n, for kernels that sum by pattern, and of what else its gradient can be made.
+std::string patterns_text(const Checked& checked) {
+  const Gradient& gradient = checked.gradient;
+  const std::vector<LoadSum> sums = load_sums(checked);
+  const auto by_load = [&](const std::string& type, const std::string& name, const char* otherwise, const auto& of) {
+    std::string text = "  static constexpr " + type + " " + name + "([[maybe_unused]] int load) {\n    return ";
+    for (size_t n = 0; n < gradient.loads.size(); ++n) {
+      text += "load == " + std::to_string(n) + " ? " + type + "{" + number(static_cast<int>(of(n))) + "} : ";
+    }
+    return text + type + "::" + otherwise + ";\n  }\n";
+  };
+  return by_load("GradientPattern", "pattern", "kGather",
+                 [&](size_t n) { return pattern_of(gradient.program, gradient.loads[n]); }) +
+         by_load("LoadSum", "load_sum", "kPairs", [&](size_t n) { return sums[n]; });
 }
 
 constexpr const char* kParams = "[[maybe_unused]] const ScoreProgramParams& p";
@@ -640,7 +646,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   std::string text = "// Version " + number(kCudaTextVersion) + " of core/score/cuda_text.\n" +
                      "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\n" +
                      "struct " + name + " {\n" + facts_text(facts, near) + affine_text(affine) +
-                     patterns_text(gradient) + "\n";
+                     patterns_text(checked) + "\n";
   text += parts_text(values, "", "");
 
   const auto value_of = [&](int root, const char* otherwise) {

@@ -1,5 +1,6 @@
 #include "core/score/facts.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <vector>
@@ -90,6 +91,16 @@ Form form_of(const Value& value, const Form* operands) {
   return {diagonal ? Form::kDiagonal : Form::kOther};
 }
 
+constexpr InputSet kOfPair = input_bit(Op::kI) | input_bit(Op::kQPos) | input_bit(Op::kJ) | input_bit(Op::kS);
+
+// Whether the value at `place` is s times a value that all pairs of a head share.
+bool is_of_products(Program program, int place) {
+  if (program.values[static_cast<size_t>(place)].op == Op::kS) return true;
+  program.score = place;
+  const std::optional<Affine> affine = affine_of(program);
+  return affine && affine->term < 0 && !(inputs_of(affine->program, affine->factor) & kOfPair);
+}
+
 std::vector<Form> forms_of(const Program& program) {
   std::vector<Form> forms;
   for (const Value& value : program.values) {
@@ -122,9 +133,18 @@ InputSet inputs_of(const Program& program, int place, int except) {
   return inputs;
 }
 
-GradientPattern pattern_of(const Program& gradient, const LoadGradient& load) {
+namespace {
+
+InputSet inputs_of_all(const Program& program, const std::vector<int>& places) {
   InputSet inputs = 0;
-  for (const int index : load.indices) inputs |= inputs_of(gradient, index);
+  for (const int place : places) inputs |= inputs_of(program, place);
+  return inputs;
+}
+
+}  // namespace
+
+GradientPattern pattern_of(const Program& gradient, const LoadGradient& load) {
+  const InputSet inputs = inputs_of_all(gradient, load.indices);
   constexpr InputSet kOfRow = input_bit(Op::kI) | input_bit(Op::kQPos), kOfColumn = input_bit(Op::kJ);
   if (inputs & (input_bit(Op::kS) | input_bit(Op::kG))) return GradientPattern::kGather;
   if (!(inputs & (kOfRow | kOfColumn))) return GradientPattern::kHead;
@@ -141,6 +161,28 @@ GradientPattern pattern_of(const Program& gradient, const LoadGradient& load) {
   }
   if (diagonal) return GradientPattern::kDiagonal;
   return has_row && has_column ? GradientPattern::kElement : GradientPattern::kGather;
+}
+
+std::vector<LoadSum> load_sums(const Checked& checked) {
+  const Program& program = checked.program;
+  std::vector<LoadSum> sums;
+  if (checked.gradient.loads.empty()) return sums;
+  const Slope made = slope(program);
+  const std::vector<Form> forms = forms_of(made.program);
+  const std::optional<Affine> affine = affine_of(program);
+  const bool scales_by_head = affine && !(inputs_of(affine->program, affine->factor) & kOfPair);
+  for (const LoadGradient& load : made.loads) {
+    const auto of_diagonal = [&forms](int place) { return forms[static_cast<size_t>(place)].is_of_diagonal(); };
+    const bool one_element = !(inputs_of_all(made.program, load.indices) & kOfPair);
+    if (scales_by_head && one_element && is_of_products(made.program, load.adjoint)) {
+      sums.push_back(LoadSum::kProducts);
+    } else if (of_diagonal(load.adjoint) && std::ranges::all_of(load.indices, of_diagonal)) {
+      sums.push_back(LoadSum::kDiagonals);
+    } else {
+      sums.push_back(LoadSum::kPairs);
+    }
+  }
+  return sums;
 }
 
 Facts facts_of(const Checked& checked) {
@@ -164,14 +206,14 @@ Facts facts_of(const Checked& checked) {
   facts.may_hide = may_hide(program);
   facts.passes_gradient = gradient.d_s >= 0 && gradient.program.values[static_cast<size_t>(gradient.d_s)].op == Op::kG;
   const std::optional<Affine> affine = affine_of(program);
-  constexpr InputSet kOfPair = input_bit(Op::kI) | input_bit(Op::kQPos) | input_bit(Op::kJ);
   facts.scales_by_head =
       affine && affine->term < 0 && !facts.mask_needs_s && !(inputs_of(affine->program, affine->factor) & kOfPair);
   facts.affine = affine && !facts.has_mask;
   facts.grows_linearly = facts.affine && affine->term >= 0 && is_linear_in_key(affine->program, affine->term);
   facts.gradient_loads = static_cast<int>(gradient.loads.size());
   facts.sums_by_head = facts.gradient_loads == 1 && !facts.slope_needs_s &&
-                       pattern_of(gradient.program, gradient.loads[0]) == GradientPattern::kHead;
+                       pattern_of(gradient.program, gradient.loads[0]) == GradientPattern::kHead &&
+                       load_sums(checked)[0] == LoadSum::kPairs;
   return facts;
 }
 

@@ -22,6 +22,14 @@ enum class GradientPattern {
   kGather     // anything else
 };
 
+// Of what else than pairs one by one the gradient of a load's element can be made.
+enum class LoadSum {
+  kProducts,   // of the sum over a head of dScore s: d(new score) / d(element) is s times a value of the head, and
+               // d(new score) / ds, which dQ includes, is another: the sum is that of q . dQ, over the latter
+  kDiagonals,  // of sums of dScore over pairs with the same i - j, for which d(new score) / d(element) is the same
+  kPairs       // of nothing else
+};
+
 struct Facts {
   bool changes_score;    // false: the score is unchanged, the program only hides keys
   bool has_mask;         // false: every key is visible
@@ -35,7 +43,8 @@ struct Facts {
   // The new score is the current one times a value that is the same for all pairs of a head, and visibility does not
   // depend on the score: a kernel includes the value in its scale.
   bool scales_by_head;
-  // The only such load is of an element that all pairs of a head share, and the slope by s does not depend on s.
+  // The only such load is of an element that all pairs of a head share, whose gradient is made of pairs (LoadSum), and
+  // the slope by s does not depend on s.
   bool sums_by_head;
   // Affine, and what is added is a linear function of the key: the growth of a row's scores from keys to keys is known
   // ahead.
@@ -55,5 +64,8 @@ InputSet inputs_of(const Program& program, int place, int except = -1);
 std::vector<bool> of_diagonal(const Program& program);
 
 GradientPattern pattern_of(const Program& gradient, const LoadGradient& load);
+
+// Of each load of the gradient.
+std::vector<LoadSum> load_sums(const Checked& checked);
 
 }  // namespace tessera::core::score

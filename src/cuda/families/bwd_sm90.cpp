@@ -46,11 +46,11 @@ struct BwdSm90Plan {
   int q_tiles, q_slots;  // see BwdParams
   Divisor key_tiles, section_heads;
   int heads, rotation, group_splits;
+  int program_words;  // of the lists, if they are a score program's
   Grid before, products, after;
   BwdWorkspace workspace;
   int64_t d_k_parts, d_v_parts;  // the split group's partial gradients, in the workspace
   BlockLists lists;              // lists of a block mask, stored after `workspace`
-  int program_words;             // of the lists, if they are a score program's
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
@@ -71,7 +71,7 @@ bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm
 // mask, is an addition to the product, as ALiBi is.
 bool program_has_registers(const tessera_plan& plan) {
   if (!score_config(plan).program) return false;
-  return program_sums_bytes(plan) > 0 || !core::score::facts_of(*core::score::bind(plan).checked).affine;
+  return captured_sums(plan).pairs || !core::score::facts_of(*core::score::bind(plan).checked).affine;
 }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
@@ -103,7 +103,9 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.varlen = varies_in_length(p);
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
-  config.d_captured = program_sums_bytes(plan) > 0;
+  const CapturedSums sums = captured_sums(plan);
+  config.d_captured = sums.pairs;
+  config.d_factor = sums.products;
   config.sums = writes_sums(p);
   config.score = score_config_beside_block_mask(plan);
   config.block_mask = core::present(p.block_mask);
@@ -237,8 +239,8 @@ std::string refuse_softcap(const tessera_problem& p) {
   return std::string("softcap: below ") + (float16 ? "2" : "0.25") + ", and its slope is made of P rounded";
 }
 
-// The gradient of a tensor is a sum of P times d(score) / d(element), which is kept beside P. At head size 96 this
-// spills 368 bytes of registers, and at 128 the products are serialised.
+// A gradient that is made of pairs is a sum of P times d(score) / d(element), which is kept beside P. At head size 96
+// this spills 368 bytes of registers, and at 128 the products are serialised.
 constexpr int64_t kMostSummedHeadDim = 64;
 
 // A program is applied to the product alone. If its slope depends on the score, which dP replaces, it is kept with the
@@ -252,9 +254,11 @@ std::string refuse_score_program(const tessera_plan& plan) {
   if (core::present(p.mask)) return "score programs: not supported with mask";
   const core::score::Bound bound = core::score::bind(plan);
   const core::score::Facts facts = core::score::facts_of(*bound.checked);
-  if (program_sums_bytes(plan) > 0) {
-    if (!facts.sums_by_head) return "d_captured: supported only of one element for each head";
-    if (largest_head_dim(plan) > kMostSummedHeadDim) return "d_captured: not supported above head size 64";
+  if (const CapturedSums sums = captured_sums(plan); sums.any()) {
+    if (sums.diagonals) return "d_captured: not supported of elements for i - j";
+    if (sums.pairs && !facts.sums_by_head) return "d_captured: supported only of one element for each head";
+    const int64_t most = sums.pairs ? kMostSummedHeadDim : kBwdSm90HeadDim;
+    if (largest_head_dim(plan) > most) return "d_captured: not supported above head size " + std::to_string(most);
     if (core::present(p.alibi_slopes)) return "d_captured: not supported with alibi_slopes";
   }
   if (!facts.slope_needs_s) return "";
@@ -514,7 +518,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   if (by_whole_heads(own)) return ok();  // it stores dQ
   BwdParams after = p;
   after.scale *= bwd_lower_late(own.rows.dtype);
-  launch_bwd_sm90_after(own.rows, after, own.after, launches);
+  if (!own.pair && own.config.d_factor) {
+    const BwdSm90ProductsConfig config{own.rows, plan.problem.deterministic != 0, own.config.score};
+    launch_bwd_sm90_after(config, after, own.after, launches);
+  } else {
+    launch_bwd_sm90_after(own.rows, after, own.after, launches);
+  }
   if (own.group_splits > 1) {
     const BwdSm90GroupConfig config{own.config.dtype, own.config.head_dim, own.config.head_dim_v(), own.rows.sums};
     const int64_t words = plan.batch * plan.heads_kv * core::sizes(plan.problem).rows_k * (config.head_dim / 4);

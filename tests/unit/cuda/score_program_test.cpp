@@ -240,7 +240,8 @@ TEST(CudaProgramKernels, AFirstCallCompilesWhatReadsTheProgram) {
       EXPECT_EQ(backward("", kDocuments, false), (lists ? "program_bounds program_lists " : "") + kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", false), kernel) << head_dim;
       EXPECT_EQ(backward(kCapped, "", false), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
-      EXPECT_EQ(backward(kHeadScale, "", true), head_dim > 64 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
+      EXPECT_EQ(backward(kHeadScale, "", true), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 bwd_sm90_after_products ")
+          << head_dim;
       EXPECT_EQ(backward(kHeadScale, "", false), kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", true), "bwd_sm80 ") << head_dim;
       EXPECT_EQ(backward(kRelative, kDocuments, true), "program_bounds program_lists bwd_sm80 ") << head_dim;
@@ -298,7 +299,10 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
           {kCapped, "", true, false, 64, true},
           {kCapped, kDocuments, false, false, 128, true},
           {kCapped, "", false, false, 128, true},
-          {kHeadScale, kDocuments, false, true, 64, true, true}}) {
+          {kHeadScale, kDocuments, false, true, 64, false, true},
+          {kHeadScale, "", false, false, 128, false, true},
+          {kHeadScale, kDocuments, true, true, 128, false, true},
+          {"where(i > j, s * table[h, 0], s)", "", false, false, 64, true, true}}) {
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
       if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
       if (!backward && (deterministic || head_dim > 128)) continue;

@@ -99,11 +99,17 @@ TESSERA_HOST_DEVICE constexpr int strip_columns(int columns) {
   return columns % 64 == 0 ? 64 : columns % 48 == 0 ? 48 : columns % 32 == 0 ? 32 : 16;
 }
 
+struct VisitNothing {
+  TESSERA_DEVICE void operator()(int, int, float, float) const {}
+};
+
 // Converts dQ of a tile's queries, one warp for each strip of 16 queries and strip_columns columns, through shared
 // memory, so that whole cache lines are stored; sums are written from registers. dQ of a query that sees nothing is set
-// to 0, because its products may be NaN.
-template <auto kCfg>
-TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t) {
+// to 0, because its products may be NaN. visit(row, col, low, high): a lane's elements of the accumulator, of columns
+// `col` and the next of a query that sees something. dQ is `scale` times it.
+template <auto kCfg, class Visit = VisitNothing>
+TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t, float scale,
+                             Visit&& visit = {}) {
   constexpr int kWarps = kBwdRowsThreads / 32, kCols = strip_columns(kCfg.head_dim),
                 kStripsARow = kCfg.head_dim / kCols;
   __shared__ SharedTile<kCfg.dtype, 16, kCols> strips[kWarps];
@@ -122,7 +128,13 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
     bool seen[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      seen[half] = row_sees(p.row_lse_log2[t.slot * kCfg.block_m + row0 + half * 8 + lane_row()]);
+      const int row = row0 + half * 8 + lane_row();
+      seen[half] = row_sees(p.row_lse_log2[t.slot * kCfg.block_m + row]);
+      if (!seen[half] || row >= t.count) continue;
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) {
+        visit(row, col0 + n * 8 + lane_col(), half ? parts[n].z : parts[n].x, half ? parts[n].w : parts[n].y);
+      }
     }
     if constexpr (kCfg.sums) {
       float x[kCols / 8][4];
@@ -134,14 +146,14 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
       const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row0;
       const int count = t.count - row0;
       GradientSum{p.d_q, p.head_dim, p.d_q_aligned, p.accumulate}.write({t.batch, t.head, query, col0, count, count}, x,
-                                                                        p.scale);
+                                                                        scale);
       continue;
     }
     __syncwarp();  // the previous strip is stored
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n) {
-      const float x[4] = {seen[0] ? parts[n].x * p.scale : 0.0f, seen[0] ? parts[n].y * p.scale : 0.0f,
-                          seen[1] ? parts[n].z * p.scale : 0.0f, seen[1] ? parts[n].w * p.scale : 0.0f};
+      const float x[4] = {seen[0] ? parts[n].x * scale : 0.0f, seen[0] ? parts[n].y * scale : 0.0f,
+                          seen[1] ? parts[n].z * scale : 0.0f, seen[1] ? parts[n].w * scale : 0.0f};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         char* to = sdQ.pointer(half * 8 + lane_row(), n * 8 + lane_col());

@@ -36,12 +36,23 @@ TESSERA_DEVICE constexpr bool sums_captured() {
   }
 }
 
+// Whether it is requested of what is made of dQ.
+template <auto kCfg>
+TESSERA_DEVICE constexpr bool divides_by_factor() {
+  if constexpr (requires { kCfg.d_factor; }) {
+    return kCfg.d_factor;
+  } else {
+    return false;
+  }
+}
+
 // The coordinates (b, h, i, j) of the scores of a step. `Warpgroup` has p, block, the step's step_row0() and
 // step_head(), and the warp's first_key(). Each is read again where it is used, to save registers.
 template <auto kCfg, class Warpgroup>
 struct StepCoordinates {
   static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = kCfg.d_bias, kAhead = kCfg.bias_ahead(),
-                        kSums = sums_captured<kCfg>();
+                        kSums = sums_captured<kCfg>(), kDividesByFactor = divides_by_factor<kCfg>();
+  static constexpr Dtype kDtype = kCfg.dtype;
   static constexpr int kM = kCfg.score_m() / 8;
   static constexpr float kCollectUnit = bwd_lower_late(kCfg.dtype);
 
@@ -61,11 +72,17 @@ struct StepCoordinates {
   }
 };
 
-// P o (dP - delta), scaled down like delta; dP is 0 for a dropped weight, whose sign bit is set.
-template <auto kCfg>
-TESSERA_DEVICE float score_gradient(const BwdSm90Params& p, float weight, float d_probability, float delta) {
-  if constexpr (kCfg.score.dropout) {
-    const float unit = bwd_lowers_early(kCfg.dtype) ? p.dropout_scale * kBwdLower : p.dropout_scale;
+// P o (dP - delta), scaled down like delta; dP is 0 for a dropped weight, whose sign bit is set. With d_factor it is
+// multiplied by the factor that dS includes, and `delta` has been.
+template <auto kCfg, class Head>
+TESSERA_DEVICE float score_gradient(const BwdSm90Params& p, [[maybe_unused]] const Head& head, float weight,
+                                    float d_probability, float delta) {
+  constexpr bool kHasFactor = divides_by_factor<kCfg>();
+  if constexpr (kCfg.score.dropout || kHasFactor) {
+    float unit = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
+    if constexpr (kCfg.score.dropout) unit *= p.dropout_scale;
+    if constexpr (kHasFactor) unit *= head.in_ds;
+    if constexpr (!kCfg.score.dropout) return weight * fmaf(d_probability, unit, -delta);
     return fabsf(weight) * fmaf(weight < 0.0f ? 0.0f : d_probability, unit, -delta);
   } else {
     return weight * lowered_difference<kCfg.dtype>(d_probability, delta);

@@ -110,6 +110,9 @@ enum class GradientPattern : int {
   kGather = 5     // anything else
 };
 
+// Of what the gradient of a load's element can be made (core/score/facts.hpp).
+enum class LoadSum : int { kProducts = 0, kDiagonals = 1, kPairs = 2 };
+
 // Of an axis, in bytes. In two halves, so that a stride of 32 bits is multiplied as one: by a single instruction.
 struct ProgramStride {
   int low, high;

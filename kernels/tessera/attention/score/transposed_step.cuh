@@ -15,6 +15,7 @@ namespace tessera {
 //                    loaded after it, and those of the other half later
 //   kCollects        the gradients of the options' tensors are needed, times kCollectUnit
 //   kSums            the gradient of a program's tensor is needed
+//   kDividesByFactor, kDtype   such a gradient is made of dQ, and dS of the type includes HeadFactor::in_ds alone
 template <ScoreConfig kCfg, class Coordinates>
 requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreStep<kCfg, Coordinates> {
   using Options = ScoreOptions<kCfg>;
@@ -30,6 +31,9 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Whether scores are made with their slopes, by SlopedScores: d(score) / d(product x scale) or, with kSums, by the
   // element of a tensor that all pairs of a head share.
   static constexpr bool kMakesSlopes = slope_needs_score<kCfg>() || Coordinates::kSums;
+  // Whether a program's factor of the head is part of unit(): its only change, and without a mask, since a score that
+  // it hides could become +inf.
+  static constexpr bool kFactorInUnit = is_affine_program<kCfg>() && scales_by_head<kCfg>() && !kMakesSlopes;
   // Whether gradient() does anything.
   static constexpr bool kHasGradient = kHiddenByWeight || changes_gradient<kCfg>();
 
@@ -45,9 +49,22 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // Whether a mask hides the score.
   TESSERA_DEVICE bool hides(int m, int half, int e) const { return entries.hides(m, half, e); }
 
+  // The units of the scores that apply() makes.
+  TESSERA_DEVICE static ScoreUnit unit(const Coordinates& at) {
+    if constexpr (kFactorInUnit) {
+      const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), at.row0());
+      const float natural = ProgramOption<kCfg>::head_factor(row) * at.p.scale;
+      return {natural, natural * kLog2e};
+    } else {
+      return score_unit<kCfg>(at.p);
+    }
+  }
+
   // Turns products into scores, as if all were visible by position. shows_all: a program's mask shows all of them.
   TESSERA_DEVICE void apply(const Coordinates& at, float (&s)[kM][4], [[maybe_unused]] bool shows_all = false) {
-    if constexpr (kCfg.program) {
+    if constexpr (kFactorInUnit) {
+      return;
+    } else if constexpr (kCfg.program) {
       apply_program(at, s, shows_all);
     } else if constexpr (kCfg.facts().reshapes) {
       const bool small = Options::small_inputs(at.p, s, 0) && Options::small_inputs(at.p, s, 1);
@@ -92,7 +109,10 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
   // `head` of the gradients of a tile: what a program computes of it.
   struct NoProgram {};
   TESSERA_DEVICE static auto gradient_head([[maybe_unused]] const Coordinates& at) {
-    if constexpr (kCfg.program) {
+    if constexpr (Coordinates::kDividesByFactor) {
+      const typename Options::Row row(at.p, at.sequence(), at.batch(), at.head(), at.row0());
+      return HeadFactor::of<Coordinates::kDtype>(ProgramOption<kCfg>::head_factor(row));
+    } else if constexpr (kCfg.program) {
       return ProgramOption<kCfg>::gradient_head(
           typename Options::Row(at.p, at.sequence(), at.batch(), at.head(), at.row0()));
     } else {
@@ -274,7 +294,7 @@ requires(Coordinates::kTransposed && !Coordinates::kKeepsProduct) struct ScoreSt
                                               float (&ds)[2]) {
     using Program = typename ProgramTypes<kCfg.program>::Program;
     static_assert(!slope_needs_score<kCfg>(), "the products are no longer available");
-    if constexpr (!Program::kPassesGradient) {
+    if constexpr (!Program::kPassesGradient && !Coordinates::kDividesByFactor) {
       const int query = at.row0() + m * 8 + at.lane() % 4 * 2, key = at.key() + at.lane() / 4 + half * 8;
       NoProgramGradients none;
 #pragma unroll

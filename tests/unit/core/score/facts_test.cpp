@@ -53,7 +53,8 @@ TEST(ScoreFacts, OfScores) {
   const Facts temperature = facts("s * temperature[h]");
   EXPECT_EQ(temperature.gradient_inputs, input_bit(Op::kS) | input_bit(Op::kH));  // of the temperature's own gradient
   EXPECT_FALSE(temperature.passes_gradient || temperature.slope_needs_s);
-  EXPECT_TRUE(temperature.sums_by_head);
+  EXPECT_FALSE(temperature.sums_by_head);  // made of products
+  EXPECT_TRUE(facts("where(i > j, s * temperature[h], s)").sums_by_head);
   EXPECT_FALSE(bias.sums_by_head || softcap.sums_by_head);
   EXPECT_FALSE(facts("tanh(s * temperature[h])").sums_by_head);
   EXPECT_FALSE(facts("s * temperature[h] + key_bias[b, j]").sums_by_head);
@@ -83,6 +84,23 @@ TEST(ScoreFacts, Capped) {
                            "tanh(s) + tanh(s * t)", "i * 2.0 + tanh(float(i))", "sigmoid(s)"}) {
     EXPECT_EQ(inner(text), 0u) << text;
   }
+}
+
+// Of what the gradients of loads are made.
+TEST(ScoreFacts, LoadSums) {
+  const auto sums = [](const char* score, const char* mask = "") { return load_sums(*checked(score, mask)); };
+  using Sums = std::vector<LoadSum>;
+  EXPECT_EQ(sums("s * temperature[h]"), Sums{LoadSum::kProducts});
+  EXPECT_EQ(sums("-s / exp(temperature[h])", "s < 1.0"), Sums{LoadSum::kProducts});
+  EXPECT_EQ(sums("s * temperature[h] + 0.5 * j"), Sums{LoadSum::kProducts});
+  EXPECT_EQ(sums("s * temperature[h] + relative[h, i - j + len_k]"), (Sums{LoadSum::kProducts, LoadSum::kDiagonals}));
+  EXPECT_EQ(sums("(s + relative[h, i - j + len_k]) * 2.0"), Sums{LoadSum::kDiagonals});
+  EXPECT_EQ(sums("s + slope[h] * (j - i)"), Sums{LoadSum::kDiagonals});
+  EXPECT_EQ(sums("s * place[i] + relative[h, i - j + len_k]"), (Sums{LoadSum::kPairs, LoadSum::kDiagonals}));
+  EXPECT_EQ(sums("(s + 1.0) * temperature[h]"), Sums{LoadSum::kPairs});  // needs the sum of dScore, too
+  EXPECT_EQ(sums("(s + place[j]) * temperature[h]"), (Sums{LoadSum::kPairs, LoadSum::kPairs}));
+  EXPECT_EQ(sums("50 * tanh((s + relative[h, i - j + len_k]) / 50)"), Sums{LoadSum::kPairs});
+  EXPECT_EQ(sums("where(i > j, s * temperature[h], s)"), Sums{LoadSum::kPairs});
 }
 
 // Which scores are affine in the one before, and their factors and terms at one pair.

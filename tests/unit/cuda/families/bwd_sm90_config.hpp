@@ -19,6 +19,7 @@ constexpr BwdSm90Config bwd_sm90_config(bool varlen, bool deterministic, bool bl
           .staged_dq = true,
           .d_bias = false,
           .d_captured = false,
+          .d_factor = false,
           .score = {},
           .block_mask = block_mask,
           .split_group = false,
