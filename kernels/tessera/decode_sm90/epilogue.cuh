@@ -4,10 +4,9 @@
 // bits.
 #pragma once
 
-#include "tessera/attention/softmax.cuh"
+#include "tessera/decode_sm90/output.cuh"
 #include "tessera/decode_sm90/schedule.cuh"
 #include "tessera/ptx/synchronization.cuh"
-#include "tessera/tile/product_codes.cuh"
 
 namespace tessera {
 
@@ -120,9 +119,9 @@ template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
   float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // as in DecodePart
+  float2 stats[kCfg.warps][kCfg.rows];  // as in DecodePart
   // The sum of each row's current group of parts, then the sum of each row's groups.
-  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kDecodeRows : 1];
+  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kCfg.rows : 1];
 };
 
 // Stores columns from col on of one row to o, and by the thread with the first columns LSE. A row that sees nothing
@@ -175,21 +174,6 @@ TESSERA_DEVICE void for_columns(int rows, Body&& body) {
   }
 }
 
-// Writes a warp's first eight rows (kHalf 0) or its last eight (kHalf 1) to one row of a buffer for each lane.
-template <DecodeSm90Config kCfg, int kHalf, int kD>
-TESSERA_DEVICE void put_rows(float* row, const float (&rO)[1][kD][4]) {
-  float* const to = row + (kCfg.codes() ? 2 : 1) * lane_col();
-  if constexpr (kCfg.codes()) {
-#pragma unroll
-    for (int i = 0; i < kD / 2; ++i) *reinterpret_cast<float4*>(to + i * 16) = code_columns<kHalf>(rO, i);
-  } else {
-#pragma unroll
-    for (int d = 0; d < kD; ++d) {
-      *reinterpret_cast<float2*>(to + d * 8) = make_float2(rO[0][d][2 * kHalf], rO[0][d][2 * kHalf + 1]);
-    }
-  }
-}
-
 // Adds one more part; the order of these additions does not depend on the batch. A sum that is still empty has max
 // -inf, so that the weights of a part do not wait for the sum before it.
 template <int kCols>
@@ -232,7 +216,7 @@ template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
                               bool alone, int local, int col, const DecodePart<4>& part) {
   const int index = segment.parts.index, in_group = index % kDecodeGroupParts;
-  DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kDecodeRows + local];
+  DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kCfg.rows + local];
   const DecodePart<4> group = fold(in_group > 0 ? of_group.get(col) : DecodePart<4>(), part);
   if (in_group < kDecodeGroupParts - 1 && !segment.last) return of_group.put(col, group);
   if (!alone) return store_part<kCfg>(p, segment.parts.slot(index), local, col, group);
@@ -277,29 +261,23 @@ TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<k
 // computes the work tile's other parts too (`alone`), they are added to these. Called by all threads.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
-                                bool alone, OnlineSoftmax<1>& softmax, const float (&rO)[1][kCfg.head_dim / 8][4],
-                                int warp) {
+                                bool alone, DecodeSoftmax<kCfg>& softmax, const DecodeOutput<kCfg>& output, int warp) {
   softmax.finish();
   if (lane_col() == 0) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      shared.stats[warp][half * 8 + lane_row()] =
-          make_float2(softmax.max[0][half], softmax.huge(0, half) ? -softmax.sum[0][half] : softmax.sum[0][half]);
-    }
+    for (int m = 0; m < kCfg.row_tiles(); ++m)
+#pragma unroll
+      for (int half = 0; half < kCfg.row_halves(); ++half) {
+        const float sum = softmax.sum[m][half];
+        shared.stats[warp][m * 16 + half * 8 + lane_row()] =
+            make_float2(softmax.max[m][half], softmax.huge(m, half) ? -sum : sum);
+      }
   }
   const MergeItem<kCfg> item;
   const int with_tiles = min(segment.end - segment.begin, kCfg.warps);
 #pragma unroll 1
   for (int first = 0; first < segment.rows; first += shared.kRows) {
-    const int row = lane_row() + (first < 8 ? 0 : 8) - first;
-    if (row >= 0 && row < shared.kRows) {
-      float* const to = shared.partials[warp][row];
-      if (first < 8) {
-        put_rows<kCfg, 0>(to, rO);
-      } else {
-        put_rows<kCfg, 1>(to, rO);
-      }
-    }
+    output.put(first, shared.partials[warp]);
     __syncthreads();
     const int local = first + item.row;
     if (item.row < shared.kRows && local < segment.rows) {
