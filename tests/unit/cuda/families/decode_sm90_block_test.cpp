@@ -100,6 +100,8 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes | k32)>(launch,
                                                                                                                p) ||
          try_config<config(kBf16, 64, 8, false, false, false, true, kWide | kCodes | k32)>(launch, p) ||
+         try_config<config(kBf16, 256, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
+         try_config<config(kBf16, 256, 8, false, false, false, true, kNone)>(launch, p) ||
          try_config<config(kF16, 256, 8, true, true, true, false, kCodes)>(launch, p) ||
          try_config<config(kBf16, 64, 8, false, true, false, false, kCodes | kByKey)>(launch, p);
 }
@@ -273,6 +275,10 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4200 hq=8 hkv=2 d=64 dv=64 k=paged page=32 scales=fine causal=1 cores=3",
         "dtype=bf16 kv=e4m3 b=3 sq=11 sk=1400 hq=8 hkv=2 d=128 dv=128 k=paged page=16 scales=fine causal=1 used=1 "
         "cores=9",
+        // Up to eight parts of several rows are merged at once: an odd number of rows, and more parts.
+        "dtype=bf16 kv=e4m3 b=2 sq=5 sk=900 hq=6 hkv=2 d=256 dv=240 scales=bh cores=12",
+        "dtype=bf16 b=2 sq=4 sk=900 hq=8 hkv=2 d=256 dv=256 cores=9",
+        "dtype=bf16 b=1 sq=3 sk=900 hq=5 hkv=1 d=256 dv=256 cores=11",
         "dtype=bf16 kv=e4m3 b=2 sq=6 sk=8300 hq=4 hkv=1 d=64 dv=64 scales=bh cores=5",
         "dtype=f16 kv=e4m3 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=240 k=paged page=9 causal=1 invariant=1 scales=h "
         "cores=4",
