@@ -47,7 +47,9 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     at.advance();
   };
   const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
-  if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
+  if constexpr (kCfg.merges()) {  // a part a block
+    publish(block);
+  } else if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
     using Tile = WorkTile<kCfg>;
     const bool ordered = kCfg.orders_lists() && orders_tiles(p.lists);  // the longest are first anyway
     const bool long_first = !ordered && *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
