@@ -110,6 +110,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   const float* of_tile;      // key_scales: those of the tile's keys, in shared memory
   float of_value;            // key_scales: of the value of key lane % block_n of the tile
   int exponent;              // key_scales: P is divided by 2^(exponent - 127)
+  bool first;                // key_scales: the warp has no tile of the segment before this one, so O is 0
   uint32 hidden;             // key_scales: bit 4 n + e is set if P[n][e] must stay 0 whatever its scale is
 
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
@@ -120,7 +121,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   TESSERA_DEVICE void begin(const Queries& queries) {
     units[0] = queries.units[lane_row()] * of_keys, units[1] = queries.units[lane_row() + 8] * of_keys;
     exponent = kShift_log2 + 1;  // the least with which no factor is subnormal
-    hidden = 0;
+    hidden = 0, first = true;
   }
   // seen: whether some row sees this lane's key. The scale of a value that no row sees is no part of `exponent`.
   template <class Loader>
@@ -148,17 +149,20 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   // A scale that is not finite does not reach rows that do not see its key.
   TESSERA_DEVICE void prepare_weights(const float (&rS)[1][kN][4], float (&rO)[1][kD][4]) {
     if constexpr (kCfg.key_scales) {
-      hidden = 0;
+      const bool scales_o = !first;  // 64 multiplications that a short call would wait for
+      hidden = 0, first = false;
       const int bits = __float_as_int(of_value) >> 23 & kFinite;
       if (!__any_sync(0xffffffff, bits > exponent)) return;
       const int most = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<uint32>(bits < kFinite ? bits : 0)));
       if (most > exponent) {
         const float factor = most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f;
         exponent = most;
+        if (scales_o) {
 #pragma unroll
-        for (int d = 0; d < kD; ++d)
+          for (int d = 0; d < kD; ++d)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor;
+            for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor;
+        }
       }
       if (!__any_sync(0xffffffff, bits == kFinite)) return;
 #pragma unroll

@@ -29,7 +29,8 @@ struct DecodeTile {
   bool codes;  // for K and V of 8 bits an element
   bool bulk;   // by TMA
   int block_n, warps, stages;
-  int boxes = 1;  // of a tile
+  int boxes = 1;             // of a tile
+  bool short_calls = false;  // only for calls of at most kShortHeadKeys
 };
 // With TMA the kernel reads at 0.99 of the memory bandwidth, with cp.async at 0.95, regardless of the bytes in flight,
 // so one stage of K and V suffices (except in two_stages). 12 warps read no faster than 8, and a short call takes 0.3
@@ -38,21 +39,22 @@ struct DecodeTile {
 // flight as the others, by twice the keys. Pages that are no multiple of 32 keys have those tiles by cp.async: with a
 // scale of each token, 64 x 2048 took 106 us in pages of 1 by cp.async, and 153 in pages of 16 by tiles of 16 keys,
 // whose scales and barriers cost as much as those of 32 (an H200). Pages of a multiple of 16 keys are read by TMA, two
-// boxes a tile.
+// boxes a tile. Of short calls a block has few tiles, so half as many keys a tile make twice as many warps of it busy,
+// each with half of the conversions.
 constexpr DecodeTile kTiles[] = {
-    {64, false, true, 32, 8, 1},    {64, false, true, 16, 8, 2},    {128, false, true, 16, 8, 1},
-    {256, false, true, 16, 8, 1},   {64, false, false, 16, 8, 2},   {128, false, false, 16, 8, 1},
-    {64, true, true, 32, 8, 2},     {128, true, true, 32, 8, 1},    {64, true, true, 32, 8, 2, 2},
-    {128, true, true, 32, 8, 1, 2}, {64, true, false, 32, 8, 2},    {128, true, false, 32, 8, 1},
-    {256, true, true, 32, 8, 1},    {256, true, true, 32, 8, 1, 2}, {256, true, false, 16, 8, 1},
-    {256, false, false, 16, 8, 1},
+    {64, false, true, 32, 8, 1},    {64, false, true, 16, 8, 2},          {128, false, true, 16, 8, 1},
+    {256, false, true, 16, 8, 1},   {64, false, false, 16, 8, 2},         {128, false, false, 16, 8, 1},
+    {64, true, true, 32, 8, 2},     {128, true, true, 16, 8, 1, 1, true}, {128, true, false, 16, 8, 1, 1, true},
+    {128, true, true, 32, 8, 1},    {64, true, true, 32, 8, 2, 2},        {128, true, true, 32, 8, 1, 2},
+    {64, true, false, 32, 8, 2},    {128, true, false, 32, 8, 1},         {256, true, true, 32, 8, 1},
+    {256, true, true, 32, 8, 1, 2}, {256, true, false, 16, 8, 1},         {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
-// The number of keys in pages, times KV heads and their work tiles of rows, up to which cp.async is faster than TMA at
-// D = 128. One sequence of 64 heads over 8 takes (cp.async, TMA) 7.1 and 7.5 us with 1024 keys, 7.7 and 8.3 with 2048,
-// and 9.4 with both with 4096. cp.async is slower with 32 KV heads of 1024 keys, and takes 13.9 instead of 11.4 us with
-// eight work tiles of 1024 keys.
+// The number of keys, times KV heads and their work tiles of rows, of a short call. In pages cp.async is then faster
+// than TMA at D = 128. One sequence of 64 heads over 8 takes (cp.async, TMA) 7.1 and 7.5 us with 1024 keys, 7.7 and 8.3
+// with 2048, and 9.4 with both with 4096. cp.async is slower with 32 KV heads of 1024 keys, and takes 13.9 instead of
+// 11.4 us with eight work tiles of 1024 keys.
 constexpr int64_t kShortHeadKeys = 2048 * 8;
 
 // The most rows of a KV head: keys are read once for every kDecodeRows rows, so more rows would read them too often.
@@ -115,10 +117,13 @@ bool takes_bulk_copies(const tessera_plan& plan, int rows) {
 }
 
 // For `queries` queries a sequence. With batch_invariant, the result does not depend on the number of sequences.
-bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
+bool is_short_call(const tessera_plan& plan, int64_t queries) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  return core::paged(plan.problem) && !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
+  return !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
          plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles_of(plan, queries) <= kShortHeadKeys;
+}
+bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
+  return core::paged(plan.problem) && is_short_call(plan, queries);
 }
 
 // With TMA and D = 128: whether a second stage of K and V is in flight while warps synchronise, which pays if a block
@@ -147,7 +152,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(plan);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
-    return head_dim <= row.head_dim && codes == row.codes &&
+    return head_dim <= row.head_dim && codes == row.codes && (!row.short_calls || is_short_call(plan, queries)) &&
            (!row.bulk ||
             (takes_bulk_copies(plan, row.block_n / row.boxes) && !too_short_for_bulk_copies(plan, queries)));
   });
@@ -343,7 +348,8 @@ std::string tiles_json() {
                         {"warps", tile.warps},
                         {"stages", tile.stages},
                         {"bulk", tile.bulk},
-                        {"boxes", tile.boxes}});
+                        {"boxes", tile.boxes},
+                        {"short_calls", tile.short_calls}});
   });
 }
 

@@ -823,6 +823,24 @@ TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrTwo) {
   }
 }
 
+// Of a short call twice as many warps have a tile of half as many codes.
+TEST(DecodeSm90, HasSmallTilesOfCodesInShortCalls) {
+  for (const bool paged : {false, true}) {
+    for (const std::int64_t keys : {1024, 8192}) {
+      Problem problem;
+      problem.q = problem.o = layout(bfloat16, {1, 1, 32, 128});
+      problem.k = problem.v = layout(float8_e4m3, {1, keys, 8, 128});
+      if (paged) {
+        problem.k = problem.v = layout(float8_e4m3, {keys / 16, 16, 8, 128});
+        problem.page_table = layout(int32, {1, keys / 16}), problem.seqused_k = layout(int32, {1});
+      }
+      const Plan plan = tessera::plan(problem, gpu());
+      ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
+      EXPECT_EQ(plan.steps[0].block_n, keys == 1024 ? 16 : 32) << paged;
+    }
+  }
+}
+
 // Another tile of K and V is under way while warps meet: often where work tiles are short, or cut into many parts
 // whatever the batch.
 TEST(DecodeSm90, HasTwoStagesWhereWarpsMeetOften) {
