@@ -120,7 +120,7 @@ struct ClusterMerge {
     }
     ptx::barrier_sync(kMergeBarrier, kThreads);
     if (!*is_last) return;
-    constexpr int kAhead = 8;
+    constexpr int kAhead = kCfg.consumers < 4 ? 16 : 8;  // limited by registers
     const int64 part = static_cast<int64>(p.heads_q.value) * p.rows_total;
     const int64 own = (static_cast<int>(blockIdx.x) % p.num_splits) / kBlocks * part;
     for_columns([&](int row, int col) {
