@@ -172,13 +172,14 @@ struct ClusterMerge {
 // By all consumers, after they have written the block's part.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void merge_parts(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  ptx::fence_release_shared_cluster();
   __syncwarp();
-  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_arrive_relaxed();
   ptx::barrier_cluster_wait();  // the parts of all blocks are visible
   const ClusterMerge<kCfg> merge(p, shared);
   merge.merge_blocks();
   __syncwarp();
-  ptx::barrier_cluster_arrive();  // these threads no longer read the other blocks' shared memory
+  ptx::barrier_cluster_arrive_relaxed();  // these threads have used what they read from the other blocks
   merge.merge_clusters();
   __syncwarp();
   ptx::barrier_cluster_wait();
@@ -188,7 +189,7 @@ TESSERA_DEVICE void merge_parts(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg
 TESSERA_DEVICE void pass_merge_barriers() {
   __syncwarp();
   for (int n = 0; n < 2; ++n) {
-    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_arrive_relaxed();
     ptx::barrier_cluster_wait();
   }
 }

@@ -51,8 +51,9 @@ static const DeviceTests kTests({
   alignas(16) __shared__ float words[4];
   const uint32 rank = ptx::cluster_ctarank(), other = ptx::mapa(shared_address(words), rank ^ 1);
   if (t < 4) words[t] = rank == 0 && t == 0 ? 0.0f : t + 1.0f;
+  ptx::fence_release_shared_cluster();
   __syncwarp();
-  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_arrive_relaxed();
   ptx::barrier_cluster_wait();
   const float4 all = ptx::ld_shared_cluster_f32x4(other);
   const float2 last = ptx::ld_shared_cluster_f32x2(other + 8);

@@ -90,6 +90,7 @@ inline void barrier_cluster_arrive() {
   block.thread().cluster_phase = block.cluster().phase;
   block.cluster().arrive();
 }
+inline void fence_release_shared_cluster() {}
 inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
 inline void barrier_cluster_wait() {
   emulated::Block& block = emulated::here();
