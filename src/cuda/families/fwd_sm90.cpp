@@ -650,6 +650,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.order = own.order;
+  if (core::paged(problem)) p.page = Divisor(static_cast<int>(core::sizes(problem).page_size));
   p.masks = position_masks(problem, buffers);
   ListCounters counters{};
   if (own.schedules_dynamically) {

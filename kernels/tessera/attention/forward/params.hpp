@@ -32,6 +32,7 @@ struct FwdSm90Params : ProblemParams {
   // scheduled first.
   const int* long_lists;
   int most_long_lists;
+  Divisor page;  // with a page table: page_size
   // With split keys: part n of a row has the n-th part of its work tile's K/V blocks.
   Divisor num_splits;
   // [part, head, query of the batch], o with head_dim_v columns: of each split or, where clusters merge theirs, of each
