@@ -294,6 +294,14 @@ constexpr const char* kDecode[] = {
     // one with a part left over.
     "b=2 sq=1 sk=4200 hq=8 hkv=1 d=128 dv=128 k=paged page=16 cores=100",
     "b=1 sq=4 sk=3137 hq=8 hkv=2 d=64 dv=64 k=paged page=16 causal=1 sink=2 low=1 cores=98",
+    // Parts of keys that the blocks of a cluster merge: several clusters, one; rows of several consumers, of a last
+    // tile, of no part; packed, in pages; clusters of two and four.
+    "b=1 sq=8 sk=3137 hq=8 hkv=1 d=128 dv=128 causal=1 sink=1 low=1 cores=132",
+    "b=1 sq=16 sk=700 hq=16 hkv=1 d=256 dv=256 k=paged page=16 causal=1 cores=132",
+    "b=3 sq=6 sk=1100 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=132",
+    "b=2 sq=5 sk=900 hq=4 hkv=2 d=80 dv=48 causal=1 used=1 cores=132",
+    "b=1 sq=100 sk=3000 hq=2 hkv=2 d=64 dv=64 wl=300 wr=0 softcap=5 cores=32",
+    "b=1 sq=4 sk=900 hq=8 hkv=1 d=128 dv=128 data=nan_key cores=7",
     // Trees and causal flags by decode_sm90: tiles with and without TMA, one with and without options, parts of one
     // size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",

@@ -110,6 +110,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
                       // values, of keys that some row sees and finite scales alone
   int all_bits;       // key_scales: the same of all of the lane's keys
   int exponent;       // key_scales: P is divided by 2^(exponent - 127)
+  bool first;         // key_scales: the warp has no tile of the segment before this one, so O is 0
   uint32 hidden[kM];  // key_scales: bit 4 n + e is set if P[m][n][e] must stay 0 whatever its scale is
 
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
@@ -126,6 +127,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
       }
     exponent = kShift_log2 + 1;  // the least with which no factor is subnormal
     show_all();
+    first = true;
   }
   // seen: the keys that some row sees. The scale of a value that no row sees is no part of `exponent`.
   template <class Loader>
@@ -162,11 +164,13 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   // A scale that is not finite, or that of a hidden key, does not reach rows that do not see its key.
   TESSERA_DEVICE void prepare_weights(const DecodeScoreTile<kCfg>& rS, DecodeOutput<kCfg>& output) {
     if constexpr (kCfg.key_scales) {
+      const bool scales_o = !first;  // multiplications that a short call would wait for
       show_all();
+      first = false;
       if (!__any_sync(0xffffffff, all_bits > exponent)) return;
       const int most = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<uint32>(finite_bits)));
       if (most > exponent) {
-        output.multiply(most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f);
+        if (scales_o) output.multiply(most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f);
         exponent = most;
       }
       if (!__any_sync(0xffffffff, all_bits > exponent)) return;

@@ -44,12 +44,12 @@ TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
   }
 }
 
-// With cp.async and pages, the tiles of the first segment are issued after Q; those of other segments are issued before
-// it.
+// With cp.async and pages, the tiles of the first segment are issued after Q, with TMA their scales; those of other
+// segments are issued before it.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void wait_for_queries(bool first) {
   constexpr int kGroups = kCfg.bulk ? kCfg.key_scales ? kCfg.stages : 0 : 2 * kCfg.stages;  // of the first tiles
-  if (kCfg.paged && kGroups > 0 && first) {
+  if ((kCfg.paged || kCfg.bulk) && kGroups > 0 && first) {
     ptx::cp_async_wait_group<kGroups>();
   } else {
     ptx::cp_async_wait_group<0>();
@@ -99,6 +99,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table entry is loaded
     loader.fill_first();
     if constexpr (!kCfg.paged) shared.queries.load(p, segments[0]);
+    loader.fill_first_scales();
   }
   int stage = 0, parity = 0, number = 0;
   if (threadIdx.x == 0) shared.parted.rows = 0;

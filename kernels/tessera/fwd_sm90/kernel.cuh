@@ -20,11 +20,13 @@
 //   cursor.cuh     a consumer's position in the stream of K/V blocks
 //   scores.cuh     S -> P
 //   epilogue.cuh   sums and accumulators -> LSE and O
+//   merge.cuh      the merge of split keys by clusters
 //   kernel.cuh     the loop of a consumer
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm90/loads.cuh"
+#include "tessera/fwd_sm90/merge.cuh"
 #include "tessera/fwd_sm90/scores.cuh"
 #include "tessera/ptx/synchronization.cuh"
 #include "tessera/ptx/wgmma.cuh"
@@ -73,6 +75,12 @@ struct Consumer {
       attend_in_steps();
     }
     ptx::cp_async_bulk_wait_group_read();  // TMA has read O before another block uses this shared memory
+  }
+
+  // Where clusters merge parts: writes this consumer's rows of O to the block's part, once no consumer needs Q, K or V.
+  TESSERA_DEVICE void put_part() {
+    ptx::barrier_sync(kMergeBarrier, kCfg.consumers * 128);
+    if (epilogue.has_part) epilogue.store_parts(at.shared.work_tiles[0], rO, at);
   }
 
   // S, softmax and O in sequence, one work tile after another.
@@ -243,6 +251,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
   static_assert(!kCfg.pack_gqa || !kCfg.score.any(), "options take one head a tile");
   static_assert(!kCfg.split || (kCfg.cluster == 1 && !kCfg.block_mask && !kCfg.live_tiles), "a part a tile");
+  static_assert(!kCfg.merges() || kCfg.split, "parts are merged");
   static_assert(!kCfg.live_tiles || (kCfg.varlen && kCfg.cluster == 1), "the live tiles of packed sequences");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(kCfg.varlen || kCfg.page_rows == 0, "a paged sequence's length is seqused_k");
@@ -293,6 +302,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
       if (threadIdx.x == 32) load_kv<kCfg, true>(p, shared, shared.k_ring, shared.sK, &p.k_map);
       if (threadIdx.x == 64) load_kv<kCfg, false>(p, shared, shared.v_ring, shared.sV, &p.v_map);
     }
+    if constexpr (kCfg.merges()) pass_merge_barriers();
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     if (kCfg.varlen && p.cu_seqlens_q) {  // clear rows of no sequence while the first tiles are loaded
@@ -302,6 +312,10 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     }
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     consumer.attend_tiles();
+    if constexpr (kCfg.merges()) {
+      consumer.put_part();
+      merge_parts<kCfg>(p, shared);
+    }
   }
   if constexpr (kCfg.cluster > 1) {  // the other block may still arrive at this one's barriers
     __syncwarp();

@@ -47,7 +47,9 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     at.advance();
   };
   const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
-  if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
+  if constexpr (kCfg.merges()) {  // a part a block
+    publish(block);
+  } else if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
     using Tile = WorkTile<kCfg>;
     const bool ordered = kCfg.orders_lists() && orders_tiles(p.lists);  // the longest are first anyway
     const bool long_first = !ordered && *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
@@ -220,9 +222,10 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     tile_at.advance();
     int page, row;  // of this lane's box in the next block
     const auto look_up = [&](int block) {
-      const uint32 key = block * kCfg.block_n + my_row, size = p.keys.page_size;
-      page = 0, row = p.keys.page_size;
-      if (key < sk) page = table[p.keys.table_col * (key / size)], row = key % size;
+      const uint32 key = block * kCfg.block_n + my_row;
+      const int of_sequence = static_cast<int>(key) / p.page;
+      page = 0, row = p.page.value;
+      if (key < sk) page = table[p.keys.table_col * of_sequence], row = key - of_sequence * p.page.value;
     };
     int entry = !kCfg.block_mask || first < last ? blocks.entry(first) : 0;
     look_up(blocks.block(entry));
