@@ -65,6 +65,10 @@ def programs(n: int, heads: int, device: str) -> dict[str, Callable[[], Program]
             score="s + slope[h] * (j - i)", captured={"slope": slopes},
             flex_score=lambda s, b, h, i, j: s + slopes[h] * (j - i), alibi_slopes=slopes,
         ),  # fmt: skip
+        "ALiBi, both ways": lambda: Program(  # the built-in's, whose rows' LSEs do not grow with the length
+            score="s - slope[h] * abs(i - j)", captured={"slope": slopes},
+            flex_score=lambda s, b, h, i, j: s - slopes[h] * torch.abs(i - j), alibi_slopes=slopes,
+        ),  # fmt: skip
         "softcap": lambda: Program(
             score="50 * tanh(s / 50)", flex_score=lambda s, b, h, i, j: 50 * torch.tanh(s / 50), softcap=50.0
         ),

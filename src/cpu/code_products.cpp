@@ -13,7 +13,7 @@ static_assert(kCodeKeys == kLanes && kCodeColumns == 4 * kLanes);
 
 TESSERA_INLINE VecU broadcast_pair(const uint16_t* p) { return splat(load_as<uint32_t>(p)); }
 
-// 16 keys and 64 columns: the lanes are keys, and vector n has columns 2 n and 2 n + 1.
+// 16 keys and 64 columns: the lanes are keys, and vector n has the columns of pair n of q (code_pair_column).
 typedef VecU KeyUnit[kCodeColumns / 2];
 // The same as codes; vector n has columns 4 n ... 4 n + 3.
 typedef VecU KeyCodes[kCodeColumns / 4];
@@ -33,7 +33,7 @@ TESSERA_OWN_FUNCTION void read_keys(KeyCodes& codes, const CodeRows& keys, int64
 
 template <class Convert>
 TESSERA_INLINE void convert_keys(KeyUnit& unit, const KeyCodes& codes, int n, const Convert& convert) {
-  convert(even_words_first(codes[n]), unit[2 * n], unit[2 * n + 1]);
+  convert(codes[n], unit[2 * n], unit[2 * n + 1]);
 }
 
 // scores[r][n] (+)= the unit's products. beside(n) is called for each n < kCodeColumns / 4, between products.
@@ -139,8 +139,8 @@ void code_values(int32_t dtype, float* out, int64_t out_ld, const uint16_t* weig
         const VecU even = load_first_bytes(values[n] + first, head_dim_v - first);
         const VecU odd = load_first_bytes(values[n + 1] + first, head_dim_v - first);
         VecU(&pair)[4] = unit[n / 2];
-        convert(interleave_lower_bytes(even, odd), pair[0], pair[1]);
-        convert(interleave_upper_bytes(even, odd), pair[2], pair[3]);
+        convert(interleave_lower(even, odd), pair[0], pair[1]);
+        convert(interleave_upper(even, odd), pair[2], pair[3]);
       }
       multiply_value_rows(out + first, out_ld, weights, weights_ld, rows, unit);
     }

@@ -11,6 +11,9 @@ constexpr int kCodeKeys = 16;     // keys at a time
 constexpr int kCodeValues = 32;   // values at a time
 constexpr int kCodeColumns = 64;  // rows of q and O are padded to a multiple of it
 
+// Where pair n of a row of q begins: it has this column and the one two further.
+constexpr int64_t code_pair_column(int64_t n) { return n / 2 * 4 + n % 2; }
+
 // Rows of kCodeKeys keys of the first of some heads.
 struct CodeRows {
   const char* rows[kCodeKeys];
@@ -19,8 +22,8 @@ struct CodeRows {
 
 struct CodeProducts {
   // scores[h][r][n] = q_hr . (codes of row n of head h), n < kCodeKeys, with [rows][scores_ld] scores a head. q: pairs
-  // of bf16, [heads][padded head dimension / 2][rows], zeros past the head dimension. `dtype`: of the codes. Rows
-  // `ahead` are prefetched.
+  // of bf16 (code_pair_column), [heads][padded head dimension / 2][rows], zeros past the head dimension. `dtype`: of
+  // the codes. Rows `ahead` are prefetched.
   void (*scores)(int32_t dtype, float* scores, int64_t scores_ld, const uint32_t* q, int64_t rows, int64_t heads,
                  const CodeRows& keys, const CodeRows& ahead, int64_t head_dim);
   // out[r][code_column(c)] += sum_n weights[r][n] (code c of values[n]), n < kCodeValues. weights: bf16.

@@ -2,8 +2,8 @@
 // in decode.hpp, and keys and values are read in the same order.
 #pragma once
 
+#include "cpu/code_block.hpp"
 #include "cpu/code_products.hpp"
-#include "cpu/decode.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -12,102 +12,18 @@ static_assert(kDecodeBlockKeys % kCodeKeys == 0 && kCodeKeys == kLanes && kCodeC
 
 // The index of column d of O while it accumulates: code_products.cpp.
 TESSERA_INLINE int64_t code_column(int64_t d) {
-  return d / kCodeColumns * kCodeColumns + d % 16 / 4 * kLanes + d % kCodeColumns / 16 * 4 + d % 4;
+  return d / kCodeColumns * kCodeColumns + (d % 16 / 8 * 2 + d % 2) * kLanes + d % kCodeColumns / 16 * 4 + d % 8 / 2;
 }
 
 alignas(64) constexpr char kZeroRow[kMaxRowFloats] = {};
 
-// Rows and scales of a block of keys, for the first of an item's KV heads.
-struct CodeBlock {
-  const char *keys[kDecodeBlockKeys], *values[kDecodeBlockKeys];
-  // In pages: of each token. Otherwise [0] is that of all: a scale is for a multiple of 64 tokens.
-  const char *key_scales[kDecodeBlockKeys], *value_scales[kDecodeBlockKeys];
-  int64_t count;
-
-  // One division for all rows; a page's entry is read once. A token's scales are prefetched.
-  TESSERA_INLINE void locate(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t key,
-                             int64_t keys_end) {
-    count = max_of<int64_t>(0, min_of<int64_t>(kDecodeBlockKeys, keys_end - key));
-    if (count == 0) return;
-    locate_scale(key_scales, p.k_scales, batch, head_begin, key);
-    locate_scale(value_scales, p.v_scales, batch, head_begin, key);
-    for (int64_t n = 0, page = 0; n < count;) {
-      int64_t of = batch, row = sequence.k_begin + key, rows = count;
-      if (p.page_table) {
-        page = n == 0 ? key / p.page_size : page + 1;
-        row = n == 0 ? key % p.page_size : 0;
-        rows = min_of(count - n, p.page_size - row);
-        of = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) + sequence.page_begin +
-                                               p.page_table_col * page);
-      }
-      locate_rows(keys + n, p.k.data + p.k.batch * of + p.k.row * row + p.k.head * head_begin, p.k.row, rows);
-      locate_rows(values + n, p.v.data + p.v.batch * of + p.v.row * row + p.v.head * head_begin, p.v.row, rows);
-      const auto in_page = [&](const char** scales, const Scales& s) TESSERA_LAMBDA_INLINE {
-        if (s.data && s.in_pages) {
-          locate_rows(scales + n, s.data + s.batch * of + s.row * row + s.head * head_begin, s.row, rows);
-          for (int64_t i = n; i < n + rows; ++i) __builtin_prefetch(scales[i], 0, 2);
-        }
-      };
-      in_page(key_scales, p.k_scales), in_page(value_scales, p.v_scales);
-      n += rows;
-    }
-  }
-
-  // Row n of `rows`; past the last one, it is repeated.
-  TESSERA_INLINE const char* row(const char* const* rows, int64_t n) const { return rows[min_of(n, count - 1)]; }
-  // out[h][n] = the scale of key or value n of head h, 1 past the last one.
-  TESSERA_INLINE void read_scales(float* out, const char* const* at, const Scales& scales, int64_t heads) const {
-    const bool each = scales.data && scales.in_pages;
-    for (int64_t h = 0; h < heads; ++h) {
-      const bool all = scales.data && !each;
-      const float scale = all ? *reinterpret_cast<const float*>(at[0] + scales.head * h) : 1.0f;
-      for (int64_t n = 0; n < kDecodeBlockKeys; n += kLanes) store(out + h * kDecodeBlockKeys + n, splat(scale));
-    }
-    for (int64_t n = 0; each && n < count; ++n) {
-      for (int64_t h = 0; h < heads; ++h) {
-        out[h * kDecodeBlockKeys + n] = *reinterpret_cast<const float*>(at[n] + scales.head * h);
-      }
-    }
-  }
-
- private:
-  TESSERA_INLINE static void locate_rows(const char** rows, const char* first, int64_t stride, int64_t count) {
-    for (int64_t n = 0; n < count; ++n, first += stride) rows[n] = first;
-  }
-  TESSERA_INLINE static void locate_scale(const char** at, const Scales& scales, int64_t batch, int64_t head_begin,
-                                          int64_t key) {
-    if (scales.data && !scales.in_pages) {
-      at[0] = scales.data + scales.batch * batch + scales.row * (key / scales.tokens) + scales.head * head_begin;
-    }
-  }
-};
-
-// Whether scaled weights, rounded to bfloat16, times codes are as exact as weights times scaled codes: the dot product
-// takes numbers below 2^-126 as 0.
-TESSERA_INLINE bool may_scale_weights(const float* scales) {
-  VecI may = splat(-1);
-  for (int64_t n = 0; n < kDecodeBlockKeys; n += kLanes) {
-    const VecF magnitude = abs(load(scales + n));
-    may &= (magnitude >= splat(0x1p-64f)) & (magnitude <= splat(0x1p64f));
-  }
-  return !any(~may);
-}
-
-// Whether the codes of a row are finite.
-TESSERA_OWN_FUNCTION bool code_row_is_finite(int32_t dtype, const char* row, int64_t cols) {
-  if (dtype == TESSERA_INT8) return true;
-  const int first = dtype == TESSERA_FLOAT8_E4M3 ? 0x7f : 0x7c;
-  int other = 0;
-  for (int64_t d = 0; d < cols; ++d) other |= (row[d] & 0x7f) >= first;
-  return !other;
-}
-
 // Weights of a head as bfloat16, times the scales of its values. Returns false if its values must be used one by one:
 // then O += P V is done.
-TESSERA_INLINE bool round_code_weights(const Params& p, const DecodePart& part, const CodeBlock& block,
-                                       const DecodeRow* rows, const float* scales, float* scores, float* out, int64_t h,
-                                       int64_t key, bool masked) {
-  bool finite = may_scale_weights(scales);
+TESSERA_INLINE bool round_code_weights(const Params& p, const DecodePart& part,
+                                       const CodeBlock<kDecodeBlockKeys>& block, const DecodeRow* rows,
+                                       const float* scales, float* scores, float* out, int64_t h, int64_t key,
+                                       bool masked) {
+  bool finite = may_scale_weights(scales, kDecodeBlockKeys);
   for (int64_t n = 0; masked && n < block.count; ++n) {
     finite &= code_row_is_finite(p.kv_dtype, block.values[n] + h * p.v.head, p.head_dim_v);
   }
@@ -149,15 +65,16 @@ TESSERA_INLINE void decode_code_keys(const Params& p, const DecodePart& part, co
   for (int64_t row = 0; row < part.heads * row_count; ++row) {
     all_low = max_of(all_low, all_rows[row].low), all_high = min_of(all_high, all_rows[row].full_high);
   }
-  CodeBlock blocks[2];
+  using Block = CodeBlock<kDecodeBlockKeys>;
+  Block blocks[2];
   blocks[0].locate(p, part.sequence, part.batch, part.head_begin, keys.low, keys.high + 1);
   int now = 0;
   for (int64_t key = keys.low; key <= keys.high; key += kDecodeBlockKeys, now ^= 1) {
     constexpr int64_t kCancelKeys = 1024;
     if (key % kCancelKeys == 0 && p.cancelled && p.cancelled(p.cancel)) return;
-    const CodeBlock& block = blocks[now];
+    const Block& block = blocks[now];
     blocks[now ^ 1].locate(p, part.sequence, part.batch, part.head_begin, key + kDecodeBlockKeys, keys.high + 1);
-    const CodeBlock& next = blocks[now ^ 1].count > 0 ? blocks[now ^ 1] : block;
+    const Block& next = blocks[now ^ 1].count > 0 ? blocks[now ^ 1] : block;
     const int64_t count = block.count;
     const bool masked = key < all_low || key + count - 1 > all_high || may_mask_entries(p);
     // Row n of `rows`, also of the next block's.
@@ -168,7 +85,7 @@ TESSERA_INLINE void decode_code_keys(const Params& p, const DecodePart& part, co
       CodeRows group, ahead;
       group.head_bytes = ahead.head_bytes = p.k.head;
       for (int64_t i = 0; i < kCodeKeys; ++i) {
-        group.rows[i] = block.row(block.keys, n + i), ahead.rows[i] = row_ahead(&CodeBlock::keys, n + kCodeKeys + i);
+        group.rows[i] = block.row(block.keys, n + i), ahead.rows[i] = row_ahead(&Block::keys, n + kCodeKeys + i);
       }
       products.scores(p.kv_dtype, s.scores + n, scores_ld, q, row_count, part.heads, group, ahead, p.head_dim);
     }
@@ -196,7 +113,7 @@ TESSERA_INLINE void decode_code_keys(const Params& p, const DecodePart& part, co
         const char* values[kCodeValues];
         for (int64_t i = 0; i < kCodeValues; ++i) {
           values[i] = n + i < count ? block.values[n + i] + h * p.v.head : kZeroRow;
-          prefetch_row(row_ahead(&CodeBlock::values, n + kCodeValues + i) + h * p.v.head, p.head_dim_v);
+          prefetch_row(row_ahead(&Block::values, n + kCodeValues + i) + h * p.v.head, p.head_dim_v);
         }
         if (!all_rows[h * row_count].rounded) continue;
         const float* const weights = s.scores + h * row_count * scores_ld;
@@ -219,8 +136,11 @@ inline void decode_codes_item(const Params& p, int64_t item, char* scratch_base)
   for (int64_t i = 0; i < row_total; ++i) {
     const char* const q = decode_query(p, part, rows[i]);
     float* const out = s.q + i / part.row_count * pairs * part.row_count + i % part.row_count;
-    for (int64_t d = 0; d < p.head_dim; d += 2) {
-      __builtin_memcpy(out + d / 2 * part.row_count, q + 2 * d, d + 1 < p.head_dim ? 4 : 2);
+    for (int64_t n = 0; n < pairs; ++n) {
+      char* const pair = reinterpret_cast<char*>(out + n * part.row_count);
+      const int64_t d = code_pair_column(n);
+      if (d < p.head_dim) __builtin_memcpy(pair, q + 2 * d, 2);
+      if (d + 2 < p.head_dim) __builtin_memcpy(pair + 2, q + 2 * (d + 2), 2);
     }
   }
   __builtin_memset(s.o, 0, static_cast<size_t>(row_total * out_ld) * sizeof(float));

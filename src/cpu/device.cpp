@@ -18,6 +18,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "core/dtypes.hpp"
 #include "core/isa.hpp"
 #include "core/status.hpp"
 #include "cpu/cpu.hpp"
@@ -245,19 +246,31 @@ bool is_bfloat16(const tessera_problem& problem) {
   return problem.q.dtype == TESSERA_BFLOAT16 && problem.k.dtype == TESSERA_BFLOAT16;
 }
 
-const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
-#if defined(__x86_64__)
-  const tessera_problem& p = plan.problem;
-  if (plan.device.isa != TESSERA_ISA_AMX_BF16 || !is_bfloat16(p)) return nullptr;
+bool has_codes_for_bfloat16(const tessera_problem& problem) {
+  return problem.q.dtype == TESSERA_BFLOAT16 && core::is_8bit(problem.k.dtype);
+}
+
+namespace {
+
+const AmxKernelTable* amx_table() {
 #if defined(TESSERA_AMX_EMULATION)
   return &kernels_amx_emulated;
-#else
+#elif defined(__x86_64__)
   return &kernels_amx_bf16;
-#endif
 #else
-  (void)plan;
   return nullptr;
 #endif
+}
+
+}  // namespace
+
+const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
+  return plan.device.isa == TESSERA_ISA_AMX_BF16 && is_bfloat16(plan.problem) ? amx_table() : nullptr;
+}
+
+const AmxKernelTable* amx_decoder(const tessera_plan& plan) {
+  const bool codes = has_codes_for_bfloat16(plan.problem) && can_multiply_codes();
+  return plan.device.isa == TESSERA_ISA_AMX_BF16 && codes ? amx_table() : amx_kernels(plan);
 }
 
 tessera_status detect(tessera_device& device) {

@@ -236,14 +236,12 @@ struct Served {
 
 // Whether decoding multiplies bfloat16 queries with codes of 8 bits.
 bool multiplies_codes(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  return p.q.dtype == TESSERA_BFLOAT16 && core::is_8bit(p.k.dtype) && decode_table(plan).decode_codes &&
-         can_multiply_codes();
+  return has_codes_for_bfloat16(plan.problem) && decode_table(plan).decode_codes && can_multiply_codes();
 }
 
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
   const KernelTable& table = decode_table(plan);
-  const AmxKernelTable* amx = amx_kernels(plan);
+  const AmxKernelTable* amx = amx_decoder(plan);
   const bool codes = multiplies_codes(plan);
   const bool dot = codes || (table.has_dot && is_bfloat16(plan.problem));
   Served served{base, amx ? amx->decode : codes ? table.decode_codes : dot ? table.decode_dot : table.decode};

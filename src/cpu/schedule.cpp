@@ -184,14 +184,15 @@ int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<in
 
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (!is_bfloat16(p)) return "they support bfloat16";
+  const bool few_rows = plan.kernel == TESSERA_KERNEL_DECODE;
+  const bool decodes_codes = few_rows && has_codes_for_bfloat16(p) && can_multiply_codes();
+  if (!is_bfloat16(p) && !decodes_codes) return "they support bfloat16";
   if (const std::string lacks = lacks_for_amx(ScoreOptions{}, p); !lacks.empty()) return lacks + ": not supported";
   const auto at_least = [](const char* what, int64_t given, int64_t least) {
     return given >= least ? std::string()
                           : std::string(what) + std::to_string(given) + ", from " + std::to_string(least) + " on";
   };
   std::string reason = at_least("head sizes of K and V together ", plan.head_dim + plan.head_dim_v, kAmxLeastHeadDims);
-  const bool few_rows = plan.kernel == TESSERA_KERNEL_DECODE;
   if (!reason.empty() || few_rows || p.batch_invariant) return reason;  // lengths depend on the batch
   const bool pack = p.direction == TESSERA_FORWARD && plan.max_seqlen_q < kAmxBlockM;
   const int64_t group = group_size(plan);
@@ -295,7 +296,7 @@ int64_t decode_scratch_bytes(const tessera_plan& plan, int64_t heads) {
                     table.lanes,
                     program_floats(plan, 1, table.lanes),
                     table.decode_row_bytes};
-  const AmxKernelTable* amx = amx_kernels(plan);
+  const AmxKernelTable* amx = amx_decoder(plan);
   if (!amx) return carve_decode(nullptr, shape).bytes;
   shape.block_n = amx->decode_keys, shape.row_bytes = amx->decode_row_bytes;
   return carve_amx_decode(nullptr, shape).bytes;
@@ -347,7 +348,7 @@ tessera_plan_step& configure_decoding(tessera_plan& plan, int64_t queries) {
   step.most_queries = plan.decode_queries;
   step.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
   step.block_n = decode_keys(plan);
-  own.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && is_bfloat16(p));
+  own.use_dot = amx_decoder(plan) || (decode_table(plan).has_dot && is_bfloat16(p));
   // All KV heads at once if a key's heads are adjacent in memory, else one at a time.
   const core::RowStrides k = core::row_strides(p.k);
   int64_t heads = k.head < k.row ? plan.heads_kv : 1;
@@ -368,7 +369,7 @@ tessera_plan_step& configure_decoding(tessera_plan& plan, int64_t queries) {
 }  // namespace
 
 int32_t decode_keys(const tessera_plan& plan) {
-  const AmxKernelTable* amx = amx_kernels(plan);
+  const AmxKernelTable* amx = amx_decoder(plan);
   return amx ? amx->decode_keys : decode_table(plan).decode_keys;
 }
 

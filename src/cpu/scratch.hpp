@@ -190,11 +190,12 @@ struct AmxDecodeScratch {
   float* rows_s;  // [16][block_n] one head's transposed
   uint32_t* p;    // [2][rows][block_n] bfloat16 weights, in the low and in the high half of a word
   char* copy;     // [2][head_dim / 32] tile registers: rows of K or V that are not read in place
+  float* scales;  // [2: keys and values][heads][block_n], of 8 bits
   int64_t bytes;
 };
 
 static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape& s) {
-  const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 32);
+  const int64_t d = padded_to(s.head_dim, 64), dv = padded_to(s.head_dim_v, 64);  // codes are converted 64 at a time
   Carver carver(base);
   AmxDecodeScratch out{};
   out.rows = carver.take<char>(s.heads * s.max_rows * s.row_bytes);
@@ -204,6 +205,7 @@ static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape
   out.rows_s = carver.take(16 * s.block_n);
   out.p = carver.take<uint32_t>(2 * 16 * s.block_n);
   out.copy = carver.take<char>(2 * ((d > dv ? d : dv) / 32) * kTileRegister_bytes);
+  out.scales = carver.take(2 * s.heads * s.block_n);
   out.bytes = carver.used_bytes();
   return out;
 }

@@ -95,7 +95,7 @@ int write_sources(const std::string& folder, const std::vector<Target>& targets)
 int main(int argc, char** argv) {
   const bool sources = argc > 1 && std::strcmp(argv[1], "--sources") == 0;
   const int first = sources ? 2 : 1;
-  if (argc <= first) {
+  if (argc <= first || argv[first][0] == '-') {
     std::fprintf(stderr, "usage: tessera_aot [--sources] FOLDER [TARGET...], such as 80 90 ptx\n");
     return 2;
   }

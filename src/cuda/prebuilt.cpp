@@ -143,7 +143,11 @@ bool builds_codes(const Family& family, int32_t dtype, int32_t arch) {
 constexpr struct {
   const char *score, *mask;
   bool learned;  // the gradient of its tensor is requested
-} kPrograms[] = {{"s+x[j]", "", false}, {"s*x[j]", "", true}, {"", "x[i]<x[j]", false}, {"s*x[j]", "x[i]<x[j]", true}};
+} kPrograms[] = {{"s+x[j]", "", false},
+                 {"tanh(s*x[j])", "", false},
+                 {"s*x[j]", "", true},
+                 {"", "x[i]<x[j]", false},
+                 {"s*x[j]", "x[i]<x[j]", true}};
 
 struct Planned {
   const Family* family;

@@ -629,7 +629,7 @@ constexpr const char* kDecodeCodes[] = {
     "b=5 sq=2 sk=700 hq=4 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed lead=2 tail=3 scales=fine cores=5",
     "b=3 sq=1 sk=700 hq=8 hkv=1 d=64 dv=64 k=paged page=32 scales=h low=1",
     "b=2 sq=1 sk=900 hq=2 hkv=2 d=64 dv=64 k=paged page=3 scales=fine cores=2",
-    "b=2 sq=2 sk=700 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine sink=1 cores=3",
+    "b=2 sq=2 sk=4300 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine sink=1 cores=3",
     "b=2 sq=8 sk=600 hq=16 hkv=1 d=256 dv=256 k=paged page=64 causal=1 scales=fine cores=9",
     "b=2 sq=2 sk=300 hq=4 hkv=2 d=256 dv=256 k=paged page=16 causal=1 scales=fine cores=3",
     "b=2 sq=1 sk=200 hq=2 hkv=1 d=256 dv=256 k=paged page=3 scales=fine",
@@ -644,6 +644,13 @@ constexpr const char* kDecodeCodes[] = {
     "b=2 sq=6 sk=300 hq=4 hkv=2 d=64 dv=64 data=nan_value causal=1 scales=bh",
     "b=4 sq=9 sk=5 hq=2 hkv=1 d=32 dv=32 causal=1 used=1 scales=fine",
     "b=2 sq=3 sk=0 hq=2 hkv=1 d=64 dv=64",
+    "b=3 sq=7 sk=5600 hq=4 hkv=1 d=128 dv=128 k=paged page=16 causal=1 scales=fine cores=9",
+    "b=2 sq=9 sk=4200 hq=4 hkv=1 d=64 dv=64 k=paged page=64 causal=1 used=1 scales=fine sink=1 cores=5",
+    "b=5 few=3 sq=19 sk=600 hq=4 hkv=2 d=128 dv=96 q=packed k=paged page=7 csr=1 causal=1 scales=fine lead=2 cores=7",
+    "b=2 sq=6 sk=300 hq=4 hkv=1 d=64 dv=64 data=nan_value causal=1 scales=fine",
+    "b=4 sq=3 sk=2100 hq=4 hkv=2 d=64 dv=64 data=nan_key causal=1 scales=fine cores=9",
+    "b=2 sq=5 sk=400 hq=8 hkv=2 d=128 dv=128 data=growing scales=fine tree=1 softcap=8 alibi=h scale=-0.2",
+    "b=1 sq=8 sk=2000 hq=4 hkv=1 d=64 dv=64 data=outlier scales=bh wl=300 wr=0 low=1 cores=3",
 };
 // For fwd_sm80's, likewise: its tiles, tiles in lane order, scales of each shape, split keys, packed heads, rows at no
 // multiples of 16 bytes, mixed batches, and scales that differ within a tile.
@@ -782,6 +789,10 @@ constexpr const char* kProgramBoth[] = {
     "mask_mod='s < 1.0 && (i - j) % 5 != 0'",
     "dtype=f32 backward=1 d_captured=1 hq=4 hkv=2 d=64 dv=64 score_mod='s + relative[h, i - j + len_k] * place[j]' "
     "mask_mod='j <= q_pos && (j - i) % 8 != 3'",
+    "dtype=f16 hq=8 hkv=2 d=64 dv=64 q=packed k=packed tail=70 "  // a tanh of small and of large operands
+    "score_mod='temperature[h] * tanh(s / 2 + relative[h, i - j + len_k])'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 scale=2 causal=1 score_mod='t * tanh(s / t)'",
+    "dtype=bf16 backward=1 hq=2 hkv=1 d=64 dv=64 score_mod='tanh(s) * 3' mask_mod='s < 0.5'",
 };
 
 // Slopes that depend on the score, and no gradients of tensors: Hopper keeps each with its weight. Lists, packed

@@ -63,12 +63,13 @@ struct SumParts {
   TESSERA_DEVICE float of(int half) const { return part[half][0] + part[half][1]; }
 };
 
-template <int kM>
+// A lane has kHalves rows of each 16: both, or only the first eight of the tile.
+template <int kM, int kHalves = 2>
 struct OnlineSoftmax {
-  float max[kM][2];  // in log2 units, for a huge row in natural units; -inf before the first visible key
-  float sum[kM][2];  // this lane's part
-  bool ready;        // every row of the warp has a maximum and is not huge; the same in all lanes
-  uint32 huge_rows;  // one bit for each of the lane's rows
+  float max[kM][kHalves];  // in log2 units, for a huge row in natural units; -inf before the first visible key
+  float sum[kM][kHalves];  // this lane's part
+  bool ready;              // every row of the warp has a maximum and is not huge; the same in all lanes
+  uint32 huge_rows;        // one bit for each of the lane's rows
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
@@ -80,27 +81,32 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) max[m][half] = -infinity(), sum[m][half] = 0.0f;
+      for (int half = 0; half < kHalves; ++half) max[m][half] = -infinity(), sum[m][half] = 0.0f;
   }
 
   // Turns s times `unit` into P, in place, and rescales O if a maximum was replaced.
   template <int kN, int kD>
   TESSERA_DEVICE void update(float (&s)[kM][kN][4], ScoreUnit unit, float (&o)[kM][kD][4], float threshold_log2) {
-    float alpha[kM][2];
-    bool fresh = true;  // before the first visible key O is zero
+    float alpha[kM][kHalves];
+    const bool is_zero = fresh();
+    const bool moves = update_max(s, unit, alpha, threshold_log2);
+    if (moves && !is_zero) rescale(alpha, o);
+    exponentiate(s, unit);
+  }
+  // Before the first visible key of all of the lane's rows, when O is zero.
+  TESSERA_DEVICE bool fresh() const {
+    bool fresh = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fresh &= max[m][half] == -infinity();
-    const bool moves = update_max(s, unit, alpha, threshold_log2);
-    if (moves && !fresh) rescale(alpha, o);
-    exponentiate(s, unit);
+      for (int half = 0; half < kHalves; ++half) fresh &= max[m][half] == -infinity();
+    return fresh;
   }
 
   // The three parts of update(), for a caller whose O is not ready at once. update_max() replaces a row's maximum by
   // that of s if it exceeds it; alpha is the factor of O, and the result is whether any row of the warp is rescaled.
   template <int kN>
-  TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][2],
+  TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][kHalves],
                                  float threshold_log2 = kRescaleThreshold_log2) {
     return update_max_by([&](int m, int half) { return largest(s[m], half); }, unit, alpha, threshold_log2);
   }
@@ -114,14 +120,14 @@ struct OnlineSoftmax {
   }
   // update_max() with another function for largest().
   template <class Largest>
-  TESSERA_DEVICE bool update_max_by(const Largest& largest, ScoreUnit unit, float (&alpha)[kM][2],
+  TESSERA_DEVICE bool update_max_by(const Largest& largest, ScoreUnit unit, float (&alpha)[kM][kHalves],
                                     float threshold_log2) {
-    float best[kM][2], old[kM][2];
+    float best[kM][kHalves], old[kM][kHalves];
     bool moves = false, moderate = huge_rows == 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kHalves; ++half) {
         best[m][half] = row_max(largest(m, half));
         const float best_log2 = __fmul_rn(best[m][half], unit.log2);
         old[m][half] = max[m][half];
@@ -137,7 +143,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] *= alpha[m][half];
+      for (int half = 0; half < kHalves; ++half) sum[m][half] *= alpha[m][half];
     return __any_sync(0xffffffff, moves);
   }
 
@@ -147,7 +153,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) max[m][half] += huge(m, half) ? 0.0f : by_log2;
+      for (int half = 0; half < kHalves; ++half) max[m][half] += huge(m, half) ? 0.0f : by_log2;
   }
 
   // P against the current maxima. All scores of a row without a maximum are -inf.
@@ -157,10 +163,10 @@ struct OnlineSoftmax {
     for (int m = 0; m < kM; ++m) {
       float minus_max[2], factor[2] = {unit.log2, unit.log2};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) minus_max[half] = -max[m][half];
+      for (int half = 0; half < kHalves; ++half) minus_max[half] = -max[m][half];
       if (!ready) [[unlikely]] {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < kHalves; ++half) {
           const bool none = max[m][half] == -infinity(), huge_row = huge(m, half);
           const float first = huge_row ? unit.natural : 1.0f, taken = huge_row && !none ? max[m][half] : 0.0f;
 #pragma unroll
@@ -174,12 +180,12 @@ struct OnlineSoftmax {
       SumParts total;
       make_exponentials<0, kN>(s[m], factor, minus_max, total);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] += total.of(half);
+      for (int half = 0; half < kHalves; ++half) sum[m][half] += total.of(half);
     }
   }
 
   template <int kD>
-  TESSERA_DEVICE void rescale(const float (&alpha)[kM][2], float (&o)[kM][kD][4]) {
+  TESSERA_DEVICE static void rescale(const float (&alpha)[kM][kHalves], float (&o)[kM][kD][4]) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -213,16 +219,16 @@ struct OnlineSoftmax {
     return accept_below(total, [](int, int) { return kStaleMaxBound; });
   }
   // Of a tile whose scores are known to have grown by the factors `grown` since the maxima were computed.
-  TESSERA_DEVICE bool accept_grown(const SumParts (&total)[kM], const float (&grown)[kM][2]) {
+  TESSERA_DEVICE bool accept_grown(const SumParts (&total)[kM], const float (&grown)[kM][kHalves]) {
     return accept_below(total, [&](int m, int half) { return kStaleMaxBound * grown[m][half]; });
   }
   // Of a tile before which the maxima were raised, by the factors 1 / alpha.
-  TESSERA_DEVICE bool accept_raised(const SumParts (&total)[kM], const float (&alpha)[kM][2]) {
+  TESSERA_DEVICE bool accept_raised(const SumParts (&total)[kM], const float (&alpha)[kM][kHalves]) {
     bool fits = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kHalves; ++half) {
         const float tile = total[m].of(half);
         uint32 lanes = __ballot_sync(0xffffffff, alpha[m][half] == 1.0f || tile > kLeastRaisedSum);
         lanes |= lanes >> 1, lanes |= lanes >> 2;  // of the four that have a row
@@ -232,7 +238,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] = fmaf(sum[m][half], alpha[m][half], total[m].of(half));
+      for (int half = 0; half < kHalves; ++half) sum[m][half] = fmaf(sum[m][half], alpha[m][half], total[m].of(half));
     return true;
   }
 
@@ -241,7 +247,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] = row_sum(sum[m][half]);
+      for (int half = 0; half < kHalves; ++half) sum[m][half] = row_sum(sum[m][half]);
   }
 
  private:
@@ -252,24 +258,24 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < bound(m, half);
+      for (int half = 0; half < kHalves; ++half) fits &= total[m].of(half) < bound(m, half);
     if (!__all_sync(0xffffffff, fits)) return false;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
+      for (int half = 0; half < kHalves; ++half) sum[m][half] += total[m].of(half);
     return true;
   }
   // The rest of update_max() if some row of the warp is huge or has no maximum yet, from the tile's maxima, in the
   // units in which scores are held, and the rows' previous maxima.
-  TESSERA_DEVICE bool update_huge(const float (&best)[kM][2], const float (&old)[kM][2], ScoreUnit unit,
-                                  float (&alpha)[kM][2], float threshold_log2) {
+  TESSERA_DEVICE bool update_huge(const float (&best)[kM][kHalves], const float (&old)[kM][kHalves], ScoreUnit unit,
+                                  float (&alpha)[kM][kHalves], float threshold_log2) {
     bool moves = false;
     uint32 bits = 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kHalves; ++half) {
         const float best_log2 = __fmul_rn(best[m][half], unit.log2),
                     best_natural = __fmul_rn(best[m][half], unit.natural);
         const bool was_huge = huge(m, half), is_huge_now = best_natural != -infinity() && is_huge(best_log2);
@@ -293,14 +299,14 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 2 * kHalves; ++e) {
         s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_max[e / 2]));
         float& part = total.part[e / 2][e % 2];
         part = n == (e % 2 == 0 ? 0 : kFrom) ? s[n][e] : part + s[n][e];
       }
     if constexpr (kTo < kN) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) total.part[half][0] = total.of(half);  // the odd columns begin again
+      for (int half = 0; half < kHalves; ++half) total.part[half][0] = total.of(half);  // the odd columns begin again
     }
   }
 };

@@ -115,6 +115,7 @@ struct ScoreWarpgroup {
       hand_on_diagonals();
     }
     Shared::arrive_warp(shared.full(Shared::kDS, at));
+    ptx::reconverge_warp();  // otherwise the lane that arrives may execute the next step's stmatrix alone
   }
   TESSERA_DEVICE void step_part(int left) {
     if constexpr (kCfg.alternate) {

@@ -20,13 +20,14 @@ TESSERA_DEVICE float power_of_two(int bits) { return __int_as_float(bits << 23);
 
 template <DecodeSm90Config kCfg>
 requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
-  float units[kDecodeRows];  // a row's product times its unit is that of Q and codes
-  static constexpr int kOwnRows = kDecodeRows / kCfg.warps, kWords = kCfg.head_dim * 2 / kLoadBytes;
-  static_assert(kOwnRows * kCfg.warps == kDecodeRows && kWords <= 32, "a lane has one word of each row of its warp");
+  float units[kCfg.rows];  // a row's product times its unit is that of Q and codes
+  static constexpr int kOwnRows = (kCfg.rows + kCfg.warps - 1) / kCfg.warps, kWords = kCfg.head_dim * 2 / kLoadBytes;
+  static_assert(kCfg.rows % kOwnRows == 0 && kWords <= 32, "a lane has one word of each row of its warp");
 
   // After load(), once all copies are complete, by all threads: rounds Q to float16, in the order of code_pair_place.
   TESSERA_DEVICE void convert() {
     const int lane = lane_id(), row0 = uniform(static_cast<int>(threadIdx.x) / 32) * kOwnRows;
+    if (row0 >= kCfg.rows) return;
     uint4 words[kOwnRows];
 #pragma unroll
     for (int n = 0; n < kOwnRows; ++n) {
@@ -47,7 +48,7 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
     }
   }
   template <class Tile>
-  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
+  TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
     clear(rS);
     product_abt_codes<kCfg.cache>(rS, this->sQ, sK);
   }
@@ -85,32 +86,31 @@ struct DecodeScales {
   TESSERA_DEVICE void begin(const Queries&) {}
   // Before a tile's scores are computed.
   template <class Loader>
-  TESSERA_DEVICE void take(const Loader&, int, bool) {}
+  TESSERA_DEVICE void take(const Loader&, int, const KeyRange&, int) {}
   // Products to scores.
-  template <int kN>
-  TESSERA_DEVICE void scale_scores(float (&)[1][kN][4]) const {}
+  TESSERA_DEVICE void scale_scores(DecodeScoreTile<kCfg>&) const {}
   // Once scores are masked.
-  template <int kN, int kD>
-  TESSERA_DEVICE void prepare_weights(const float (&)[1][kN][4], float (&)[1][kD][4]) {}
-  // P, before its product with V.
-  template <int kN>
-  TESSERA_DEVICE void scale_weights(float (&)[1][kN][4]) const {}
+  TESSERA_DEVICE void prepare_weights(const DecodeScoreTile<kCfg>&, DecodeOutput<kCfg>&) {}
+  // P, before the tile's scales are overwritten.
+  TESSERA_DEVICE void scale_weights(DecodeScoreTile<kCfg>&) const {}
   // O, after all tiles.
-  template <int kD>
-  TESSERA_DEVICE void finish(float (&)[1][kD][4]) const {}
+  TESSERA_DEVICE void finish(DecodeOutput<kCfg>&) const {}
 };
 
 template <DecodeSm90Config kCfg>
 requires(kCfg.codes()) struct DecodeScales<kCfg> {
-  static constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim / 8;
+  static constexpr int kM = kCfg.row_tiles(), kHalves = kCfg.row_halves(), kN = kCfg.block_n / 8, kE = 2 * kHalves;
   static constexpr int kBias = 127, kFinite = 255, kShift_log2 = 6;
+  static_assert(4 * kN <= 32, "a bit of `hidden` for each element");
 
-  float of_keys, of_values;  // without key_scales
-  float units[2];            // the factors of a lane's two rows of products: DecodeQueries', times of_keys
-  const float* of_tile;      // key_scales: those of the tile's keys, in shared memory
-  float of_value;            // key_scales: of the value of key lane % block_n of the tile
-  int exponent;              // key_scales: P is divided by 2^(exponent - 127)
-  uint32 hidden;             // key_scales: bit 4 n + e is set if P[n][e] must stay 0 whatever its scale is
+  float of_keys, of_values;               // without key_scales
+  float units[kM][kHalves];               // the factors of a lane's rows of products: DecodeQueries', times of_keys
+  const DecodeTileScales<kCfg>* of_tile;  // key_scales: those of the tile, in shared memory
+  int finite_bits;    // key_scales: the largest exponent, as float32 stores it, of the scales of this lane's
+                      // values, of keys that some row sees and finite scales alone
+  int all_bits;       // key_scales: the same of all of the lane's keys
+  int exponent;       // key_scales: P is divided by 2^(exponent - 127)
+  uint32 hidden[kM];  // key_scales: bit 4 n + e is set if P[m][n][e] must stay 0 whatever its scale is
 
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
     of_keys = kCfg.key_scales ? 1.0f : p.k_scales.at(segment.batch, 0, segment.head_kv);
@@ -118,87 +118,100 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   }
   template <class Queries>
   TESSERA_DEVICE void begin(const Queries& queries) {
-    units[0] = queries.units[lane_row()] * of_keys, units[1] = queries.units[lane_row() + 8] * of_keys;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        units[m][half] = queries.units[m * 16 + half * 8 + lane_row()] * of_keys;
+      }
     exponent = kShift_log2 + 1;  // the least with which no factor is subnormal
-    hidden = 0;
+    show_all();
   }
-  // seen: whether some row sees this lane's key. The scale of a value that no row sees is no part of `exponent`.
+  // seen: the keys that some row sees. The scale of a value that no row sees is no part of `exponent`.
   template <class Loader>
-  TESSERA_DEVICE void take(const Loader& loader, int stage, bool seen) {
+  TESSERA_DEVICE void take(const Loader& loader, int stage, const KeyRange& seen, int key0) {
     if constexpr (kCfg.key_scales) {
-      const DecodeTileScales<kCfg>& of = loader.scales_of(stage);
-      of_tile = of.k, of_value = seen ? of.v[lane_id() % kCfg.block_n] : 0.0f;
+      of_tile = &loader.scales_of(stage);
+      finite_bits = all_bits = 0;
+#pragma unroll
+      for (int first = 0; first < kCfg.block_n; first += 32) {
+        const int key = first + lane_id() % min(kCfg.block_n, 32),
+                  bits = __float_as_int(of_tile->v[key]) >> 23 & kFinite;
+        all_bits = max(all_bits, bits);
+        if (bits < kFinite && seen.holds(key0 + key, 1)) finite_bits = max(finite_bits, bits);
+      }
     }
   }
 
-  TESSERA_DEVICE void scale_scores(float (&rS)[1][kN][4]) const {
+  TESSERA_DEVICE void scale_scores(DecodeScoreTile<kCfg>& rS) const {
     // units of float16 queries are of_keys
     constexpr bool kUnits = !kCfg.key_scales || kCfg.dtype != Dtype::kFloat16;
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       float2 of_keys = make_float2(1.0f, 1.0f);
-      if constexpr (kCfg.key_scales) of_keys = *reinterpret_cast<const float2*>(of_tile + n * 8 + lane_col());
+      if constexpr (kCfg.key_scales) of_keys = *reinterpret_cast<const float2*>(of_tile->k + n * 8 + lane_col());
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if constexpr (kUnits) rS[0][n][e] *= units[e / 2];
-        if constexpr (kCfg.key_scales) rS[0][n][e] *= e % 2 == 0 ? of_keys.x : of_keys.y;
-      }
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int e = 0; e < kE; ++e) {
+          if constexpr (kUnits) rS[m][n][e] *= units[m][e / 2];
+          if constexpr (kCfg.key_scales) rS[m][n][e] *= e % 2 == 0 ? of_keys.x : of_keys.y;
+        }
     }
   }
-  // A scale that is not finite does not reach rows that do not see its key.
-  TESSERA_DEVICE void prepare_weights(const float (&rS)[1][kN][4], float (&rO)[1][kD][4]) {
+  // A scale that is not finite, or that of a hidden key, does not reach rows that do not see its key.
+  TESSERA_DEVICE void prepare_weights(const DecodeScoreTile<kCfg>& rS, DecodeOutput<kCfg>& output) {
     if constexpr (kCfg.key_scales) {
-      hidden = 0;
-      const int bits = __float_as_int(of_value) >> 23 & kFinite;
-      if (!__any_sync(0xffffffff, bits > exponent)) return;
-      const int most = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<uint32>(bits < kFinite ? bits : 0)));
+      show_all();
+      if (!__any_sync(0xffffffff, all_bits > exponent)) return;
+      const int most = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<uint32>(finite_bits)));
       if (most > exponent) {
-        const float factor = most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f;
+        output.multiply(most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f);
         exponent = most;
-#pragma unroll
-        for (int d = 0; d < kD; ++d)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor;
       }
-      if (!__any_sync(0xffffffff, bits == kFinite)) return;
+      if (!__any_sync(0xffffffff, all_bits > exponent)) return;
 #pragma unroll
-      for (int n = 0; n < kN; ++n)
+      for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) hidden |= rS[0][n][e] == -infinity() ? 1u << (4 * n + e) : 0u;
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int e = 0; e < kE; ++e) hidden[m] |= rS[m][n][e] == -infinity() ? 1u << (4 * n + e) : 0u;
     }
   }
-  TESSERA_DEVICE void scale_weights(float (&rS)[1][kN][4]) const {
-    if constexpr (!kCfg.key_scales) {
+  TESSERA_DEVICE void scale_weights(DecodeScoreTile<kCfg>& rP) const {
+    const float unit = power_of_two(kCfg.key_scales ? 2 * kBias + kShift_log2 - exponent : kBias + kShift_log2);
 #pragma unroll
-      for (int n = 0; n < kN; ++n)
+    for (int n = 0; n < kN; ++n) {
+      float2 factors = make_float2(unit, unit);
+      if constexpr (kCfg.key_scales) {
+        const float2 of_values = *reinterpret_cast<const float2*>(of_tile->v + n * 8 + lane_col());
+        factors = make_float2(of_values.x * unit, of_values.y * unit);
+      }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) rS[0][n][e] *= 1 << kShift_log2;
-      return;
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int e = 0; e < kE; ++e) rP[m][n][e] *= e % 2 == 0 ? factors.x : factors.y;
     }
-    const float scale = of_value * power_of_two(2 * kBias + kShift_log2 - exponent);
+    if constexpr (kCfg.key_scales) {
 #pragma unroll
-    for (int n = 0; n < kN; ++n)
+      for (int m = 0; m < kM; ++m) {
+        if (hidden[m]) [[unlikely]] {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) rS[0][n][e] *= of_column(scale, n, e % 2);
-    if (hidden) [[unlikely]] {
+          for (int n = 0; n < kN; ++n)
 #pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rS[0][n][e] = hidden >> (4 * n + e) & 1 ? 0.0f : rS[0][n][e];
+            for (int e = 0; e < kE; ++e) rP[m][n][e] = hidden[m] >> (4 * n + e) & 1 ? 0.0f : rP[m][n][e];
+        }
+      }
     }
   }
-  TESSERA_DEVICE void finish(float (&rO)[1][kD][4]) const {
-    const float factor = of_values * power_of_two((kCfg.key_scales ? exponent : kBias) - kShift_log2);
-#pragma unroll
-    for (int d = 0; d < kD; ++d)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor;
+  TESSERA_DEVICE void finish(DecodeOutput<kCfg>& output) const {
+    output.multiply(of_values * power_of_two((kCfg.key_scales ? exponent : kBias) - kShift_log2));
   }
 
  private:
-  // Of column 8 n + 2 c + e, from the lane that has it.
-  TESSERA_DEVICE static float of_column(float of_lane, int n, int e) {
-    return __shfl_sync(0xffffffff, of_lane, n * 8 + lane_col() + e);
+  TESSERA_DEVICE void show_all() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) hidden[m] = 0;
   }
 };
 

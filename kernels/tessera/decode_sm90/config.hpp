@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;       // query rows of a work tile: the rows of an mma
+inline constexpr int kDecodeRows = 16;       // query rows of a work tile of 16-bit keys: the rows of an mma
 inline constexpr int kDecodeMostParts = 16;  // parts of a work tile at most, if invariant
 inline constexpr int kDecodeGroupParts = 4;  // neighbouring parts that are summed as one group
 inline constexpr int kDecodeMergePad = 8;    // floats of padding after a row, against bank conflicts
@@ -18,6 +18,7 @@ struct DecodeSm90Config {
   Dtype dtype;      // float16 or bfloat16
   Dtype cache;      // of K and V: dtype, float8_e4m3 or float8_e5m2
   int head_dim;     // of Q, K and V, padded to a multiple of 16, with codes of 32
+  int rows;         // query rows of a work tile at most: kDecodeRows, with codes also 8 or 32
   int block_n;      // keys of a tile, which one warp computes
   int warps;        // each has its own tiles, stages and softmax
   int stages;       // tiles of K and of V that a warp has in shared memory
@@ -32,9 +33,12 @@ struct DecodeSm90Config {
   // K and V have 8 bits an element: codes.cuh. In a tile, two codes count as one element of 16 bits.
   TESSERA_HOST_DEVICE constexpr bool codes() const { return dtype_bytes(cache) == 1; }
   TESSERA_HOST_DEVICE constexpr int tile_cols() const { return head_dim * dtype_bytes(cache) / 2; }
+  // Tiles of 16 rows of S, of which a lane has both rows or, of eight, only the first.
+  TESSERA_HOST_DEVICE constexpr int row_tiles() const { return (rows + 15) / 16; }
+  TESSERA_HOST_DEVICE constexpr int row_halves() const { return rows < 16 ? 1 : 2; }
 };
-TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, cache, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk,
-                      boxes, key_scales, score)
+TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, cache, head_dim, rows, block_n, warps, stages, paged, varlen, invariant,
+                      bulk, boxes, key_scales, score)
 
 // The number of rows that the warps of a block merge at a time: the 8 heads of a KV head, or 4 rows where shared memory
 // is too small for 8.
@@ -55,9 +59,9 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: the warps' sums, to be merged
-  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as in DecodePart
+  int stats;     // [warps][rows][2] float32: stale max and sum, as in DecodePart
   int folds;     // DecodeFold of every row, for a group and for all groups; one unused DecodeFold unless invariant
-  int q;         // [kDecodeRows][head_dim]; codes: also units
+  int q;         // [rows][head_dim]; codes: also units
   int barriers;  // of bulk copies: [warps][stages][2]; without them one unused barrier
   int segments;  // RangeSegments
   int parted;    // Segment
@@ -67,14 +71,14 @@ struct DecodeSm90Layout {
 };
 
 TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm90Config& c) {
-  constexpr int kUnitsBytes = kDecodeRows * 4;  // of DecodeQueries (codes.cuh) after its tile
+  const int units = c.codes() ? c.rows * 4 : 0;  // of DecodeQueries (codes.cuh) after its tile
   DecodeSm90Layout at{};
   const int tile = c.bulk ? swizzled_bytes(c.block_n, c.tile_cols()) : padded_bytes(c.dtype, c.block_n, c.tile_cols());
   at.partials = at.stages + c.warps * c.stages * 2 * tile;
   at.stats = at.partials + c.warps * decode_merge_rows(c.head_dim) * (c.head_dim + kDecodeMergePad) * 4;
-  at.folds = at.stats + c.warps * kDecodeRows * 2 * 4;
-  at.q = at.folds + (c.invariant ? 2 * kDecodeRows : 1) * decode_fold_bytes(c.head_dim);
-  at.barriers = at.q + padded_bytes(c.dtype, kDecodeRows, c.head_dim) + (c.codes() ? kUnitsBytes : 0);
+  at.folds = at.stats + c.warps * c.rows * 2 * 4;
+  at.q = at.folds + (c.invariant ? 2 * c.rows : 1) * decode_fold_bytes(c.head_dim);
+  at.barriers = at.q + padded_bytes(c.dtype, c.rows, c.head_dim) + units;
   at.segments = at.barriers + (c.bulk ? c.warps * c.stages * 2 : 1) * 8;
   at.parted = at.segments + kDecodeSegmentsBytes;
   at.scan = at.parted + kDecodeSegmentBytes;

@@ -4,10 +4,9 @@
 // bits.
 #pragma once
 
-#include "tessera/attention/softmax.cuh"
+#include "tessera/decode_sm90/output.cuh"
 #include "tessera/decode_sm90/schedule.cuh"
 #include "tessera/ptx/synchronization.cuh"
-#include "tessera/tile/product_codes.cuh"
 
 namespace tessera {
 
@@ -120,9 +119,9 @@ template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
   float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // as in DecodePart
+  float2 stats[kCfg.warps][kCfg.rows];  // as in DecodePart
   // The sum of each row's current group of parts, then the sum of each row's groups.
-  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kDecodeRows : 1];
+  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kCfg.rows : 1];
 };
 
 // Stores columns from col on of one row to o, and by the thread with the first columns LSE. A row that sees nothing
@@ -162,31 +161,6 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
 #pragma unroll
   for (int c = 0; c < kCols; ++c) {
     if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, at + c, value(c));
-  }
-}
-
-// Calls body(row, col) for the rows of a work tile, four columns a thread.
-template <DecodeSm90Config kCfg, class Body>
-TESSERA_DEVICE void for_columns(int rows, Body&& body) {
-  constexpr int kGroups = kCfg.head_dim / 4;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += kCfg.warps * 32) {
-    body(i / kGroups, i % kGroups * 4);
-  }
-}
-
-// Writes a warp's first eight rows (kHalf 0) or its last eight (kHalf 1) to one row of a buffer for each lane.
-template <DecodeSm90Config kCfg, int kHalf, int kD>
-TESSERA_DEVICE void put_rows(float* row, const float (&rO)[1][kD][4]) {
-  float* const to = row + (kCfg.codes() ? 2 : 1) * lane_col();
-  if constexpr (kCfg.codes()) {
-#pragma unroll
-    for (int i = 0; i < kD / 2; ++i) *reinterpret_cast<float4*>(to + i * 16) = code_columns<kHalf>(rO, i);
-  } else {
-#pragma unroll
-    for (int d = 0; d < kD; ++d) {
-      *reinterpret_cast<float2*>(to + d * 8) = make_float2(rO[0][d][2 * kHalf], rO[0][d][2 * kHalf + 1]);
-    }
   }
 }
 
@@ -232,7 +206,7 @@ template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
                               bool alone, int local, int col, const DecodePart<4>& part) {
   const int index = segment.parts.index, in_group = index % kDecodeGroupParts;
-  DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kDecodeRows + local];
+  DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kCfg.rows + local];
   const DecodePart<4> group = fold(in_group > 0 ? of_group.get(col) : DecodePart<4>(), part);
   if (in_group < kDecodeGroupParts - 1 && !segment.last) return of_group.put(col, group);
   if (!alone) return store_part<kCfg>(p, segment.parts.slot(index), local, col, group);
@@ -277,29 +251,23 @@ TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<k
 // computes the work tile's other parts too (`alone`), they are added to these. Called by all threads.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
-                                bool alone, OnlineSoftmax<1>& softmax, const float (&rO)[1][kCfg.head_dim / 8][4],
-                                int warp) {
+                                bool alone, DecodeSoftmax<kCfg>& softmax, const DecodeOutput<kCfg>& output, int warp) {
   softmax.finish();
   if (lane_col() == 0) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      shared.stats[warp][half * 8 + lane_row()] =
-          make_float2(softmax.max[0][half], softmax.huge(0, half) ? -softmax.sum[0][half] : softmax.sum[0][half]);
-    }
+    for (int m = 0; m < kCfg.row_tiles(); ++m)
+#pragma unroll
+      for (int half = 0; half < kCfg.row_halves(); ++half) {
+        const float sum = softmax.sum[m][half];
+        shared.stats[warp][m * 16 + half * 8 + lane_row()] =
+            make_float2(softmax.max[m][half], softmax.huge(m, half) ? -sum : sum);
+      }
   }
   const MergeItem<kCfg> item;
   const int with_tiles = min(segment.end - segment.begin, kCfg.warps);
 #pragma unroll 1
   for (int first = 0; first < segment.rows; first += shared.kRows) {
-    const int row = lane_row() + (first < 8 ? 0 : 8) - first;
-    if (row >= 0 && row < shared.kRows) {
-      float* const to = shared.partials[warp][row];
-      if (first < 8) {
-        put_rows<kCfg, 0>(to, rO);
-      } else {
-        put_rows<kCfg, 1>(to, rO);
-      }
-    }
+    output.put(first, shared.partials[warp]);
     __syncthreads();
     const int local = first + item.row;
     if (item.row < shared.kRows && local < segment.rows) {
@@ -317,74 +285,103 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   }
 }
 
-// Adds up to kAhead partial results of a work tile at a time to `all`; their loads overlap. Missing parts have sum 0
-// and add nothing, so the loop needs no branch and the weights of all additions are computed side by side. in_memory:
-// one bit for each part (RangeSegments::parts_in_memory).
-template <DecodeSm90Config kCfg, int kAhead>
-TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts,
-                              uint32 in_memory, int row, int col) {
+// Adds up to kAhead partial results of a work tile at a time to each of `all`, four columns of a row (place: row times
+// head_dim / 4, plus column / 4); their loads overlap. Missing parts have sum 0 and add nothing, so the loop needs no
+// branch and the weights of all additions are computed side by side. in_memory: one bit for each part
+// (RangeSegments::parts_in_memory).
+template <DecodeSm90Config kCfg, int kAhead, int kItems>
+TESSERA_DEVICE void add_parts(DecodePart<4> (&all)[kItems], const DecodeSm90Params& p, const TileParts& tile_parts,
+                              uint32 in_memory, const int (&place)[kItems]) {
+  constexpr int kGroups = kCfg.head_dim / 4;
   static_assert(kAhead % kDecodeGroupParts == 0);
 #pragma unroll 1
   for (int first = 0; first < tile_parts.count; first += kAhead) {
-    float2 stats[kAhead + 1];
-    float parts[kAhead + 1][4];
+    float2 stats[kItems][kAhead + 1];
+    float parts[kItems][kAhead + 1][4];
 #pragma unroll
-    for (int n = 1; n <= kAhead; ++n) {
-      stats[n] = make_float2(-infinity(), 0.0f);
-      float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (kCfg.invariant ? in_memory >> (first + n - 1) & 1 : first + n <= tile_parts.count) {
-        const int64 at = static_cast<int64>(tile_parts.slot(first + n - 1)) * p.part_rows + row;
-        stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
-        part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
-      }
-      parts[n][0] = part.x, parts[n][1] = part.y, parts[n][2] = part.z, parts[n][3] = part.w;
-    }
-    if constexpr (kCfg.invariant) {
-      DecodePart<4> group;
+    for (int item = 0; item < kItems; ++item)
 #pragma unroll
       for (int n = 1; n <= kAhead; ++n) {
-        DecodePart<4> part;
-        part.max = stats[n].x, part.sum = stats[n].y;
-#pragma unroll
-        for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
-        group = fold(group, part);
-        if (n % kDecodeGroupParts != 0) continue;
-        all = fold(all, group);
-        group = DecodePart<4>();
+        stats[item][n] = make_float2(-infinity(), 0.0f);
+        float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (kCfg.invariant ? in_memory >> (first + n - 1) & 1 : first + n <= tile_parts.count) {
+          const int64 at = static_cast<int64>(tile_parts.slot(first + n - 1)) * p.part_rows + place[item] / kGroups;
+          stats[item][n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
+          part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + place[item] % kGroups * 4));
+        }
+        float(&to)[4] = parts[item][n];
+        to[0] = part.x, to[1] = part.y, to[2] = part.z, to[3] = part.w;
       }
-    } else {
-      stats[0] = all.stats();
 #pragma unroll
-      for (int c = 0; c < 4; ++c) parts[0][c] = all.o[c];
-      all = DecodePart<4>(stats, parts);
+    for (int item = 0; item < kItems; ++item) {
+      if constexpr (kCfg.invariant) {
+        DecodePart<4> group;
+#pragma unroll
+        for (int n = 1; n <= kAhead; ++n) {
+          DecodePart<4> part;
+          part.max = stats[item][n].x, part.sum = stats[item][n].y;
+#pragma unroll
+          for (int c = 0; c < 4; ++c) part.o[c] = parts[item][n][c];
+          group = fold(group, part);
+          if (n % kDecodeGroupParts != 0) continue;
+          all[item] = fold(all[item], group);
+          group = DecodePart<4>();
+        }
+      } else {
+        stats[item][0] = all[item].stats();
+#pragma unroll
+        for (int c = 0; c < 4; ++c) parts[item][0][c] = all[item].o[c];
+        all[item] = DecodePart<4>(stats[item], parts[item]);
+      }
     }
   }
 }
 
 // Merges parts of a work tile into o and LSE, or into their sum. Called by all threads of a block to which the writes
 // of all blocks are visible. A small number of parts goes through less code: a single sequence has four with 32 heads
-// and sixteen with 8 heads; with `invariant`, 2048 keys have eight.
+// and sixteen with 8 heads; with `invariant`, 2048 keys have eight. Where a thread has columns of four rows and more,
+// up to eight parts of two rows are under way at once, because the latency of their loads is most of the time: 16
+// sequences of two KV heads have five or six parts of 16 rows of 256 columns each.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const RangeSegments<kCfg>& segments, const Segment& segment,
                                 const PartsMerge& merge) {
-  constexpr int kFew = 4, kSome = 8, kMany = 16;
+  constexpr int kFew = 4, kSome = 8, kMany = 16, kThreads = kCfg.warps * 32, kGroups = kCfg.head_dim / 4;
+  constexpr int kItems = kCfg.rows * kGroups >= 4 * kThreads ? 2 : 1;
   const TileParts parts = merge.parts;
   const uint32 in_memory = kCfg.invariant ? segments.parts_in_memory(segment) : 0;
-  for_columns<kCfg>(segment.rows, [&](int row, int col) {
-    DecodePart<4> all;
-    if (parts.count <= kFew) {
-      add_parts<kCfg, kFew>(all, p, parts, in_memory, row, col);
-    } else if (kCfg.invariant && parts.count <= kSome) {
-      add_parts<kCfg, kSome>(all, p, parts, in_memory, row, col);
+  const int end = segment.rows * kGroups, items = kItems > 1 && parts.count <= kSome ? kItems : 1;
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x); first < end; first += items * kThreads) {
+    DecodePart<4> all[kItems], one[1];
+    int place[kItems];  // row * kGroups + columns / 4; past the end, the last one again
+#pragma unroll
+    for (int item = 0; item < kItems; ++item) place[item] = min(first + item * kThreads, end - 1);
+    if (kItems > 1 && items > 1) {
+      add_parts<kCfg, kSome>(all, p, parts, in_memory, place);
     } else {
-      add_parts<kCfg, kMany>(all, p, parts, in_memory, row, col);
+      const int at[1] = {first};
+      if (parts.count <= kFew) {
+        add_parts<kCfg, kFew>(one, p, parts, in_memory, at);
+      } else if (kCfg.invariant && parts.count <= kSome) {
+        add_parts<kCfg, kSome>(one, p, parts, in_memory, at);
+      } else {
+        add_parts<kCfg, kMany>(one, p, parts, in_memory, at);
+      }
+      all[0] = one[0];
     }
-    if (merge.to_slot < 0) {
-      store_row<kCfg>(p, segment, row, col, all);
-    } else {
-      store_part<kCfg>(p, merge.to_slot, row, col, all);
+#pragma unroll 1
+    for (int item = 0; item < items; ++item) {
+      const int at = first + item * kThreads;
+      if (at >= end) break;
+      const DecodePart<4> part = kItems > 1 && item > 0 ? all[kItems - 1] : all[0];
+      if (merge.to_slot < 0) {
+        store_row<kCfg>(p, segment, at / kGroups, at % kGroups * 4, part);
+      } else {
+        store_part<kCfg>(p, merge.to_slot, at / kGroups, at % kGroups * 4, part);
+      }
+      if constexpr (kItems == 1) break;
     }
-  });
+  }
 }
 
 // Whether this block is the last to arrive of those that compute some of the parts. Called by one thread, after a

@@ -10,6 +10,7 @@
 //   config.hpp     DecodeSm90Config, the launch parameters, the layout of shared memory
 //   schedule.cuh   which keys a block has, as segments of work tiles
 //   loads.cuh      a warp's ring of K and V tiles, pages included
+//   output.cuh     what a warp accumulates: softmax and O
 //   shared.cuh     Q of a segment, and a block's shared memory
 //   codes.cuh      K and V of 8 bits: Q for them, and their scales
 //   scores.cuh     S -> P: options, mask, online softmax
@@ -109,9 +110,8 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     if (threadIdx.x == 0) segments.set_parts(p, number);
 
     // 3. Every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
-    float rO[1][kCfg.head_dim / 8][4];
-    clear(rO);
-    OnlineSoftmax<1> softmax;
+    DecodeOutput<kCfg> output;
+    DecodeSoftmax<kCfg> softmax;
     const int tiles_end = segment.end, keys = segment.s.sk;
     const TileRange visible = ScoreOptions<kCfg.score>::range(p, segment.s, segment.row0 / p.group,
                                                               (segment.row0 + segment.rows - 1) / p.group);
@@ -132,30 +132,26 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     for (int tile = segment.begin + warp; tile < tiles_end; tile += kCfg.warps) {
       const int key0 = tile * kCfg.block_n;
       wait_for_tile<kCfg, true>(k_full(stage), parity);
-      float rS[1][kCfg.block_n / 8][4];
-      scales.take(loader, stage, visible.some.holds(key0 + lane_id() % kCfg.block_n, 1));
-      score_stage<kCfg>(rS, softmax, rO, shared.queries, stages[stage].sK, scales, p, segment, key0,
+      DecodeScoreTile<kCfg> rP;
+      scales.take(loader, stage, visible.some, key0);
+      score_stage<kCfg>(rP, softmax, output, shared.queries, stages[stage].sK, scales, p, segment, key0,
                         visible.all.holds(key0, kCfg.block_n));
-      __syncwarp();  // all lanes have read K
+      scales.scale_weights(rP);
+      __syncwarp();  // all lanes have read K and the scales
       loader.refill_k(stage);
       wait_for_tile<kCfg, false>(v_full(stage), parity);
       clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
-      if constexpr (kCfg.codes()) {
-        scales.scale_weights(rS);
-        product_pb_codes<kCfg.cache>(rO, rS, stages[stage].sV);
-      } else {
-        product_pb(rO, rS, stages[stage].sV, 0);
-      }
+      output.add(rP, stages[stage].sV);
       __syncwarp();
       loader.refill_v(stage, known);
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
-    scales.finish(rO);
+    scales.finish(output);
     // 4. The warps' sums -> O and LSE, or this block's part of them.
     const bool alone = kCfg.invariant && !segment.whole && !segment.parts.shared();
     const bool shared_first = !segment.whole && segment.last && !alone && next.rows > 0;
     if (shared_first && threadIdx.x == 0) shared.parted = segment;
-    merge_warps<kCfg>(shared.merge, p, segment, alone, softmax, rO, warp);
+    merge_warps<kCfg>(shared.merge, p, segment, alone, softmax, output, warp);
     if (next.rows == 0) continue;
     loader.fill(stage, known);
     if (!kCfg.invariant || next.first == 0) shared.queries.load(p, next);

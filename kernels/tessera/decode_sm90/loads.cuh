@@ -75,6 +75,7 @@ class DecodeLoader {
       empty_stages -= found;
       load_k(stage);
       load<false>(stages[stage].sV, v_barrier(stage));
+      if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
       if (!found) continue;
       tile += kCfg.warps, ++tile_number;
       found = tile < end;
@@ -121,6 +122,7 @@ class DecodeLoader {
   // of lanes.
   static constexpr int kRowBytes = kCfg.head_dim * kBytes, kLoads = kRowBytes / kLoadBytes;
   static constexpr int kLanes = kLoads < 8 ? lanes_of(kLoads) : 8, kPasses = kCfg.block_n * kLanes / 32;
+  static_assert(kCfg.bulk || kCfg.block_n <= 32, "a lane finds the row of one key");
 
   const DecodeSm90Params& p;
   const RangeSegments<kCfg>& segments;
@@ -144,14 +146,16 @@ class DecodeLoader {
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
 
+  // K's copy, whose latency is the longer one, does not wait for the scales' addresses. With cp.async they are one
+  // group.
   TESSERA_DEVICE void load_k(int stage) {
-    // TMA's copy, whose latency is the longer one, does not wait for the scales' addresses; cp.async's are one group.
-    if constexpr (kCfg.key_scales && !kCfg.bulk) load_scales(scales[stage]);
     load<true>(stages[stage].sK, k_barrier(stage));
-    if constexpr (kCfg.key_scales && kCfg.bulk) load_scales(scales[stage]);
+    if constexpr (kCfg.key_scales) load_scales(scales[stage]);
+    if constexpr (kCfg.key_scales || !kCfg.bulk) ptx::cp_async_commit_group();
   }
   TESSERA_DEVICE void load_v(int stage, int last) {
     load<false>(stages[stage].sV, v_barrier(stage));
+    if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
     if (!found) return;
     tile += kCfg.warps;
     if constexpr (kPageATile) {
@@ -219,41 +223,27 @@ class DecodeLoader {
     }
   }
 
+  // cp.async: the caller commits the group, an empty one too, so that the count of groups stays the same.
   template <bool kKeys, class Tile>
   TESSERA_DEVICE void load(Tile& to, uint32 barrier) {
-    if (found) {
-      const Segment& segment = segments[number];
-      const int first = tile * kCfg.block_n;
-      if constexpr (kCfg.bulk) {
-        load_bulk(to, kKeys ? p.k_map : p.v_map, segment, barrier, first);
-      } else {
-        if constexpr (kKeys) find_row(segment, first);
-        if (kKeys || !same_places()) place_rows(kKeys ? p.k : p.v, segment.head_kv);
-        // without keys there is no row to read
-        const int columns = segment.s.sk > 0 ? kKeys ? p.head_dim : p.head_dim_v : 0;
-        load_rows(to, kKeys ? p.k : p.v, columns * kBytes);
-      }
+    if (!found) return;
+    const Segment& segment = segments[number];
+    const int first = tile * kCfg.block_n;
+    if constexpr (kCfg.bulk) {
+      load_bulk(to, kKeys ? p.k_map : p.v_map, segment, barrier, first);
+    } else {
+      if constexpr (kKeys) find_row(segment, first);
+      if (kKeys || !same_places()) place_rows(kKeys ? p.k : p.v, segment.head_kv);
+      // without keys there is no row to read
+      const int columns = segment.s.sk > 0 ? kKeys ? p.head_dim : p.head_dim_v : 0;
+      load_rows(to, kKeys ? p.k : p.v, columns * kBytes);
     }
-    // an empty group is committed too, so that the count of groups stays the same
-    if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
   }
 
-  // Copies the scales of tile `tile`, each lane that of one key and of its value, in the group of K's copies or, where
-  // K comes by TMA, in one of their own.
+  // Copies the scales of tile `tile`, each lane those of every 32nd key and of its value, after K's copies.
   TESSERA_DEVICE void load_scales(DecodeTileScales<kCfg>& to) {
     if (found) {
       const Segment& segment = segments[number];
-      const int local = lane_id() % kCfg.block_n;
-      const int key = max(min(tile * kCfg.block_n + local, segment.s.sk - 1), 0);
-      int of_page = 0;
-      if constexpr (kCfg.paged) {
-        of_page = kPageATile ? page_of_box(local / kBoxRows) : clamp(page_entry, 0, p.keys.pages - 1);
-      }
-      const auto place = [&](const ScaleTensor& of) {
-        const bool in_pages = kCfg.paged && of.in_pages;
-        return of.batch * (in_pages ? of_page : segment.batch) + of.head * segment.head_kv +
-               of.row * (in_pages ? key % p.page : key / kScaleTokens);
-      };
       const auto copy = [&](const ScaleTensor& of, int64 at, float& scale) {
         if (of.data && segment.s.sk > 0) {
           ptx::cp_async_ca_4(shared_address(&scale), of.data + at);
@@ -261,14 +251,26 @@ class DecodeLoader {
           scale = 1.0f;
         }
       };
-      if (lane_id() < kCfg.block_n) {
+#pragma unroll
+      for (int begin = 0; begin < kCfg.block_n; begin += 32) {
+        const int local = begin + lane_id() % min(kCfg.block_n, 32);
+        const int key = max(min(tile * kCfg.block_n + local, segment.s.sk - 1), 0);
+        int of_page = 0;
+        if constexpr (kCfg.paged) {
+          of_page = kPageATile ? page_of_box(local / kBoxRows) : clamp(page_entry, 0, p.keys.pages - 1);
+        }
+        const auto place = [&](const ScaleTensor& of) {
+          const bool in_pages = kCfg.paged && of.in_pages;
+          return of.batch * (in_pages ? of_page : segment.batch) + of.head * segment.head_kv +
+                 of.row * (in_pages ? key % p.page : key / kScaleTokens);
+        };
+        if (lane_id() >= kCfg.block_n) continue;
         int64 at = place(p.k_scales);
         copy(p.k_scales, at, to.k[local]);
         if (!p.same_scale_places) at = place(p.v_scales);
         copy(p.v_scales, at, to.v[local]);
       }
     }
-    if constexpr (kCfg.bulk) ptx::cp_async_commit_group();
   }
 
   // Whether V's rows have the same offsets in their tensor as K's.

@@ -1,5 +1,5 @@
 // Assigns keys to blocks: split-K as in Flash-Decoding, by the lengths in use, but with ranges of equal size over the
-// whole batch. A work tile is at most kDecodeRows query rows of one KV head of one sequence. Its K/V tiles are those
+// whole batch. A work tile is at most kCfg.rows query rows of one KV head of one sequence. Its K/V tiles are those
 // that its rows see, at least one. The K/V tiles of all work tiles are concatenated and cut into ranges of equal size,
 // so sequences of unequal lengths still fill the GPU. A range holds the last K/V tiles of one work tile, then some
 // complete work tiles, then the first K/V tiles of another. The results of a work tile that lies in two or more ranges
@@ -44,7 +44,7 @@ TESSERA_DEVICE SequenceTiles sequence_tiles(const DecodeSm90Params& p, int batch
   sequence.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, batch);
   if (kCfg.varlen && (sequence.s.sq > p.most_queries || sequence.s.sq < p.least_queries)) sequence.s.sq = 0;
   const Sequence& s = sequence.s;
-  const int row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
+  const int row_tiles = (s.sq * p.group.value + kCfg.rows - 1) / kCfg.rows;
   sequence.row_groups = (row_tiles + p.group_rows.value - 1) / p.group_rows;
   const KeyRange first = visible_keys<kCfg.score>(p, s, 0), last = visible_keys<kCfg.score>(p, s, max(s.sq - 1, 0));
   const int low = max(first.low, 0), high = min(last.high, s.sk - 1);
@@ -142,8 +142,8 @@ struct RangeWalk {
     segment.batch = batch;
     const int group = sequence.row_groups == 1 ? work_tile : work_tile / sequence.row_groups;
     segment.head_kv = group * p.group_heads.value + head;
-    segment.row0 = ((work_tile - group * sequence.row_groups) * p.group_rows.value + row_tile) * kDecodeRows;
-    segment.rows = min(sequence.s.sq * p.group.value - segment.row0, kDecodeRows);
+    segment.row0 = ((work_tile - group * sequence.row_groups) * p.group_rows.value + row_tile) * kCfg.rows;
+    segment.rows = min(sequence.s.sq * p.group.value - segment.row0, kCfg.rows);
     segment.s = sequence.s;
     const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(p, sequence.tiles) : end - at;
     const int count = min(sequence.tiles - tile, part);

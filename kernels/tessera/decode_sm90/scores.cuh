@@ -11,7 +11,7 @@ namespace tessera {
 // The coordinates (b, h, i, j) of the scores of a K/V tile.
 template <DecodeSm90Config kCfg>
 struct DecodeCoordinates {
-  static constexpr int kRows = 2, kAheadRows = 2, kN = kCfg.block_n / 8;
+  static constexpr int kRows = kCfg.row_tiles() * kCfg.row_halves(), kAheadRows = kRows, kN = kCfg.block_n / 8;
   static constexpr bool kLaneOrder = false, kFused = true;
 
   const DecodeSm90Params& p;
@@ -32,10 +32,9 @@ struct DecodeCoordinates {
 // Turns the scores of the tile that begins at key key0 into P, in place, and rescales O if the stale max is replaced.
 // `full`: all rows see all keys of the tile.
 template <DecodeSm90Config kCfg, class Queries, class Tile>
-TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
-                                float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
-                                DecodeScales<kCfg>& scales, const DecodeSm90Params& p, const Segment& segment, int key0,
-                                bool full) {
+TESSERA_DEVICE void score_stage(DecodeScoreTile<kCfg>& rS, DecodeSoftmax<kCfg>& softmax, DecodeOutput<kCfg>& output,
+                                const Queries& queries, const Tile& sK, DecodeScales<kCfg>& scales,
+                                const DecodeSm90Params& p, const Segment& segment, int key0, bool full) {
   constexpr ScoreConfig kScore = kCfg.score;
   ScoreStep<kScore, DecodeCoordinates<kCfg>> scores;
   const DecodeCoordinates<kCfg> at(p, segment, key0);
@@ -47,14 +46,18 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
 #pragma unroll
     for (int i = 0; i < at.kRows; ++i) {
       const int row = at.row(i);
-      if constexpr (!scores.kPlain) scores.apply_row(rS[0], at, i, scores.row(at, row));
-      if (!full) scores.hide_row(rS[0], at, i, row);
+      if constexpr (!scores.kPlain) scores.apply_row(rS[i / 2], at, i, scores.row(at, row));
+      if (!full) scores.hide_row(rS[i / 2], at, i, row);
     }
-    scales.prepare_weights(rS, rO);
+    scales.prepare_weights(rS, output);
     if (!stale_max) break;
     if (softmax.try_stale_max(rS, unit)) return;
   }
-  softmax.update(rS, unit, rO, keeps_stale_max<kScore>() ? 0.0f : kRescaleThreshold_log2);
+  float alpha[kCfg.row_tiles()][kCfg.row_halves()];
+  const bool is_zero = softmax.fresh();
+  const bool moves = softmax.update_max(rS, unit, alpha, keeps_stale_max<kScore>() ? 0.0f : kRescaleThreshold_log2);
+  output.rescale(alpha, moves && !is_zero);
+  softmax.exponentiate(rS, unit);
 }
 
 }  // namespace tessera

@@ -10,7 +10,7 @@ namespace tessera {
 // Q of a segment's rows in shared memory.
 template <DecodeSm90Config kCfg>
 struct DecodeQueryTile {
-  SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
+  SharedTile<kCfg.dtype, kCfg.rows, kCfg.head_dim> sQ;
 
   // Global -> shared, by all threads, after all of them have finished reading the previous rows. Rows and columns past
   // the end become 0.
@@ -19,7 +19,7 @@ struct DecodeQueryTile {
     const DecodeRows rows(p, segment.head_kv);
     const char* const base = static_cast<const char*>(p.q.data);
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kLoads; i += kCfg.warps * 32) {
+    for (int i = static_cast<int>(threadIdx.x); i < kCfg.rows * kLoads; i += kCfg.warps * 32) {
       const int local = i / kLoads, offset = i % kLoads * kLoadBytes, row = segment.row0 + local;
       const int wanted = local < segment.rows ? clamp(p.head_dim * kBytes - offset, 0, kLoadBytes) : 0;
       const char* const from =
@@ -38,7 +38,7 @@ template <DecodeSm90Config kCfg>
 struct DecodeQueries : DecodeQueryTile<kCfg> {
   // rS = Q K^T.
   template <class Tile>
-  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
+  TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
     clear(rS);
     product_abt(rS, this->sQ, 0, sK, 0);
   }

@@ -22,6 +22,24 @@ TESSERA_DEVICE void barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Brings the lanes of a warp together. ptxas (13.0) drops a __syncwarp() where it takes the warp for converged, but
+// a branch of one lane at the end of a rarely taken path may have left that lane behind. The mask of this barrier, all
+// lanes, is one that it does not know.
+TESSERA_DEVICE void reconverge_warp() {
+  [[maybe_unused]] uint32 lanes;
+  asm volatile(
+      "{\n"
+      ".reg .u32 others;\n"
+      "mov.u32 %0, %%lanemask_le;\n"
+      "mov.u32 others, %%lanemask_gt;\n"
+      "or.b32 %0, %0, others;\n"
+      "bar.warp.sync %0;\n"
+      "}"
+      : "=r"(lanes)
+      :
+      : "memory");
+}
+
 // ---- mbarriers ------------------------------------------------------------------------------------------------------
 //
 // Barriers in shared memory that count arrivals and bytes, as used on Hopper. A wait is for the parity of a phase: a

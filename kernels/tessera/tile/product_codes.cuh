@@ -1,15 +1,17 @@
-// The matrix products of one warp whose B operand is in shared memory as codes, 8-bit floats, which become float16 in
-// registers: exactly, since both formats fit. A is float16. Tiles count two neighbouring codes as one element of 16
-// bits (tile/shared_tile.cuh, tile/wgmma_tile.cuh), so that ldmatrix reads them.
+// The matrix products of one warp with a matrix in shared memory as codes, 8-bit floats, which become float16 in
+// registers: exactly, since both formats fit. The other operand is float16. Tiles count two neighbouring codes as one
+// element of 16 bits (tile/shared_tile.cuh, tile/wgmma_tile.cuh), so that ldmatrix reads them.
 //
-// A register of ldmatrix has four codes. Two conversions make them the B operands of two tiles of 8 columns or of two
-// halves of a step of 16 inner columns; which columns those are is free, as long as all operands agree:
+// A register of ldmatrix has four codes. Two conversions make them operands of two halves of a step of 16 inner columns
+// or of two columns of the result; which columns those are is free, as long as all operands agree:
 //
-//   A B^T   lane 4g + c has columns 4c ... 4c + 3 of each 16 of B's row g. The first two are inner columns 2c, 2c + 1
-//           of the step, the last two 2c + 8, 2c + 9. A's columns are stored in this order (code_pair_place).
-//   P B     transposed, lane 4g + c has columns 2g, 2g + 1 of B's rows 2c and 2c + 1. Of 16 columns the even ones are
-//           the first tile of 8, the odd ones the second. So a lane has four neighbouring columns of a row of the
-//           result, from 4c on: 4c and 4c + 2 in the first tile, 4c + 1 and 4c + 3 in the second (code_columns).
+//   A B^T     lane 4g + c has columns 4c ... 4c + 3 of each 16 of B's row g. The first two are inner columns 2c, 2c + 1
+//             of the step, the last two 2c + 8, 2c + 9. A's columns are stored in this order (code_pair_place).
+//   B^T P^T   the transpose of P B, because P's rows then are a multiple of 8, not of 16: one query of eight heads
+//             wastes no product. Transposed, lane 4g + c has columns 2g, 2g + 1 of B's rows 2c and 2c + 1. Of 16
+//             columns the even ones are the first 8 rows of the A operand, the odd ones the last 8. P's accumulator is
+//             the B operand as it is. So a lane has two neighbouring columns, from 16 n + 2g on, of rows 8 t + 2c and
+//             8 t + 2c + 1 of P B: code_columns.
 #pragma once
 
 #include "tessera/ptx/math.cuh"
@@ -35,15 +37,25 @@ TESSERA_DEVICE uint32 high_codes(uint32 codes) {
 // Where pair `pair` of a row of A's columns is stored: the pairs of each 16 columns in the order 0 2 4 6 1 3 5 7.
 TESSERA_HOST_DEVICE constexpr int code_pair_place(int pair) { return pair / 8 * 8 + pair % 2 * 4 + pair % 8 / 2; }
 
-// acc += A B^T. A = sA [16 rows][inner], float16 in the order of code_pair_place; B = sB [columns of acc][inner].
-template <Dtype kCodes, int kN, class TileA, class TileB>
-TESSERA_DEVICE void product_abt_codes(float (&acc)[1][kN][4], const TileA& sA, const TileB& sB) {
+// acc += A B^T. A = sA, float16 in the order of code_pair_place: 16 rows of each of acc's tiles or, of one tile, only
+// the first eight; the others are then undefined. B = sB [columns of acc][inner].
+template <Dtype kCodes, int kM, int kN, class TileA, class TileB>
+TESSERA_DEVICE void product_abt_codes(float (&acc)[kM][kN][4], const TileA& sA, const TileB& sB) {
   static_assert(TileA::kCols == 2 * TileB::kCols && kN % 2 == 0 && TileA::kCols % 32 == 0);
+  constexpr bool kEight = TileA::kRows == 8;
+  static_assert(TileA::kRows == (kEight ? 8 : 16 * kM) && (!kEight || kM == 1));
   constexpr int kPairs = kN / 2, kSteps = TileA::kCols / 32;
-  uint32 a[2][2][1][4];  // of two steps, each of 32 columns
+  uint32 a[2][2][kM][4];  // of two steps, each of 32 columns
   const auto load_step = [&](int step) {
-    load_a<1>(a[step % 2][0], sA, 0, step * 32);
-    load_a<1>(a[step % 2][1], sA, 0, step * 32 + 16);
+    if constexpr (kEight) {  // twice: the products of the second eight are not used
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::ldmatrix_x4(a[step % 2][half][0], sA.at(lane_id() % 8, step * 32 + half * 16 + lane_id() / 16 * 8));
+      }
+    } else {
+      load_a<kM>(a[step % 2][0], sA, 0, step * 32);
+      load_a<kM>(a[step % 2][1], sA, 0, step * 32 + 16);
+    }
   };
   load_step(0);
   for_fragments<kSteps * kPairs>([&](int i, uint32(&b)[4]) { load_b_pair(b, sB, i % kPairs * 16, i / kPairs * 16); },
@@ -51,42 +63,63 @@ TESSERA_DEVICE void product_abt_codes(float (&acc)[1][kN][4], const TileA& sA, c
                                    const int step = i / kPairs, n = i % kPairs * 2;
                                    if (n == 0 && step + 1 < kSteps) load_step(step + 1);
 #pragma unroll
-                                   for (int half = 0; half < 2; ++half) {
-                                     const uint32 first = b[half], second = b[2 + half];
-                                     mma_16bit<Dtype::kFloat16>(acc[0][n], a[step % 2][half][0],
-                                                                low_codes<kCodes>(first), high_codes<kCodes>(first));
-                                     mma_16bit<Dtype::kFloat16>(acc[0][n + 1], a[step % 2][half][0],
-                                                                low_codes<kCodes>(second), high_codes<kCodes>(second));
-                                   }
+                                   for (int half = 0; half < 2; ++half)
+#pragma unroll
+                                     for (int tile = 0; tile < 2; ++tile) {
+                                       const uint32 codes = b[2 * tile + half];
+                                       const uint32 b0 = low_codes<kCodes>(codes), b1 = high_codes<kCodes>(codes);
+#pragma unroll
+                                       for (int m = 0; m < kM; ++m) {
+                                         mma_16bit<Dtype::kFloat16>(acc[m][n + tile], a[step % 2][half][m], b0, b1);
+                                       }
+                                     }
                                  });
 }
 
-// acc += P B. P is an accumulator, rounded to float16; B = sB [8 kInner rows][columns of acc].
-template <Dtype kCodes, int kInner, int kN, class TileB>
-TESSERA_DEVICE void product_pb_codes(float (&acc)[1][kN][4], const float (&p)[1][kInner][4], const TileB& sB) {
-  static_assert(kInner % 2 == 0 && kN % 4 == 0);
-  constexpr int kFragments = kN / 4;  // of 32 columns
-  uint32 a[4];
+// acc += B^T P^T: acc[t][n] has rows 8 t ... 8 t + 7 of P, columns 16 n ... 16 n + 15 of B. P is an accumulator,
+// rounded to float16, of which the second half of the last tile's rows may be left out; B = sB [8 kInner
+// rows][columns].
+template <Dtype kCodes, int kT, int kN, int kM, int kInner, class TileB>
+TESSERA_DEVICE void product_btpt_codes(float (&acc)[kT][kN][4], const float (&p)[kM][kInner][4], const TileB& sB) {
+  static_assert(kInner % 2 == 0 && kN % 2 == 0 && kM == (kT + 1) / 2 && TileB::kCols == 8 * kN);
+  constexpr int kFragments = kN / 2;  // of 32 columns
+  uint32 rows[kT][2];
   for_fragments<kInner / 2 * kFragments>(
       [&](int i, uint32(&b)[4]) { load_b_pair_transposed(b, sB, i / kFragments * 16, i % kFragments * 16); },
       [&](int i, const uint32(&b)[4]) {
-        if (i % kFragments == 0) pack_a<Dtype::kFloat16>(a, p[0], i / kFragments);
+        if (i % kFragments == 0) {
+#pragma unroll
+          for (int t = 0; t < kT; ++t)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const float(&of)[4] = p[t / 2][i / kFragments * 2 + half];
+              rows[t][half] = pack_pair<Dtype::kFloat16>(of[t % 2 * 2], of[t % 2 * 2 + 1]);
+            }
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int n = i % kFragments * 4 + half * 2;
-          // the even column of both rows, then the odd one
+          // the even column of both of B's rows, then the odd one
           const uint32 upper = ptx::prmt<0x3120>(b[2 * half], 0), lower = ptx::prmt<0x3120>(b[2 * half + 1], 0);
-          mma_16bit<Dtype::kFloat16>(acc[0][n], a, low_codes<kCodes>(upper), low_codes<kCodes>(lower));
-          mma_16bit<Dtype::kFloat16>(acc[0][n + 1], a, high_codes<kCodes>(upper), high_codes<kCodes>(lower));
+          const uint32 a[4] = {low_codes<kCodes>(upper), high_codes<kCodes>(upper), low_codes<kCodes>(lower),
+                               high_codes<kCodes>(lower)};
+#pragma unroll
+          for (int t = 0; t < kT; ++t) {
+            mma_16bit<Dtype::kFloat16>(acc[t][i % kFragments * 2 + half], a, rows[t][0], rows[t][1]);
+          }
         }
       });
 }
 
-// The four neighbouring columns from column 16 i + 4c on, of row g (kHalf 0) or g + 8 (kHalf 1) of such an accumulator.
-template <int kHalf, int kN>
-TESSERA_DEVICE float4 code_columns(const float (&acc)[1][kN][4], int i) {
-  const float(&even)[4] = acc[0][2 * i], (&odd)[4] = acc[0][2 * i + 1];
-  return make_float4(even[2 * kHalf], odd[2 * kHalf], even[2 * kHalf + 1], odd[2 * kHalf + 1]);
+// The two neighbouring columns from 16 n + 2g on, of row 8 t + 2c (kHalf 0) or 8 t + 2c + 1 of such an accumulator's
+// tile acc[t][n].
+template <int kHalf>
+TESSERA_DEVICE float2 code_columns(const float (&tile)[4]) {
+  return make_float2(tile[kHalf], tile[2 + kHalf]);
+}
+// The same rows' numbers from those of an accumulator with rows across lanes: `x` is that of row g.
+TESSERA_DEVICE float2 across_rows(float x) {
+  const int lane = lane_col() * 4;
+  return make_float2(__shfl_sync(0xffffffff, x, lane), __shfl_sync(0xffffffff, x, lane + 4));
 }
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/score/affine.hpp"
+#include "core/score/capped.hpp"
 #include "core/score/facts.hpp"
 #include "core/score/operations.hpp"
 
@@ -162,8 +163,10 @@ class Values {
     return text + "    return " + bounds(root) + ";\n";
   }
 
-  // Statements that make `results`, in a function that has the pair's row and column.
-  std::string pair_text(const std::vector<int>& results) const { return statements(results, kPair); }
+  // Statements that make `results`, in a function that has the pair's row and column, and the value at `given`.
+  std::string pair_text(const std::vector<int>& results, int given = -1) const {
+    return statements(results, kPair, given);
+  }
 
   // The name of a value in the function of the pair.
   std::string result(int place) const { return operand(place, kPair); }
@@ -330,11 +333,11 @@ class Values {
   }
 
   // All values that `results` depend on, in a part. hoists: values of rows and columns are already computed.
-  std::vector<bool> needed_by(const std::vector<int>& results, Part part, bool hoists) const {
+  std::vector<bool> needed_by(const std::vector<int>& results, Part part, bool hoists, int given = -1) const {
     std::vector<bool> needed(program_.values.size());
     for (const int place : results) needed[index(place)] = true;
     for (int place = size() - 1; place >= 0; --place) {
-      if (!needed[index(place)] || (hoists && is_read(place, part))) continue;
+      if (!needed[index(place)] || (hoists && is_read(place, part)) || place == given) continue;
       for (int n = 0; n < operand_count(at(place)); ++n) needed[index(at(place).operands[n])] = true;
       if (at(place).op != Op::kLoad) continue;
       for (const Condition& condition : known_conditions(place, hoists ? part : kPair)) {
@@ -352,11 +355,12 @@ class Values {
     return false;
   }
 
-  std::string statements(const std::vector<int>& results, Part part) const {
-    const std::vector<bool> needed = needed_by(results, part, true);
+  std::string statements(const std::vector<int>& results, Part part, int given = -1) const {
+    const std::vector<bool> needed = needed_by(results, part, true, given);
     std::string text;
     for (int place = 0; place < size(); ++place) {
-      if (needed[index(place)] && is_computed(place) && !is_read(place, part)) text += statement(place, part, true);
+      if (!needed[index(place)] || !is_computed(place) || is_read(place, part) || place == given) continue;
+      text += statement(place, part, true);
     }
     return text;
   }
@@ -590,6 +594,19 @@ std::string mask_text(const Program& program, std::span<const int32_t> dtypes) {
          (given ? values.bounds_text(program.mask) : "    return bounds_exactly(true);\n") + "  }\n\n";
 }
 
+// kCapped, and the functions inside and outside of the score's tanh. The inner quotient need not be correctly rounded.
+std::string capped_text(const Program& program, std::span<const int32_t> dtypes) {
+  const std::optional<Capped> capped = capped_of(program);
+  if (!capped) return "  static constexpr bool kCapped = false;\n";
+  const auto [inner, tanh] = *capped;
+  const Values values(program, dtypes, {program.score}, true, static_cast<size_t>(inner));
+  return "  static constexpr bool kCapped = true;\n" +
+         function("float", "inner", part_parameters(""), ", [[maybe_unused]] float s",
+                  values.pair_text({inner}) + "    return " + values.result(inner) + ";\n") +
+         function("float", "outer", part_parameter("Head", "head"), (", float " + values.result(tanh)).c_str(),
+                  values.pair_text({program.score}, tanh) + "    return " + values.result(program.score) + ";\n");
+}
+
 // The score and a slope, for kernels that no longer have the score when they have its gradient.
 std::string slope_text(const Program& program, std::span<const int32_t> dtypes, const Facts& facts) {
   const Slope made = slope(program);
@@ -597,7 +614,9 @@ std::string slope_text(const Program& program, std::span<const int32_t> dtypes, 
   const bool hides = facts.mask_needs_s;
   std::vector<int> roots{program.score, of};
   if (hides) roots.push_back(program.mask);
-  const Values values(made.program, dtypes, roots, true, program.values.size());
+  const std::optional<Capped> capped = hides ? std::nullopt : capped_of(program);
+  const Values values(made.program, dtypes, roots, true,
+                      capped ? static_cast<size_t>(capped->inner) : program.values.size());
   const std::string score = values.result(program.score);
   return parts_text(values, "Slope", "slope_") +
          function("float", "score_and_slope", part_parameters("Slope"), ", [[maybe_unused]] float s, float& slope",
@@ -640,6 +659,7 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
     text += function("float", "factor", part_parameters(""), "", value_of(affine->factor, ""));
     text += function("float", "term", part_parameters(""), "", value_of(affine->term, "0.0f"));
   }
+  text += capped_text(program, dtypes);
   text += function("bool", "visible", part_parameters(""), kScore, value_of(program.mask, "true"));
   text += std::string("  TESSERA_DEVICE static void check(") + kParams + ", " + kPlace + ") {\n" +
           values.check_text(program.score, program.mask) + "  }\n\n";

@@ -13,6 +13,8 @@
 //     static float score(params, head, row, column, diagonal, place, s);   the new score
 //     static constexpr bool kAffine, ...;                   score = factor s + term (affine.hpp), if kAffine;
 //     static float factor(the same without s); term         kHasFactor: the factor is not 1
+//     static constexpr bool kCapped;                        score = outer(tanh(inner)) (capped.hpp), if kCapped;
+//     static float inner(the same as score);                near its value; outer(params, head, place, tanh of inner)
 //     static bool visible(the same as score);               the mask's result; s: the score before the program
 //     struct MaskRow, MaskColumn; mask_row, mask_column     for the mask alone: Row or Column with Head's values
 //     static bool mask(params, row, column, place, s);

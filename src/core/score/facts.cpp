@@ -119,13 +119,13 @@ std::vector<bool> of_diagonal(const Program& program) {
   return found;
 }
 
-InputSet inputs_of(const Program& program, int place) {
+InputSet inputs_of(const Program& program, int place, int except) {
   if (place < 0) return 0;
   std::vector<bool> needed(static_cast<size_t>(place) + 1);
   needed[static_cast<size_t>(place)] = true;
   InputSet inputs = 0;
   for (int at = place; at >= 0; --at) {
-    if (!needed[static_cast<size_t>(at)]) continue;
+    if (!needed[static_cast<size_t>(at)] || at == except) continue;
     const Value& value = program.values[static_cast<size_t>(at)];
     if (value.op <= Op::kG) inputs |= input_bit(value.op);
     for (int n = 0; n < operand_count(value); ++n) needed[static_cast<size_t>(value.operands[n])] = true;
@@ -208,8 +208,8 @@ Facts facts_of(const Checked& checked) {
   const std::optional<Affine> affine = affine_of(program);
   facts.scales_by_head =
       affine && affine->term < 0 && !facts.mask_needs_s && !(inputs_of(affine->program, affine->factor) & kOfPair);
-  facts.grows_linearly =
-      affine && affine->term >= 0 && !facts.has_mask && is_linear_in_key(affine->program, affine->term);
+  facts.affine = affine && !facts.has_mask;
+  facts.grows_linearly = facts.affine && affine->term >= 0 && is_linear_in_key(affine->program, affine->term);
   facts.gradient_loads = static_cast<int>(gradient.loads.size());
   facts.sums_by_head = facts.gradient_loads == 1 && !facts.slope_needs_s &&
                        pattern_of(gradient.program, gradient.loads[0]) == GradientPattern::kHead &&

@@ -39,14 +39,15 @@ struct Facts {
   bool may_hide;         // for a finite score, up to 1e30 in magnitude, the new one may be -inf or NaN
   bool passes_gradient;  // the gradient of the current score is that of the new score, for every pair
   bool slope_needs_s;    // d(new score) / d(current score) depends on the current score
+  bool affine;           // the new score is affine in the current one (affine.hpp), and no mask is given
   // The new score is the current one times a value that is the same for all pairs of a head, and visibility does not
   // depend on the score: a kernel includes the value in its scale.
   bool scales_by_head;
   // The only such load is of an element that all pairs of a head share, whose gradient is made of pairs (LoadSum), and
   // the slope by s does not depend on s.
   bool sums_by_head;
-  // The new score is the current one times a value, plus a linear function of the key, and no mask is given: the growth
-  // of a row's scores from keys to keys is known ahead.
+  // Affine, and what is added is a linear function of the key: the growth of a row's scores from keys to keys is known
+  // ahead.
   bool grows_linearly;
   int gradient_loads;     // loads of floating-point tensors, each of which receives a gradient
   InputSet score_inputs;  // the inputs that the score, the mask and the gradients depend on
@@ -56,8 +57,8 @@ struct Facts {
 
 Facts facts_of(const Checked& checked);
 
-// The inputs that the value at `place` depends on.
-InputSet inputs_of(const Program& program, int place);
+// The inputs that the value at `place` depends on, other than by the value at `except`.
+InputSet inputs_of(const Program& program, int place, int except = -1);
 
 // For each value whether all pairs of one (b, h) with the same i - j have the same.
 std::vector<bool> of_diagonal(const Program& program);

@@ -46,8 +46,9 @@ class CodesToBf16 {
     }
   }
 
-  // lower, upper: the words of the lower and of the upper 8 codes of each 128 bits.
-  TESSERA_INLINE void operator()(VecU codes, VecU& lower, VecU& upper) const {
+  // even, odd: the words of the codes at even and at odd bytes. The bytes are put side by side by shifts, which have a
+  // port of their own beside the tables' shuffles.
+  TESSERA_INLINE void operator()(VecU codes, VecU& even, VecU& odd) const {
     const __m512i code = (__m512i)codes;
     __m512i low, high;
     if constexpr (kInt8) {
@@ -61,8 +62,9 @@ class CodesToBf16 {
     }
     constexpr int kOrAnd = 0xf8;  // a | (b & c)
     high = _mm512_ternarylogic_epi32(high, code, _mm512_set1_epi8(static_cast<char>(0x80)), kOrAnd);
-    lower = (VecU)_mm512_unpacklo_epi8(low, high);
-    upper = (VecU)_mm512_unpackhi_epi8(low, high);
+    constexpr int kAndOr = 0xec;  // (a & c) | b
+    even = (VecU)_mm512_ternarylogic_epi32(low, _mm512_slli_epi16(high, 8), _mm512_set1_epi16(0x00ff), kAndOr);
+    odd = (VecU)_mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, _mm512_set1_epi16(-0x100), kOrAnd);
   }
 
  private:
@@ -74,20 +76,6 @@ template <class Body>
 TESSERA_INLINE void with_codes_to_bf16(int32_t dtype, Body&& body) {
   if (dtype == TESSERA_INT8) return body(CodesToBf16<true>(kInt8Table));
   body(CodesToBf16<false>(dtype == TESSERA_FLOAT8_E4M3 ? kE4m3Table : kE5m2Table));
-}
-
-// a0 b0 a1 b1 ... of bytes, within each 128 bits: of their lower halves, and of their upper halves.
-TESSERA_INLINE VecU interleave_lower_bytes(VecU a, VecU b) {
-  return (VecU)_mm512_unpacklo_epi8((__m512i)a, (__m512i)b);
-}
-TESSERA_INLINE VecU interleave_upper_bytes(VecU a, VecU b) {
-  return (VecU)_mm512_unpackhi_epi8((__m512i)a, (__m512i)b);
-}
-
-// The words of 16 bits of each 128 bits: the even ones, then the odd ones.
-TESSERA_INLINE VecU even_words_first(VecU v) {
-  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  return (VecU)_mm512_shuffle_epi8((__m512i)v, order);
 }
 
 // The first `count` bytes of 64, then zeros.

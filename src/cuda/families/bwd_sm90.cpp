@@ -67,10 +67,17 @@ bool by_block(const tessera_plan& plan) {
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm90D256HeadDim; }
 
+// Whether a program costs registers for each score of a step. One whose score is affine in the one before, without a
+// mask, is an addition to the product, as ALiBi is.
+bool program_has_registers(const tessera_plan& plan) {
+  if (!score_config(plan).program) return false;
+  return captured_sums(plan).pairs || !core::score::facts_of(*core::score::bind(plan).checked).affine;
+}
+
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan);  // with block lists, a step has 64 queries as well
   const bool options =
-      score.softcap || score.program || score.entries() || (score.dropout && plan.problem.deterministic);
+      score.softcap || program_has_registers(plan) || score.entries() || (score.dropout && plan.problem.deterministic);
   return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
 
@@ -258,8 +265,6 @@ std::string refuse_score_program(const tessera_plan& plan) {
     if (core::present(p.alibi_slopes)) return "d_captured: not supported with alibi_slopes";
   }
   if (!facts.slope_needs_s) return "";
-  // One of these was wrong on an H200, dQ alone, and never on the emulated GPU: docs/lab/bwd_sm90.md.
-  if (p.deterministic) return "deterministic: not supported with a gradient that depends on the score";
   if (core::present(p.alibi_slopes)) return "alibi_slopes: not supported with a gradient that depends on the score";
   return largest_head_dim(plan) > kBwdSm90HeadDim
              ? "score programs: above head size 128 not supported where the gradient depends on the score"

@@ -29,7 +29,8 @@ struct DecodeTile {
   bool codes;  // for K and V of 8 bits an element
   bool bulk;   // by TMA
   int block_n, warps, stages;
-  int boxes = 1;  // of a tile
+  int boxes = 1;          // of a tile
+  bool few_keys = false;  // only where blocks have few keys: has_few_keys
 };
 // With TMA the kernel reads at 0.99 of the memory bandwidth, with cp.async at 0.95, regardless of the bytes in flight,
 // so one stage of K and V suffices (except in two_stages). 12 warps read no faster than 8, and a short call takes 0.3
@@ -38,18 +39,21 @@ struct DecodeTile {
 // flight as the others, by twice the keys. Pages that are no multiple of 32 keys have those tiles by cp.async: with a
 // scale of each token, 64 x 2048 took 106 us in pages of 1 by cp.async, and 153 in pages of 16 by tiles of 16 keys,
 // whose scales and barriers cost as much as those of 32 (an H200). Pages of a multiple of 16 keys are read by TMA, two
-// boxes a tile.
+// boxes a tile. At D = 64, tiles of 32 codes have half of the bytes: with 64 keys, barriers, copies and waits are paid
+// half as often. Where a block has few keys, 16 of them are a tile: more warps have one, and a warp's chain of
+// instructions is shorter.
 constexpr DecodeTile kTiles[] = {
-    {64, false, true, 32, 8, 1},    {64, false, true, 16, 8, 2},    {128, false, true, 16, 8, 1},
-    {256, false, true, 16, 8, 1},   {64, false, false, 16, 8, 2},   {128, false, false, 16, 8, 1},
-    {64, true, true, 32, 8, 2},     {128, true, true, 32, 8, 1},    {64, true, true, 32, 8, 2, 2},
-    {128, true, true, 32, 8, 1, 2}, {64, true, false, 32, 8, 2},    {128, true, false, 32, 8, 1},
-    {256, true, true, 32, 8, 1},    {256, true, true, 32, 8, 1, 2}, {256, true, false, 16, 8, 1},
-    {256, false, false, 16, 8, 1},
+    {64, true, true, 16, 8, 2, 1, true},   {128, true, true, 16, 8, 1, 1, true}, {64, true, false, 16, 8, 2, 1, true},
+    {128, true, false, 16, 8, 1, 1, true}, {64, false, true, 32, 8, 1},          {64, false, true, 16, 8, 2},
+    {128, false, true, 16, 8, 1},          {256, false, true, 16, 8, 1},         {64, false, false, 16, 8, 2},
+    {128, false, false, 16, 8, 1},         {64, true, true, 64, 8, 1},           {64, true, true, 64, 8, 1, 2},
+    {64, true, true, 64, 8, 1, 4},         {128, true, true, 32, 8, 1},          {128, true, true, 32, 8, 1, 2},
+    {64, true, false, 32, 8, 2},           {128, true, false, 32, 8, 1},         {256, true, true, 32, 8, 1},
+    {256, true, true, 32, 8, 1, 2},        {256, true, false, 16, 8, 1},         {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
-// The number of keys in pages, times KV heads and their work tiles of rows, up to which cp.async is faster than TMA at
+// The number of keys times KV heads and their work tiles of rows up to which, in pages, cp.async is faster than TMA at
 // D = 128. One sequence of 64 heads over 8 takes (cp.async, TMA) 7.1 and 7.5 us with 1024 keys, 7.7 and 8.3 with 2048,
 // and 9.4 with both with 4096. cp.async is slower with 32 KV heads of 1024 keys, and takes 13.9 instead of 11.4 us with
 // eight work tiles of 1024 keys.
@@ -94,9 +98,19 @@ struct DecodeSm90Plan {
   bool beside;  // the launch follows fwd_sm90's for the other sequences, which itself waits for the work before both
 };
 
+// The rows of a work tile. Of 8-bit keys, 32 rows share the conversion of a key's codes where registers suffice, and
+// eight need half of the products and exponentials of 16. With batch_invariant, the number of rows must not change how
+// keys are divided among warps.
+int rows_of_work_tile(const tessera_plan& plan, int64_t queries) {
+  const int64_t rows = queries * group_of(plan);
+  if (!core::is_8bit(plan.problem.k.dtype) || plan.problem.batch_invariant) return kDecodeRows;
+  if (rows <= kDecodeRows / 2) return kDecodeRows / 2;
+  return rows > kDecodeRows && std::max(plan.head_dim, plan.head_dim_v) <= 128 ? 2 * kDecodeRows : kDecodeRows;
+}
+
 // Work tiles for a KV head's rows of `queries` queries.
 int64_t row_tiles_of(const tessera_plan& plan, int64_t queries) {
-  return divide_up(queries * group_of(plan), kDecodeRows);
+  return divide_up(queries * group_of(plan), rows_of_work_tile(plan, queries));
 }
 
 // K or V as the kernel's tiles see it: two codes are an element of 16 bits.
@@ -114,11 +128,16 @@ bool takes_bulk_copies(const tessera_plan& plan, int rows) {
   return refuse_tensor_map("k", as_16_bits(p.k)).empty() && refuse_tensor_map("v", as_16_bits(p.v)).empty();
 }
 
-// For `queries` queries a sequence. With batch_invariant, the result does not depend on the number of sequences.
+// Whether blocks have few keys, with `queries` queries a sequence. With batch_invariant, the result does not depend on
+// the number of sequences.
+bool has_few_keys(const tessera_plan& plan, int64_t queries) {
+  return !plan.problem.batch_invariant &&
+         plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles_of(plan, queries) <= kShortHeadKeys;
+}
+
 bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  return core::paged(plan.problem) && !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
-         plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles_of(plan, queries) <= kShortHeadKeys;
+  return core::paged(plan.problem) && head_dim > 64 && head_dim <= 128 && has_few_keys(plan, queries);
 }
 
 // With TMA and D = 128: whether a second stage of K and V is in flight while warps synchronise, which pays if a block
@@ -140,6 +159,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   config.dtype = static_cast<Dtype>(p.q.dtype), config.cache = static_cast<Dtype>(p.k.dtype);
   const bool codes = core::is_8bit(p.k.dtype);
   config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), codes ? 32 : 16));
+  config.rows = rows_of_work_tile(plan, queries);
   config.key_scales = codes && (p.k_descale.rank == 3 || p.v_descale.rank == 3);
   config.paged = core::paged(p);
   config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) ||
@@ -147,7 +167,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(plan);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
-    return head_dim <= row.head_dim && codes == row.codes &&
+    return head_dim <= row.head_dim && codes == row.codes && (!row.few_keys || has_few_keys(plan, queries)) &&
            (!row.bulk ||
             (takes_bulk_copies(plan, row.block_n / row.boxes) && !too_short_for_bulk_copies(plan, queries)));
   });
@@ -261,7 +281,7 @@ double merges_us(const tessera_plan& plan) {
 }
 
 double estimate_us(const tessera_plan& plan) {
-  const int64_t rows = rows_of_kv_head(plan), tiles = divide_up(rows, kDecodeRows), keys = plan.max_seqlen_k;
+  const int64_t rows = rows_of_kv_head(plan), tiles = row_tiles_of(plan, plan.max_seqlen_q), keys = plan.max_seqlen_k;
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const double of_codes = core::is_8bit(plan.problem.k.dtype) ? kCodesTime : 1;
   const double a_tile = (times.four_tiles - times.two_tiles) / 2;
@@ -343,7 +363,8 @@ std::string tiles_json() {
                         {"warps", tile.warps},
                         {"stages", tile.stages},
                         {"bulk", tile.bulk},
-                        {"boxes", tile.boxes}});
+                        {"boxes", tile.boxes},
+                        {"few_keys", tile.few_keys}});
   });
 }
 
@@ -373,10 +394,10 @@ tessera_plan_step& add_decode_sm90(tessera_plan& plan, int64_t least, int64_t mo
   own.short_tiles = kShortKeys / own.config.block_n;
   own.most_parts = most_parts_of(plan, own.group_blocks / group_rows);
   own.least_queries = static_cast<int>(least), own.most_queries = static_cast<int>(most);
-  own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, most * group_of(plan)));
+  own.part_rows = static_cast<int>(std::min<int64_t>(own.config.rows, most * group_of(plan)));
   own.beside = beside;
   tessera_plan_step& step = core::add_step(plan, kDecodeSm90);
-  step.block_m = kDecodeRows, step.block_n = own.config.block_n;
+  step.block_m = own.config.rows, step.block_n = own.config.block_n;
   step.num_warps = own.config.warps, step.num_stages = own.config.stages;
   step.smem_bytes = smem_bytes(own.config);
   step.num_items = own.grid.x;

@@ -21,6 +21,20 @@ static const DeviceTests kTests({
     if (lane == 0) second = 2000;
     ptx::barrier_sync(2, 64);
   })"},
+    // Lanes that took different paths read one another's writes.
+    {.name = "reconverge_warp",
+     .header = "tessera/ptx/synchronization.cuh",
+     .expected = words(32,
+                       [](int t) { return t % 2 ? 130u - static_cast<uint32_t>(t) : 30u - static_cast<uint32_t>(t); }),
+     .body = R"(
+  __shared__ uint32 values[32];
+  if (lane % 2) {
+    values[lane] = lane - 1;
+  } else {
+    values[lane] = 100 + lane - 1;
+  }
+  ptx::reconverge_warp();
+  out[t] = values[31 - lane];)"},
 });
 
 }  // namespace tessera::testing

@@ -19,64 +19,77 @@ struct Codes {
 };
 const std::vector<Codes> kCodes = {{"e4m3", "kFloat8E4M3", core::kE4M3}, {"e5m2", "kFloat8E5M2", core::kE5M2}};
 
-// acc = A B^T, twice: the second product adds. Each 16 columns of A are stored as pairs 0 2 4 6 1 3 5 7.
-DeviceTest abt(const Codes& codes) {
-  const Matrix a = small_numbers(16, 64, 1), b = small_numbers(16, 64, 2);
+// acc = A B^T, twice: the second product adds. Each 16 columns of A are stored as pairs 0 2 4 6 1 3 5 7. A has 8, 16 or
+// 32 rows.
+DeviceTest abt(const Codes& codes, int rows) {
+  const Matrix a = small_numbers(rows, 64, 1), b = small_numbers(16, 64, 2);
   Matrix stored = a;
-  for (int row = 0; row < 16; ++row)
+  for (int row = 0; row < rows; ++row)
     for (int col = 0; col < 64; ++col) {
       constexpr int kPlaces[] = {0, 4, 1, 5, 2, 6, 3, 7};
       stored.x[static_cast<size_t>(row * 64 + col / 16 * 16 + kPlaces[col / 2 % 8] * 2 + col % 2)] = a.at(row, col);
     }
   Matrix expected = product(a, transposed(b));
   for (float& x : expected.x) x *= 2;
-  return {.name = "product_abt_" + codes.name,
+  const std::string count = std::to_string(rows);
+  return {.name = "product_abt_" + codes.name + "_" + count,
           .header = "tessera/tile/product_codes.cuh",
           .archs = Archs::kHopperOn,
           .in = pair_words(stored, false) + codes.words_of(b),
           .expected = float_words(expected),
-          .body = codes.body(R"(
-  __shared__ SharedTile<Dtype::kFloat16, 16, 64> sA;
+          .body = codes.body("constexpr int kRows = " + count + R"(;
+  __shared__ SharedTile<Dtype::kFloat16, kRows, 64> sA;
   __shared__ SharedTile<Dtype::kFloat16, 16, 32> sB;  // two codes an element
-  fill_tile(sA, in), fill_tile(sB, in + 16 * 64 / 2);
-  float acc[1][2][4];
+  fill_tile(sA, in), fill_tile(sB, in + kRows * 64 / 2);
+  float acc[(kRows + 15) / 16][2][4];
   clear(acc);
   product_abt_codes<kCodes>(acc, sA, sB);
   product_abt_codes<kCodes>(acc, sA, sB);
-  put_accumulator(out, 16, acc);)")};
+  for (int m = 0; m < (kRows + 15) / 16; ++m)
+    for (int n = 0; n < 2; ++n)
+      for (int e = 0; e < (kRows == 8 ? 2 : 4); ++e) {
+        const int row = m * 16 + e / 2 * 8 + static_cast<int>(lane) / 4;
+        out[row * 16 + n * 8 + static_cast<int>(lane) % 4 * 2 + e % 2] = __float_as_uint(acc[m][n][e]);
+      })")};
 }
 
-// acc = P B: P, a product's accumulator, is I P. A lane writes its four neighbouring columns of each 16.
-DeviceTest pb(const Codes& codes) {
-  const Matrix p = small_numbers(16, 16, 3), b = small_numbers(16, 64, 4);
+// acc = B^T P^T: P, the accumulator of a product P I, has 32 rows, of which the first `rows` are multiplied. A lane
+// writes its two neighbouring columns of each 16.
+DeviceTest btpt(const Codes& codes, int rows) {
+  const Matrix p = small_numbers(32, 16, 3), b = small_numbers(16, 64, 4);
   Matrix identity{16, 16, {}};
   for (int i = 0; i < 256; ++i) identity.x.push_back(i / 16 == i % 16 ? 1.0f : 0.0f);
-  return {.name = "product_pb_" + codes.name,
+  Matrix expected = product(p, b);
+  expected.x.resize(static_cast<size_t>(rows) * 64);
+  const std::string count = std::to_string(rows);
+  return {.name = "product_btpt_" + codes.name + "_" + count,
           .header = "tessera/tile/product_codes.cuh",
           .archs = Archs::kHopperOn,
           .in = pair_words(p, false) + pair_words(identity, false) + codes.words_of(b),
-          .expected = float_words(product(p, b)),
-          .body = codes.body(R"(
-  __shared__ SharedTile<Dtype::kFloat16, 16, 16> sP, sI;
+          .expected = float_words(expected),
+          .body = codes.body("constexpr int kTiles = " + count + R"( / 8, kM = (kTiles + 1) / 2;
+  __shared__ SharedTile<Dtype::kFloat16, 32, 16> sP;
+  __shared__ SharedTile<Dtype::kFloat16, 16, 16> sI;
   __shared__ SharedTile<Dtype::kFloat16, 16, 32> sB;  // two codes an element
-  fill_tile(sP, in), fill_tile(sI, in + 128), fill_tile(sB, in + 256);
-  float p[1][2][4], acc[1][8][4];
+  fill_tile(sP, in), fill_tile(sI, in + 256), fill_tile(sB, in + 384);
+  float p[kM][2][4], acc[kTiles][4][4];
   clear(p), clear(acc);
   product_abt(p, sP, 0, sI, 0);
-  product_pb_codes<kCodes>(acc, p, sB);
-  const auto put = [&](int row, int i, float4 x) {
-    const float columns[] = {x.x, x.y, x.z, x.w};
-    for (int n = 0; n < 4; ++n) out[row * 64 + i * 16 + lane % 4 * 4 + n] = __float_as_uint(columns[n]);
+  product_btpt_codes<kCodes>(acc, p, sB);
+  const auto put = [&](int row, int col, float2 x) {
+    out[row * 64 + col] = __float_as_uint(x.x), out[row * 64 + col + 1] = __float_as_uint(x.y);
   };
-  for (int i = 0; i < 4; ++i) {
-    put(static_cast<int>(lane) / 4, i, code_columns<0>(acc, i));
-    put(static_cast<int>(lane) / 4 + 8, i, code_columns<1>(acc, i));
-  })")};
+  for (int t = 0; t < kTiles; ++t)
+    for (int n = 0; n < 4; ++n) {
+      const int row = t * 8 + static_cast<int>(lane) % 4 * 2, col = n * 16 + static_cast<int>(lane) / 4 * 2;
+      put(row, col, code_columns<0>(acc[t][n])), put(row + 1, col, code_columns<1>(acc[t][n]));
+    })")};
 }
 
 const DeviceTests kTests([] {
   std::vector<DeviceTest> tests;
-  for (const Codes& codes : kCodes) tests.push_back(abt(codes)), tests.push_back(pb(codes));
+  for (const Codes& codes : kCodes)
+    for (const int rows : {8, 16, 32}) tests.push_back(abt(codes, rows)), tests.push_back(btpt(codes, rows));
   return tests;
 }());
 

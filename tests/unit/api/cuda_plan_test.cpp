@@ -778,14 +778,15 @@ TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   }
 }
 
-// A tile of 32 codes lies in one page, in two, or comes row by row.
-TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrTwo) {
+// A tile of 32 codes, at D = 64 of 64, lies in one page, in several, or comes row by row.
+TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrSeveral) {
   struct Row {
     std::int64_t page_size;
-    const char *bulk, *boxes;
+    bool bulk;
+    int boxes, boxes_of_64;
   };
-  for (const Row& row : {Row{64, ".bulk = true", ".boxes = 1"}, Row{48, ".bulk = true", ".boxes = 2"},
-                         Row{16, ".bulk = true", ".boxes = 2"}, Row{8, ".bulk = false", ".boxes = 1"}}) {
+  for (const Row& row :
+       {Row{64, true, 1, 1}, Row{32, true, 1, 2}, Row{48, true, 2, 4}, Row{16, true, 2, 4}, Row{8, false, 1, 1}}) {
     for (const std::int64_t d : {64, 128, 256}) {
       Problem problem;
       problem.q = problem.o = layout(bfloat16, {64, 1, 64, d});
@@ -795,9 +796,54 @@ TEST(DecodeSm90, LoadsTilesOfCodesFromOnePageOrTwo) {
       const Plan plan = tessera::plan(problem, gpu());
       ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
       const std::string config = launches(plan)[0].config;
-      EXPECT_NE(config.find(row.bulk), std::string::npos) << row.page_size << ": " << config;
-      EXPECT_NE(config.find(row.boxes), std::string::npos) << row.page_size << ": " << config;
-      EXPECT_EQ(plan.steps[0].block_n, d == 256 && row.page_size == 8 ? 16 : 32);
+      const auto expect = [&](const std::string& field) {
+        EXPECT_NE(config.find(field), std::string::npos) << row.page_size << ": " << config;
+      };
+      expect(row.bulk ? ".bulk = true" : ".bulk = false");
+      expect(".boxes = " + std::to_string(d == 64 ? row.boxes_of_64 : row.boxes));
+      EXPECT_EQ(plan.steps[0].block_n, d == 64 && row.bulk ? 64 : d == 256 && !row.bulk ? 16 : 32);
+    }
+  }
+}
+
+// Eight rows need half of the products, and 32 share conversions; but parts of sequences are the same in every batch if
+// that is asked for.
+TEST(DecodeSm90, HasEightRowsOrMoreAWorkTileOfCodes) {
+  struct Row {
+    std::int64_t queries, d;
+    bool invariant;
+    int rows;
+  };
+  for (const Row& row : {Row{1, 128, false, 8}, Row{2, 128, false, 8}, Row{3, 128, false, 16}, Row{4, 256, false, 16},
+                         Row{5, 128, false, 32}, Row{8, 64, false, 32}, Row{5, 256, false, 16}, Row{1, 128, true, 16},
+                         Row{16, 128, false, 32}}) {
+    Problem problem = decode_problem(row.d, row.queries);
+    problem.k = problem.v = layout(float8_e4m3, {4, 8192, 8, row.d});
+    problem.batch_invariant = row.invariant;
+    Device device = gpu();
+    device.kernel = TESSERA_KERNEL_DECODE_SM90;
+    const Plan plan = tessera::plan(problem, device);
+    EXPECT_EQ(plan.steps[0].block_m, row.rows) << row.queries << " queries, D = " << row.d;
+    EXPECT_LE(plan.steps[0].smem_bytes, gpu().smem_bytes);
+  }
+}
+
+TEST(DecodeSm90, HasSmallTilesOfFewCodes) {
+  for (const std::int64_t keys : {1024, 8192}) {
+    for (const bool invariant : {false, true}) {
+      for (const std::int64_t page_size : {0, 16}) {
+        Problem problem = decode_problem(128);
+        problem.q = problem.o = layout(bfloat16, {1, 1, 32, 128});
+        problem.k = problem.v = layout(float8_e4m3, {1, keys, 8, 128});
+        if (page_size > 0) {
+          problem.k = problem.v = layout(float8_e4m3, {keys / page_size, page_size, 8, 128});
+          problem.page_table = layout(int32, {1, keys / page_size}), problem.seqused_k = layout(int32, {1});
+        }
+        problem.batch_invariant = invariant;
+        const Plan plan = tessera::plan(problem, gpu());
+        ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
+        EXPECT_EQ(plan.steps[0].block_n, keys == 1024 && !invariant ? 16 : 32) << keys << " keys";
+      }
     }
   }
 }

@@ -380,7 +380,7 @@ TEST_P(CudaCompileDecodeSm90, SpillsNothingInItsLoop) {
         Kind{true, true, true, true, true}}) {
     tessera_problem p;
     tessera_problem_init(&p);
-    constexpr int64_t kPages = 64, kPage = 16, kHeads = 4;
+    constexpr int64_t kPages = 256, kPage = 16, kHeads = 4;
     p.q = p.o = layout(float16, {2, 1, 2 * kHeads, GetParam()});
     p.k = p.v = layout(float16, {2, kPages * kPage, kHeads, GetParam()});
     p.seqused_k = layout(int32, {2});

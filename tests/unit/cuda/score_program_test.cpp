@@ -239,7 +239,7 @@ TEST(CudaProgramKernels, AFirstCallCompilesWhatReadsTheProgram) {
       const bool lists = head_dim <= 128 || !deterministic;
       EXPECT_EQ(backward("", kDocuments, false), (lists ? "program_bounds program_lists " : "") + kernel) << head_dim;
       EXPECT_EQ(backward(kRelative, "", false), kernel) << head_dim;
-      EXPECT_EQ(backward(kCapped, "", false), head_dim > 128 || deterministic ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
+      EXPECT_EQ(backward(kCapped, "", false), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 ") << head_dim;
       EXPECT_EQ(backward(kHeadScale, "", true), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 bwd_sm90_after_products ")
           << head_dim;
       EXPECT_EQ(backward(kHeadScale, "", false), kernel) << head_dim;
@@ -291,6 +291,9 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
           {"", kDocuments, true, true},
           {"3.0 * tanh(s / factor)", ""},
           {kRelative, "", false, true},
+          {kRelative, "", true},
+          {kRelative, "", false, false, 64},
+          {kRelative, "", true, true, 64},
           {"", kDocuments, false, true, 64},
           {kRelative, kDocuments, false, false, 192},
           {kRelative, kDocuments, true, false, 256},

@@ -210,11 +210,11 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
     ProgramPlace place;  // of key 0
     typename Program::Head head;
     typename Program::Row values;
-    // Constants where they are set: the values of the key and of its distance, if the caller has them, and whether the
-    // mask is known to be true.
+    // Constants where they are set: the values of the key and of its distance, if the caller has them, whether the mask
+    // is known to be true, and whether apply() leaves the outer part of a capped score to cap().
     const Column* column = nullptr;
     const Diagonal* diagonal = nullptr;
-    bool shows_all = false;
+    bool shows_all = false, caps_later = false;
 
     TESSERA_DEVICE Row(const ProblemParams& p, const ScorePlace& of)
         : program(params(p)),
@@ -263,10 +263,19 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
       r.value = Program::kHasTerm
                     ? fmaf(r.value, factor, Program::term(program, row.head, row.values, column, diagonal, at))
                     : r.value * factor;
+    } else if constexpr (Program::kCapped) {
+      r.value = Program::inner(program, row.head, row.values, column, diagonal, at, s);
+      if (!row.caps_later) r.value = cap<false>(row, r.value);
     } else if constexpr (Program::kChangesScore) {
       r.value = Program::score(program, row.head, row.values, column, diagonal, at, s);
     }
     if (!visible) r.value = -infinity();
+  }
+  // A capped score of its inner value. kSmall: that is below kSmallTanh in magnitude.
+  template <bool kSmall, class ScoreRow>
+  TESSERA_DEVICE static float cap(const ScoreRow& row, float inner) {
+    const float tanh = kSmall ? program::small_tanh(inner) : program::tanh_(inner);
+    return Types::Program::outer(row.program, row.head, row.place, tanh);
   }
 
   // The factor of kScalesByHead.

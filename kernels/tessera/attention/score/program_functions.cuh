@@ -44,15 +44,19 @@ TESSERA_DEVICE float exp2_(float x) { return exp2f(x); }
 TESSERA_DEVICE float log_(float x) { return logf(x); }
 TESSERA_DEVICE float sqrt_(float x) { return sqrtf(x); }
 TESSERA_DEVICE float rsqrt_(float x) { return rsqrtf(x); }
-// Both forms are computed, since a branch for each element costs more: a polynomial where 1 - 2 / (1 + e^2x) would lose
-// digits. Relative error of the polynomial: 8.4e-8.
-TESSERA_DEVICE float tanh_(float x) {
-  const float size = fabsf(x), square = size * size;
+// tanh x for |x| < kSmallTanh, where 1 - 2 / (1 + e^2x) would lose digits. Relative error of the polynomial: 8.4e-8.
+inline constexpr float kSmallTanh = 0.6f;
+TESSERA_DEVICE float small_tanh(float x) {
+  const float square = x * x;
   float small = fmaf(0x1.ff9814p-7f, square, -0x1.abb810p-5f);
   small = fmaf(fmaf(small, square, 0x1.10a712p-3f), square, -0x1.555368p-2f) * square;
-  small = fmaf(small, size, size);
+  return fmaf(small, x, x);
+}
+// Both forms are computed, since a branch for each element costs more.
+TESSERA_DEVICE float tanh_(float x) {
+  const float size = fabsf(x), small = small_tanh(size);
   const float large = fmaf(-2.0f, ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(size * (2.0f * kLog2e))), 1.0f);
-  return copysignf(size < 0.6f ? small : large, x);
+  return copysignf(size < kSmallTanh ? small : large, x);
 }
 // Uses the exponential that does not overflow: no digits are lost for either sign of x.
 TESSERA_DEVICE float sigmoid_(float x) {

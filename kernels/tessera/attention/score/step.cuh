@@ -90,13 +90,14 @@ struct ScoreStep {
   template <int kM>
   TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at, bool shows_all) {
     using Program = typename ProgramTypes<kCfg.program>::Program;
-    constexpr bool kHidesAfterwards = !Program::kMaskNeedsS;
+    constexpr bool kHidesAfterwards = !Program::kMaskNeedsS, kCapsLater = kHidesAfterwards && Program::kCapped;
     if constexpr (kCfg.scaled() || !kHidesAfterwards) {
       const int key = at.key0 + at.col();
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         auto rows = program_rows(at, m, key);
         rows.of[0].shows_all = rows.of[1].shows_all = kHidesAfterwards || shows_all;
+        rows.of[0].caps_later = rows.of[1].caps_later = kCapsLater;
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -107,9 +108,31 @@ struct ScoreStep {
               x = Options::visible_score(at.p, at.sequence(), row, key, offset, Options::reshaped(at.p, x), {}).value;
             });
           }
+        if constexpr (kCapsLater) cap(s[m], rows.of);
       }
     }
     if constexpr (kHidesAfterwards) apply_mask_by_keys(s, at, shows_all);
+  }
+
+  // Turns the inner values of a lane's two rows into capped scores, by the cheaper form if all of the warp's are small.
+  TESSERA_DEVICE static void cap(float (&s)[kN][4], const Row (&rows)[2]) {
+    float most = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(s[n][i]));
+    if (__all_sync(0xffffffff, most < program::kSmallTanh)) {
+      cap_all<true>(s, rows);
+    } else {
+      cap_all<false>(s, rows);
+    }
+  }
+  template <bool kSmall>
+  TESSERA_DEVICE static void cap_all(float (&s)[kN][4], const Row (&rows)[2]) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = ProgramOption<kCfg>::template cap<kSmall>(rows[i / 2], s[n][i]);
   }
 
   // Only hides what the program's mask hides.

@@ -24,6 +24,7 @@ inline void fence_mbarrier_init() {}
 inline void emulated_check(uint32 barrier, const emulated::Mbarrier& at, const char* wrong) {
   if (*wrong) emulated::here().fail("mbarrier 0x%x (%s): %s", barrier, at.text().c_str(), wrong);
 }
+inline void reconverge_warp() { __syncwarp(); }
 inline void mbarrier_arrive(uint32 barrier) {
   emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
   emulated_check(barrier, at, at.arrive());

@@ -31,6 +31,7 @@ struct Sink {
 struct CudaTextEntry {
   float (*score)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*affine)(const ScoreProgramParams& p, const ProgramPlace& at, float s);  // NULL: the score is not affine in s
+  float (*capped)(const ScoreProgramParams& p, const ProgramPlace& at, float s);  // NULL: it is not one tanh
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
   // NULL: the program has none.
@@ -99,6 +100,20 @@ auto affine_of() -> decltype(CudaTextEntry::affine) {
 }
 
 template <class Program>
+auto capped_of() -> decltype(CudaTextEntry::capped) {
+  if constexpr (Program::kCapped) {
+    return [](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
+      const auto head = Program::head(p, at);
+      const float inner = Program::inner(p, head, Program::row(p, head, at), Program::column(p, head, at),
+                                         Program::diagonal(p, head, at), at, s);
+      const bool is_small = std::fabs(inner) < program::kSmallTanh;
+      return Program::outer(p, head, at, is_small ? program::small_tanh(inner) : program::tanh_(inner));
+    };
+  }
+  return nullptr;
+}
+
+template <class Program>
 CudaTextEntry entry_of() {
   return {[](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
@@ -106,6 +121,7 @@ CudaTextEntry entry_of() {
                                   Program::diagonal(p, head, at), at, s);
           },
           affine_of<Program>(),
+          capped_of<Program>(),
           [](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
             return Program::visible(p, head, Program::row(p, head, at), Program::column(p, head, at),

@@ -267,6 +267,11 @@ TEST_P(ScoreCudaText, IsTheProgram) {
     ASSERT_TRUE(agrees(got, changed)) << program.what << ": " << got << ", expected " << changed.x << " +- "
                                       << changed.error;
     sure += !changed.unsure;
+    if (text.capped) {
+      const float capped = text.capped(params, at, s);
+      ASSERT_TRUE(agrees(capped, changed))
+          << program.what << ": " << capped << ", expected " << changed.x << " +- " << changed.error;
+    }
     if (text.affine) {
       const float affine = text.affine(params, at, s);
       ASSERT_TRUE(agrees(affine, changed))

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/score/affine.hpp"
+#include "core/score/capped.hpp"
 #include "core/score/definitions.hpp"
 #include "core/score/evaluate.hpp"
 #include "core/score/parse.hpp"
@@ -43,6 +44,8 @@ TEST(ScoreFacts, OfScores) {
   const Facts bias = facts("s + key_bias[b, j]");
   EXPECT_TRUE(bias.reads_tensors && bias.may_hide && bias.passes_gradient);
   EXPECT_FALSE(bias.slope_needs_s);
+  EXPECT_TRUE(bias.affine && facts("(s - 1.0) * temperature[h] + key_bias[b, j]").affine);
+  EXPECT_FALSE(softcap.affine || facts("s + key_bias[b, j]", "j <= i").affine);
   EXPECT_EQ(bias.gradient_loads, 1);
   EXPECT_EQ(bias.score_inputs, input_bit(Op::kS) | input_bit(Op::kB) | input_bit(Op::kJ));
   EXPECT_EQ(bias.gradient_inputs, input_bit(Op::kB) | input_bit(Op::kJ));
@@ -61,6 +64,26 @@ TEST(ScoreFacts, OfScores) {
   const Facts without = facts("0.5 * sin(float(i))");
   EXPECT_TRUE(without.changes_score);
   EXPECT_FALSE(without.score_needs_s || without.passes_gradient || without.may_hide);
+}
+
+// Which scores are functions of one tanh, whose value is not the same for all pairs of a head.
+TEST(ScoreFacts, Capped) {
+  const auto inner = [](const char* text) {
+    const std::shared_ptr<const Checked> program = checked(text, "");
+    const std::optional<Capped> capped = capped_of(program->program);
+    return capped ? inputs_of(program->program, capped->inner) : 0;
+  };
+  constexpr InputSet kS = input_bit(Op::kS), kH = input_bit(Op::kH), kJ = input_bit(Op::kJ), kB = input_bit(Op::kB);
+  EXPECT_EQ(inner("t * tanh(s / t)"), kS);
+  EXPECT_EQ(inner("tanh(s)"), kS);
+  EXPECT_EQ(inner("50 * tanh((s + key_bias[b, j]) / 50)"), kS | kB | kJ);
+  EXPECT_EQ(inner("temperature[h] * tanh(s * temperature[h]) + t * float(b)"), kS | kH);
+  EXPECT_EQ(inner("t * tanh(s + tanh(s))"), kS);
+  EXPECT_EQ(inner("x = tanh(s); x * x + abs(x)"), kS);
+  for (const char* text : {"s", "s * t", "tanh(s) + s", "tanh(s) * j", "tanh(s) + key_bias[b, j]", "tanh(t) * s",
+                           "tanh(s) + tanh(s * t)", "i * 2.0 + tanh(float(i))", "sigmoid(s)"}) {
+    EXPECT_EQ(inner(text), 0u) << text;
+  }
 }
 
 // Of what the gradients of loads are made.

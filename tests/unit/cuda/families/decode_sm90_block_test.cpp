@@ -29,8 +29,9 @@ using testing::Inputs;
 
 // ---- the configs of the cases ---------------------------------------------------------------------------------------
 
-// Wide: tiles of 32 keys. Codes: K and V of e4m3; by key: with scales of 128 keys or, in pages, of each. Two boxes: a
-// tile is loaded from two pages.
+// Wide: tiles of 32 keys, of codes at D = 64 by TMA of 64, not of 16. Codes: K and V of e4m3; by key: with scales of
+// 128 keys or, in pages, of each. Two or four boxes: a tile is loaded from so many pages. Eight, 32: rows of a work
+// tile, otherwise 16.
 enum Options {
   kNone = 0,
   kTree = 1,
@@ -39,7 +40,10 @@ enum Options {
   kWide = 8,
   kCodes = 16,
   kByKey = 32,
-  kTwoBoxes = 64
+  kTwoBoxes = 64,
+  kEight = 128,
+  k32 = 256,
+  kFourBoxes = 512
 };
 
 constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool paged, bool varlen, bool invariant,
@@ -49,8 +53,12 @@ constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool pag
   c.dtype = dtype, c.head_dim = head_dim, c.block_n = wide ? 32 : 16, c.warps = warps;
   c.stages = head_dim <= 64 && !wide ? 2 : 1;
   c.cache = options & kCodes ? Dtype::kFloat8E4M3 : dtype, c.key_scales = options & kByKey;
-  if (c.codes() && head_dim <= 64) c.stages = 2;
-  c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk, c.boxes = options & kTwoBoxes ? 2 : 1;
+  if (c.codes() && head_dim <= 64) c.block_n = !wide ? 16 : bulk ? 64 : 32, c.stages = wide && bulk ? 1 : 2;
+  c.rows = options & kEight ? 8 : options & k32 ? 32 : kDecodeRows;
+  c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk,
+  c.boxes = options & kTwoBoxes    ? 2
+            : options & kFourBoxes ? 4
+                                   : 1;
   c.score.tree_mask = options & kTree, c.score.causal_seqs = options & kCausalSeqs;
   c.score.softcap = c.score.alibi = (options & kCapped) != 0;
   return c;
@@ -80,13 +88,22 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 64, 8, true, true, false, true, kTree | kCapped | kWide)>(launch, p) ||
          try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs | kWide)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p) ||
-         try_config<config(kBf16, 128, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, false, false, false, true, kCodes | kEight)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, false, kWide | kCodes | kByKey)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, false, kCodes | kByKey)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, true, true, false, true, kCodes | kEight)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes)>(launch, p) ||
-         try_config<config(kF16, 64, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes)>(launch, p) ||
+         try_config<config(kF16, 64, 8, true, true, false, true, kWide | kCodes | kByKey | kEight | kFourBoxes)>(launch,
+                                                                                                                 p) ||
+         try_config<config(kBf16, 64, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey | kTwoBoxes | k32)>(launch,
+                                                                                                               p) ||
+         try_config<config(kBf16, 64, 8, false, false, false, true, kWide | kCodes | k32)>(launch, p) ||
+         try_config<config(kBf16, 256, 8, false, false, false, true, kWide | kCodes)>(launch, p) ||
+         try_config<config(kBf16, 256, 8, false, false, false, true, kNone)>(launch, p) ||
          try_config<config(kF16, 256, 8, true, true, true, false, kCodes)>(launch, p) ||
-         try_config<config(kBf16, 64, 8, false, true, false, false, kWide | kCodes | kByKey)>(launch, p);
+         try_config<config(kBf16, 64, 8, false, true, false, false, kCodes | kByKey)>(launch, p);
 }
 
 // ---- a case ---------------------------------------------------------------------------------------------------------
@@ -182,8 +199,9 @@ void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
       ASSERT_STREQ(launch.name, "decode_sm90");
       std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
       const auto cache = static_cast<Dtype>(problem.k.dtype);
-      const bool two_boxes = launch.spec().config.find(".boxes = 2") != std::string::npos;
-      const int rows = plan.steps[0].block_n / (two_boxes ? 2 : 1);
+      const std::string& text = launch.spec().config;
+      const auto boxes = text.find(".boxes = ");
+      const int rows = plan.steps[0].block_n / (boxes == std::string::npos ? 1 : std::stoi(text.substr(boxes + 9)));
       params.k_map = map_of(params, params.k, params.head_dim, rows, cache);
       params.v_map = map_of(params, params.v, params.head_dim_v, rows, cache);
       ASSERT_TRUE(run_config(launch, params)) << launch.spec().config;
@@ -241,6 +259,7 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
         // K and V of 8 bits: tiles of 32 keys by TMA, of one page or of two, rows by cp.async; scales of each shape.
+        // Few keys by tiles of 16.
         "dtype=bf16 kv=e4m3 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=64 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
@@ -248,7 +267,19 @@ INSTANTIATE_TEST_SUITE_P(
         "scales=fine cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=900 hq=8 hkv=2 d=128 dv=112 k=paged page=7 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
-        "dtype=f16 kv=e4m3 b=3 sq=2 sk=2500 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine causal=1 used=1 cores=3",
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=7 csr=1 causal=1 q=packed lead=2 "
+        "scales=fine cores=5",
+        "dtype=bf16 kv=e4m3 b=2 sq=1 sk=900 hq=4 hkv=1 d=64 dv=64 k=paged page=16 scales=h cores=5",
+        "dtype=f16 kv=e4m3 b=3 sq=2 sk=2800 hq=4 hkv=2 d=64 dv=64 k=paged page=48 scales=fine causal=1 used=1 cores=3",
+        // Tiles of 64 keys from two pages; work tiles of 32 rows, one full and one not, of one sequence and of several.
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4200 hq=8 hkv=2 d=64 dv=64 k=paged page=32 scales=fine causal=1 cores=3",
+        "dtype=bf16 kv=e4m3 b=3 sq=11 sk=1400 hq=8 hkv=2 d=128 dv=128 k=paged page=16 scales=fine causal=1 used=1 "
+        "cores=9",
+        // Up to eight parts of several rows are merged at once: an odd number of rows, and more parts.
+        "dtype=bf16 kv=e4m3 b=2 sq=5 sk=900 hq=6 hkv=2 d=256 dv=240 scales=bh cores=12",
+        "dtype=bf16 b=2 sq=4 sk=900 hq=8 hkv=2 d=256 dv=256 cores=9",
+        "dtype=bf16 b=1 sq=3 sk=900 hq=5 hkv=1 d=256 dv=256 cores=11",
+        "dtype=bf16 kv=e4m3 b=2 sq=6 sk=8300 hq=4 hkv=1 d=64 dv=64 scales=bh cores=5",
         "dtype=f16 kv=e4m3 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=240 k=paged page=9 causal=1 invariant=1 scales=h "
         "cores=4",
         "dtype=bf16 kv=e4m3 b=3 sq=4 sk=500 hq=8 hkv=2 d=64 dv=48 q=packed k=packed reversed=1 scales=fine lead=3 "

@@ -21,6 +21,7 @@ constexpr int kN = 16;
 constexpr DecodeSm90Config config_of(bool varlen, bool invariant) {
   return {.dtype = Dtype::kBFloat16,
           .head_dim = 128,
+          .rows = kDecodeRows,
           .block_n = kN,
           .warps = 1,
           .stages = 2,
