@@ -876,6 +876,35 @@ constexpr const char* kProgramHeadSums[] = {
     "dtype=bf16 hq=2 hkv=2 d=64 dv=64 wl=90 wr=20 score_mod='s + tanh(temperature[h]) * sqrt(float(i + j))'",
 };
 
+// Gradients of elements that all pairs with the same i - j share, which Hopper's kernel sums along diagonals: groups
+// whose heads follow one another, windows, masks and lists that skip tiles, packed sequences, split groups, parts of a
+// whole, elements of many diagonals and of a whole head, beside a factor's gradient, and beside a factor of 0; hidden
+// keys and values that are NaN; with options and head sizes that another kernel serves.
+constexpr const char* kProgramDiagonalSums[] = {
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=f16 hq=4 hkv=1 d=64 dv=64 causal=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=f16 hq=4 hkv=1 d=128 dv=128 causal=1 top_left=1 captured=bf16 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=4 hkv=2 d=96 dv=80 wl=90 wr=20 score_mod='s * t + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 score_mod='s + relative[h, i - j + len_k]' mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=bf16 hq=4 hkv=1 d=64 dv=64 score_mod='s + relative[h, i - j + len_k]' "
+    "mask_mod='(i // 64 + h) % 3 != j // 64 % 3'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 q=packed k=packed lead=3 tail=70 lists=3 "
+    "score_mod='s + relative[h, i - j + len_k]' mask_mod='(q_pos - j) % 7 != 0'",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 q=packed k=packed tail=9 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=8 hkv=1 d=128 dv=128 cores=64 used=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=4 hkv=2 d=64 dv=64 first_q=40 first_k=7 places=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 score_mod='s + bucket[h, min(abs(i - j), 31)]'",
+    "dtype=f16 hq=4 hkv=2 d=128 dv=128 score_mod='s + slope[h] * (j - i)'",
+    "dtype=bf16 hq=4 hkv=1 d=128 dv=128 score_mod='s * temperature[h] + relative[h, i - j + len_k]'",
+    "dtype=f16 hq=4 hkv=2 d=64 dv=64 score_mod='s * (temperature[h] * (1.0 - h)) + 0.5 * relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 score_mod='(s + relative[h, i - j + len_k]) * (h - 1.5)'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 data=nan_value causal=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 data=nan_key wl=50 wr=0 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 deterministic=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 dropout=0.2 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=1 d=192 dv=128 score_mod='s + relative[h, i - j + len_k]'",
+};
+
 // Terms whose growth from tile to tile is known: of either sign, small and larger than any score, after scores that are
 // outliers or grow themselves, where rows see parts of tiles, and beside a softcap, which the growth does not include.
 constexpr const char* kGrowingTerms[] = {
@@ -947,6 +976,9 @@ void add_programs(Table& table) {
   for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramAffine) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramHeadSums) {
+    table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330").c_str());
+  }
+  for (const char* line : kProgramDiagonalSums) {
     table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330").c_str());
   }
   for (const char* line : kGrowingTerms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());

@@ -24,6 +24,7 @@ struct BwdSm90Config {
   bool d_bias;         // every query has its own bias entries; sequences and heads may share them
   bool d_captured;     // the gradient of a score program's tensor is requested: one element for all pairs of a head
   bool d_factor;       // likewise, and the postprocess makes it of dQ (LoadSum::kProducts)
+  bool d_diagonal;     // likewise, of elements that all pairs with the same i - j share (LoadSum::kDiagonals)
   ScoreConfig score;   // without a block mask; nothing is added to a score that softcap has changed
   // Query tiles come from block lists (block_lists/kernel or, for program_lists(), block_lists/program_lists), not all
   // from first to last.
@@ -45,8 +46,8 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, d_captured, d_factor, score, block_mask, split_group,
-                      sums, whole_head)
+                      deterministic, alternate, staged_dq, d_bias, d_captured, d_factor, d_diagonal, score, block_mask,
+                      split_group, sums, whole_head)
 
 // Sums the dK and dV of a split group.
 struct BwdSm90GroupConfig {
@@ -101,8 +102,11 @@ struct BwdSm90Layout {
   int steps;   // [stages] QueryTileStep
   int block;   // [bwd_sm90_key_blocks] KeyBlock
   int slots;   // [bwd_sm90_step_slots] DqAddition of the latest steps, with a block mask
-  int dropout_bits;  // [bwd_sm90_dropout_stages] dropout bits, one for each score, ordered as in DropoutBits
-  int barriers;      // ordered as in BwdSm90Shared
+  int diagonals;  // with d_diagonal: [8 warps][kBwdDiagonalBlocks][8][8] float32, the sums of a step (diagonals.cuh)
+  int rings;      // [kBwdDiagonalWarps][256] float32, the sums of diagonals
+  int diagonal_step;  // the step's query head and first query
+  int dropout_bits;   // [bwd_sm90_dropout_stages] dropout bits, one for each score, ordered as in DropoutBits
+  int barriers;       // ordered as in BwdSm90Shared
   int bytes;
 };
 
@@ -113,6 +117,10 @@ inline constexpr int kBwdDqStages = 2;
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dropout_stages(const BwdSm90Config& c) {
   return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;
 }
+
+// With d_diagonal: warps of the producer's warpgroup that add the sums of diagonals, and blocks of 8 x 8 sums that a
+// score warp has of a step.
+inline constexpr int kBwdDiagonalWarps = 3, kBwdDiagonalBlocks = 9;
 
 // With whole_head: the most queries and keys of a head, and its tiles of 128.
 inline constexpr int kBwdWholeHeadRows = 512, kBwdWholeHeadTiles = kBwdWholeHeadRows / 128;
@@ -129,7 +137,7 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_threads(const BwdSm90Config& c) {
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
   return 2 + 2 * (c.stages + bwd_sm90_d_o_stages(c) + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) +
-                  bwd_sm90_dropout_stages(c));
+                  bwd_sm90_dropout_stages(c) + (c.d_diagonal ? 1 : 0));
 }
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.whole_head ? kBwdWholeHeadTiles : c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
@@ -152,7 +160,11 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
   at.slots = at.block + bwd_sm90_key_blocks(c) * kBwdSm90BlockBytes;
-  at.dropout_bits = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
+  at.diagonals = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
+  at.diagonals += c.d_diagonal ? (16 - at.diagonals % 16) % 16 : 0;
+  at.rings = at.diagonals + (c.d_diagonal ? 8 * kBwdDiagonalBlocks * 64 * 4 : 0);
+  at.diagonal_step = at.rings + (c.d_diagonal ? kBwdDiagonalWarps * 256 * 4 : 0);
+  at.dropout_bits = at.diagonal_step + (c.d_diagonal ? 8 : 0);
   at.barriers = at.dropout_bits + bwd_sm90_dropout_stages(c) * c.block_m * c.block_n / 8;
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
   return at;

@@ -15,6 +15,7 @@
 //   gradients.cuh    ... its dS
 //   slopes.cuh       ... of score programs whose slope depends on the score
 //   whole_head.cuh   short heads: a form of its own, with a head in a block and without a dQ warpgroup
+//   diagonals.cuh    sums of dScore along i - j, for gradients of score programs' tensors
 //   dq.cuh           the dQ warpgroup, and deterministic the threads that add dQ
 //   kernel.cuh       the roles of a block's warps
 //   rows.cuh         the kernels before and after this one: delta, LSE, the order of key tiles, dQ's rounding
@@ -23,6 +24,7 @@
 #pragma once
 
 #include "tessera/attention/backward/scores.cuh"
+#include "tessera/bwd_sm90/diagonals.cuh"
 #include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90/gradients.cuh"
 #include "tessera/bwd_sm90/loads.cuh"
@@ -71,7 +73,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
-  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.head_dim, kCfg.score.dropout);
+  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.head_dim, kCfg.score.dropout || kCfg.d_diagonal);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kRegisters.producer>();
@@ -81,6 +83,10 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       if (threadIdx.x % 32 == 0 && thread >= 0 && thread < DqThread<kCfg>::kThreads) {
         DqThread<kCfg>{p, shared, block, thread}.run();
       }
+    }
+    if constexpr (kCfg.d_diagonal) {
+      const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+      if (warp > 0) DiagonalWarp<kCfg>{p, shared, block, warp - 1}.run();
     }
     if constexpr (kCfg.score.dropout) {
       constexpr int kFirstWarp = 4 - BwdSm90Shared<kCfg>::kDropoutWarps;

@@ -6,6 +6,7 @@
 
 #include "tessera/attention/backward/scores.cuh"
 #include "tessera/attention/backward/tiles.cuh"
+#include "tessera/bwd_sm90/diagonals.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
 #include "tessera/tile/fragment.cuh"
 
@@ -38,8 +39,11 @@ struct ScoreWarpgroup {
                                      (kCfg.score.program && !kOnlyHides && !Step::kIsAffine) ||
                                      kCfg.score.facts().reshapes || (kParts > 1 && kCfg.score.scaled());
   static constexpr bool kMaskedAhead = kCfg.whole_head || !kNoneAhead;  // masked() is known before it is needed
-  static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
-                       kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
+  static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kCfg.d_diagonal ? 8 : kStats,
+                       kDeltaAhead = kCfg.d_diagonal                 ? 0
+                                     : kCfg.dtype == Dtype::kFloat16 ? kStats / 2
+                                                                     : kStats,
+                       kDeltaHeld = kCfg.d_diagonal ? kStats / 4 : kStats;
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -56,6 +60,7 @@ struct ScoreWarpgroup {
   // d_captured: the lane's part of the gradient of the head's element, in units of bwd_lower_late.
   float element_sum = 0.0f;
   int summed_head = 0;
+  float2 kept;  // d_diagonal: dScore of the lower key and the eight queries before
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -103,6 +108,12 @@ struct ScoreWarpgroup {
     shared.wait_empty(Shared::kDS, at);
     hand_on_gradients<Gradients>(shared.tile(Shared::kAt.d_s, Gradients::kBytes, at), warpgroup * 64 + warp_key(),
                                  kZeros);
+    if constexpr (kCfg.d_diagonal) {
+      begin_diagonals();
+#pragma unroll
+      for (int n = 0; n < kBwdDiagonalBlocks; ++n) store_diagonals(diagonals(), n, float2{});
+      hand_on_diagonals();
+    }
     Shared::arrive_warp(shared.full(Shared::kDS, at));
     ptx::reconverge_warp();  // otherwise the lane that arrives may execute the next step's stmatrix alone
   }
@@ -155,7 +166,7 @@ struct ScoreWarpgroup {
     hides_some = kStats > 0 && masked();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
-    load_stats<kDeltaAhead, kStats>(true);
+    load_stats<kDeltaAhead, kDeltaHeld>(true);
     const bool rescales = kCfg.d_factor && factor.after != 1.0f;
     if constexpr (kCfg.d_factor) {
       score_gradients(factor, hides_some);
@@ -385,19 +396,37 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 
   // Turns dP into dS; P and dS become operands: gradients.cuh.
-  static constexpr bool kOptionsOfGradients = kCfg.score.dropout || (Step::kHasGradient && !kOnlyHides) || kCfg.d_bias;
+  static constexpr bool kOptionsOfGradients =
+      kCfg.score.dropout || (Step::kHasGradient && !kOnlyHides) || kCfg.d_bias || kCfg.d_diagonal;
   template <class Head>
   TESSERA_DEVICE void score_gradients(const Head& head, bool hides_some);
-  template <int kFirst, int kRows, class Head>
+  template <int kFirst, int kRows, bool kHides = false, class Head>
   TESSERA_DEVICE void score_gradients(const Head& head);
-  template <class Head>
-  TESSERA_DEVICE void score_gradients(const Head& head, uint32& packed_p, uint32& packed_ds, int m, int half,
-                                      const float (&d)[4], float2 minus);
+  template <bool kHides, class Head>
+  TESSERA_DEVICE float2 score_gradients(const Head& head, uint32& packed_p, uint32& packed_ds, int m, int half,
+                                        const float (&d)[4], float2 minus);
   TESSERA_DEVICE void rescale_gradients(float factor);
   TESSERA_DEVICE void clear_hidden();
   TESSERA_DEVICE void clear_weightless();
+  // d_diagonal: waits for the place of the step's sums, in which the lane stores its part of each block.
+  TESSERA_DEVICE void begin_diagonals() const {
+    static_assert(kCfg.stages % 2 == 0, "there is one place, whose parity is that of the stage");
+    ptx::mbarrier_wait_parity(shared.diagonals_empty(), at.stage() % 2 ^ 1);
+  }
+  TESSERA_DEVICE uint32 diagonals() const {  // of the lane's part of the first block
+    return shared.base + Shared::kAt.diagonals + (warpgroup * 4 + warp_key() / 16) * (kBwdDiagonalBlocks * 256) +
+           diagonal_offset(lane() / 4, lane() % 4 * 2);
+  }
+  TESSERA_DEVICE static void store_diagonals(uint32 to, int n, float2 sums) {
+    ptx::st_shared_s32x2(to + n * 256, __float_as_int(sums.x), __float_as_int(sums.y));
+  }
+  TESSERA_DEVICE void hand_on_diagonals() const {
+    if (warp_key() == 0 && lane() == 0) ptx::st_shared_s32x2(shared.diagonal_step(), step_head(), step_row0());
+    Shared::arrive_warp(shared.diagonals_full());
+  }
   // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {
+    if constexpr (kCfg.d_diagonal) hand_on_diagonals();
     if (part == 0) shared.wait_empty(Shared::kDS, at);
     const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at) + part * (kPartM * kChunkRowBytes);
     hand_on_gradients<Gradients>(to, warpgroup * 64 + warp_key(), rdS);

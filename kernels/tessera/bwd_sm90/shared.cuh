@@ -71,11 +71,17 @@ struct BwdSm90Shared {
   TESSERA_DEVICE uint32 dropout_full(const DropoutAt& at) const { return full(kDropout, at); }
   TESSERA_DEVICE uint32 dropout_empty(const DropoutAt& at) const { return empty(kDropout, at); }
 
+  // The sums of a step's diagonals.
+  TESSERA_DEVICE uint32 diagonals_full() const { return barrier(kDiagonals); }
+  TESSERA_DEVICE uint32 diagonals_empty() const { return barrier(kDiagonals + 1); }
+  TESSERA_DEVICE uint32 diagonal_step() const { return base + kAt.diagonal_step; }
+
   // ---- barriers ----
   static constexpr int kDOStages = bwd_sm90_d_o_stages(kCfg);
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kDOStages,
                        kDQ = kDS + 2 * kCfg.ds_stages,               // deterministic
       kDropout = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
+  static constexpr int kDiagonals = kDropout + 2 * kDropoutStages;   // with d_diagonal
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
   TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
@@ -125,6 +131,10 @@ struct BwdSm90Shared {
     for (int stage = 0; stage < kDropoutStages; ++stage) {
       ptx::mbarrier_init(barrier(kDropout + stage), kDropoutUnits);
       ptx::mbarrier_init(barrier(kDropout + kDropoutStages + stage), 8);
+    }
+    if constexpr (kCfg.d_diagonal) {
+      ptx::mbarrier_init(diagonals_full(), 8);
+      ptx::mbarrier_init(diagonals_empty(), kBwdDiagonalWarps);
     }
     ptx::fence_mbarrier_init();
   }

@@ -106,6 +106,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   const CapturedSums sums = captured_sums(plan);
   config.d_captured = sums.pairs;
   config.d_factor = sums.products;
+  config.d_diagonal = sums.diagonals;
   config.sums = writes_sums(p);
   config.score = score_config_beside_block_mask(plan);
   config.block_mask = core::present(p.block_mask);
@@ -255,7 +256,9 @@ std::string refuse_score_program(const tessera_plan& plan) {
   const core::score::Bound bound = core::score::bind(plan);
   const core::score::Facts facts = core::score::facts_of(*bound.checked);
   if (const CapturedSums sums = captured_sums(plan); sums.any()) {
-    if (sums.diagonals) return "d_captured: not supported of elements for i - j";
+    if (sums.diagonals && sums.pairs) return "d_captured: not supported of elements for i - j beside others";
+    if (sums.diagonals && p.deterministic) return "deterministic: not supported with d_captured of elements for i - j";
+    if (sums.diagonals && p.dropout_p > 0) return "dropout: not supported with d_captured of elements for i - j";
     if (sums.pairs && !facts.sums_by_head) return "d_captured: supported only of one element for each head";
     const int64_t most = sums.pairs ? kMostSummedHeadDim : kBwdSm90HeadDim;
     if (largest_head_dim(plan) > most) return "d_captured: not supported above head size " + std::to_string(most);

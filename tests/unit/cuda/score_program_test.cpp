@@ -243,8 +243,9 @@ TEST(CudaProgramKernels, AFirstCallCompilesWhatReadsTheProgram) {
       EXPECT_EQ(backward(kHeadScale, "", true), head_dim > 128 ? "bwd_sm80 " : "bwd_sm90 bwd_sm90_after_products ")
           << head_dim;
       EXPECT_EQ(backward(kHeadScale, "", false), kernel) << head_dim;
-      EXPECT_EQ(backward(kRelative, "", true), "bwd_sm80 ") << head_dim;
-      EXPECT_EQ(backward(kRelative, kDocuments, true), "program_bounds program_lists bwd_sm80 ") << head_dim;
+      const std::string by_diagonals = head_dim > 128 || deterministic ? "bwd_sm80 " : "bwd_sm90 ";
+      EXPECT_EQ(backward(kRelative, "", true), by_diagonals) << head_dim;
+      EXPECT_EQ(backward(kRelative, kDocuments, true), "program_bounds program_lists " + by_diagonals) << head_dim;
     }
   }
 }
@@ -263,6 +264,8 @@ constexpr SpillLimit kSpillLimits[] = {{TESSERA_KERNEL_FWD_SM80, 80, 180},
 
 // Of bwd_sm90 at head size 128 if slopes depend on the score: values that a step reads once.
 constexpr int kSpillsOfSlopes = 260;
+// Of bwd_sm90 at head size 128 if gradients are summed by i - j beside a mask.
+constexpr int kSpillsOfDiagonals = 8;
 // Of bwd_sm90_d256: a score with a table and a mask beside it spill up to 16 bytes.
 constexpr int kSpillsOfPairs = 16;
 
@@ -302,7 +305,12 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
           {kHeadScale, kDocuments, false, true, 64, false, true},
           {kHeadScale, "", false, false, 128, false, true},
           {kHeadScale, kDocuments, true, true, 128, false, true},
-          {"where(i > j, s * table[h, 0], s)", "", false, false, 64, true, true}}) {
+          {"where(i > j, s * table[h, 0], s)", "", false, false, 64, true, true},
+          {kRelative, "", false, false, 128, false, true},
+          {kRelative, "", true, false, 96, false, true},
+          {kRelative, kDocuments, true, false, 64, false, true},
+          {"s * table[h, 0] + table[h, i - j + len_k]", "", false, false, 128, false, true},
+          {kRelative, kDocuments, false, false, 128, false, true}}) {
       const bool sm90 = kernel == TESSERA_KERNEL_BWD_SM90, backward = sm90 || kernel == TESSERA_KERNEL_BWD_SM80;
       if (packed && kernel == TESSERA_KERNEL_DECODE_SM90) continue;  // it has no lists
       if (!backward && (deterministic || head_dim > 128)) continue;
@@ -320,10 +328,11 @@ TEST_P(CudaProgramKernels, SpillNoMoreThanOthers) {
         const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), arch, binary, &log);
         ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
         const bool lists = std::string_view(spec.header).find("block_lists") != std::string_view::npos;
-        EXPECT_LE(binary.spill_bytes, lists                     ? 0
-                                      : head_dim > 128          ? kSpillsOfPairs
-                                      : sloped && head_dim > 96 ? kSpillsOfSlopes
-                                                                : most)
+        EXPECT_LE(binary.spill_bytes, lists                               ? 0
+                                      : head_dim > 128                    ? kSpillsOfPairs
+                                      : sloped && head_dim > 96           ? kSpillsOfSlopes
+                                      : learned && *mask && head_dim > 96 ? kSpillsOfDiagonals
+                                                                          : most)
             << spec.name << " " << score << mask << " " << packed << deterministic << head_dim;
         if (lists) {
           EXPECT_EQ(binary.stack_bytes, 0) << spec.name << " " << mask << " " << packed;

@@ -152,6 +152,7 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
     return *std::max_element(in, in + tessera::emulated::kWarpThreads);
   });
 }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, !x) == 0; }
 

@@ -20,6 +20,7 @@ constexpr BwdSm90Config bwd_sm90_config(bool varlen, bool deterministic, bool bl
           .d_bias = false,
           .d_captured = false,
           .d_factor = false,
+          .d_diagonal = false,
           .score = {},
           .block_mask = block_mask,
           .split_group = false,
