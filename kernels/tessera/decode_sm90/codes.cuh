@@ -47,11 +47,6 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
       if (lane == 0) units[row0 + n] = unit;
     }
   }
-  template <class Tile>
-  TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
-    clear(rS);
-    product_abt_codes<kCfg.cache>(rS, this->sQ, sK);
-  }
 
  private:
   // Rounds a row, of which a lane has eight elements, to float16; returns the factor that the result must have.
@@ -75,6 +70,40 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
     }
     return power_of_two(2 * kBias - factor);
   }
+};
+
+// With up to 128 columns and 16 rows, Q's fragments are kept in registers: at D = 128, 8 of a tile's 24 ldmatrix, and
+// half as many bytes as its codes.
+template <DecodeSm90Config kCfg>
+requires(kCfg.codes()) class DecodeQueryFragments<kCfg> {
+ public:
+  TESSERA_DEVICE explicit DecodeQueryFragments(const DecodeQueries<kCfg>& shared) : queries(shared) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) load_a_codes(kept[k], queries.sQ, k);
+    }
+  }
+  template <class Tile>
+  TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
+    clear(rS);
+    const auto fragments = [&](uint32(&a)[kM][4], int k) {
+      if constexpr (kKept) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[m][i] = kept[k][m][i];
+      } else {
+        load_a_codes(a, queries.sQ, k);
+      }
+    };
+    product_abt_codes<kCfg.cache>(rS, fragments, sK);
+  }
+
+ private:
+  static constexpr bool kKept = kCfg.rows <= 16 && kCfg.head_dim <= 128;
+  static constexpr int kM = kCfg.row_tiles(), kSteps = kCfg.head_dim / 16;
+  const DecodeQueries<kCfg>& queries;
+  uint32 kept[kKept ? kSteps : 1][kM][4];
 };
 
 // What a warp does with the scales in a segment. Of 16-bit K and V, nothing.

@@ -127,6 +127,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     }
     __syncthreads();  // Q, the segment's parts and the next segments are visible
     scales.begin(shared.queries);
+    const DecodeQueryFragments<kCfg> queries(shared.queries);
     const Segment& next = segments[number + 1];
     if (next.rows > 0) loader.look_ahead(known);
 #pragma unroll 1
@@ -135,7 +136,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
       wait_for_tile<kCfg, true>(k_full(stage), parity);
       DecodeScoreTile<kCfg> rP;
       scales.take(loader, stage, visible.some, key0);
-      score_stage<kCfg>(rP, softmax, output, shared.queries, stages[stage].sK, scales, p, segment, key0,
+      score_stage<kCfg>(rP, softmax, output, queries, stages[stage].sK, scales, p, segment, key0,
                         visible.all.holds(key0, kCfg.block_n));
       scales.scale_weights(rP);
       __syncwarp();  // all lanes have read K and the scales
