@@ -677,6 +677,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     parts = split_parts_at(plan, stored, memory ? memory + own.arrivals_bytes : nullptr);
     p.arrivals = reinterpret_cast<unsigned long long*>(memory);
     p.num_splits = Divisor(own.num_splits), p.clusters = Divisor(stored);
+    p.merged_heads = Divisor(own.order.heads / own.num_splits);
     p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
   }
   if (own.config.block_mask) {
