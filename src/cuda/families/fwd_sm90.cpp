@@ -201,7 +201,8 @@ int64_t cluster_blocks_at_once(const tessera_plan& plan, int merge_blocks) {
 // empty ones.
 bool clusters_merge(const tessera_plan& plan, const Choice& choice, Parts parts) {
   const int64_t kv_blocks = divide_up(plan.max_seqlen_k, choice.block_n());
-  return parts.merge_blocks > 1 && parts.count % parts.merge_blocks == 0 && !merges_parts(plan.problem, 1) &&
+  return parts.merge_blocks > 1 && parts.count % parts.merge_blocks == 0 && parts.clusters() <= kMergeParts &&
+         !merges_parts(plan.problem, 1) &&
          divide_up(kv_blocks, divide_up(kv_blocks, parts.count)) > parts.count - parts.merge_blocks &&
          filled_tiles(plan, choice) * parts.count <= cluster_blocks_at_once(plan, parts.merge_blocks);
 }
