@@ -46,6 +46,7 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
                       o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,
                       score, merge_blocks)
 
+inline constexpr int kMergeParts = 16;     // parts of a row, or clusters' sums, that are merged at once at most
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
 // Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers use the K/V blocks of a

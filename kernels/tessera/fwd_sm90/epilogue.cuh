@@ -39,7 +39,9 @@ struct PartBuffers {
   static constexpr int kRows = kConsumerRows * kCfg.consumers;
   static constexpr int kStride = kCfg.head_dim_v + 8;  // floats; the padding avoids bank conflicts
   static_assert(!kCfg.merges() || kRows * kStride * 4 <= fwd_sm90_layout(kCfg).o, "O where Q, K and V were");
-  static_assert(!kCfg.merges() || kRows * 8 + 4 <= fwd_sm90_layout(kCfg).work_tiles - fwd_sm90_layout(kCfg).o);
+  static constexpr int kMergedRows = (kRows + kCfg.merge_blocks - 1) / kCfg.merge_blocks;
+  static_assert(!kCfg.merges() || kRows * 8 + 16 + kMergedRows * kMergeParts * 4 <=
+                                      fwd_sm90_layout(kCfg).work_tiles - fwd_sm90_layout(kCfg).o);
 
   TESSERA_DEVICE static float* o(FwdSm90SharedMemory<kCfg>& shared) { return reinterpret_cast<float*>(&shared); }
   TESSERA_DEVICE static float2* lse(FwdSm90SharedMemory<kCfg>& shared) {
@@ -48,6 +50,10 @@ struct PartBuffers {
   // Whether this block is the last to arrive with its rows.
   TESSERA_DEVICE static int* flag(FwdSm90SharedMemory<kCfg>& shared) {
     return reinterpret_cast<int*>(lse(shared) + kRows);
+  }
+  // The weights of the parts of a row that this block merges.
+  TESSERA_DEVICE static float* weights(FwdSm90SharedMemory<kCfg>& shared, int row) {
+    return reinterpret_cast<float*>(flag(shared) + 4) + row * kMergeParts;
   }
 };
 

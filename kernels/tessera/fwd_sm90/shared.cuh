@@ -59,9 +59,9 @@ struct WorkTile {
     const WorkOrder& order = order_of(p);
     TileCoord place;
     int split = 0;
-    if constexpr (kCfg.merges()) {  // the parts of a work tile are neighbours
+    if constexpr (kCfg.merges()) {  // the parts of a work tile are neighbours; padded tile indices come last
       const int work_tile = index / p.num_splits;
-      split = index % p.num_splits, place = {work_tile / order.tiles, work_tile % order.tiles};
+      split = index % p.num_splits, place = {work_tile % p.merged_heads, work_tile / p.merged_heads};
     } else {
       place = place_of(order, index);
       if constexpr (kCfg.split) split = place.head % p.num_splits, place.head = place.head / p.num_splits;

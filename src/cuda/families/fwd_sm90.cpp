@@ -201,7 +201,8 @@ int64_t cluster_blocks_at_once(const tessera_plan& plan, int merge_blocks) {
 // empty ones.
 bool clusters_merge(const tessera_plan& plan, const Choice& choice, Parts parts) {
   const int64_t kv_blocks = divide_up(plan.max_seqlen_k, choice.block_n());
-  return parts.merge_blocks > 1 && parts.count % parts.merge_blocks == 0 && !merges_parts(plan.problem, 1) &&
+  return parts.merge_blocks > 1 && parts.count % parts.merge_blocks == 0 && parts.clusters() <= kMergeParts &&
+         !merges_parts(plan.problem, 1) &&
          divide_up(kv_blocks, divide_up(kv_blocks, parts.count)) > parts.count - parts.merge_blocks &&
          filled_tiles(plan, choice) * parts.count <= cluster_blocks_at_once(plan, parts.merge_blocks);
 }
@@ -677,6 +678,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
     parts = split_parts_at(plan, stored, memory ? memory + own.arrivals_bytes : nullptr);
     p.arrivals = reinterpret_cast<unsigned long long*>(memory);
     p.num_splits = Divisor(own.num_splits), p.clusters = Divisor(stored);
+    p.merged_heads = Divisor(own.order.heads / own.num_splits);
     p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
   }
   if (own.config.block_mask) {

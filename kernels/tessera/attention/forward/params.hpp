@@ -38,8 +38,8 @@ struct FwdSm90Params : ProblemParams {
   // [part, head, query of the batch], o with head_dim_v columns: of each split or, where clusters merge theirs, of each
   // cluster of a work tile; `clusters` of these
   float *partial_o, *partial_lse, *partial_lse_low;
-  Divisor clusters;
-  unsigned long long* arrivals;  // [work tile, block of a cluster], of several clusters: attention/arrivals
+  Divisor clusters, merged_heads;  // likewise: (batch, head) pairs, packed: heads
+  unsigned long long* arrivals;    // [work tile, block of a cluster], of several clusters: attention/arrivals
 };
 
 }  // namespace tessera
