@@ -67,7 +67,9 @@ struct Consumer {
   }
 
   TESSERA_DEVICE void attend_tiles() {
-    if constexpr (Scores::kOverlaps) {
+    if constexpr (kCfg.block_mask) {
+      attend_lists();
+    } else if constexpr (Scores::kOverlaps) {
       attend_overlapping();
     } else {
       attend_in_steps();
@@ -138,16 +140,11 @@ struct Consumer {
       if (!found) continue;
       scores.pack(at);
       clear(rO);
-      if constexpr (kCfg.block_mask) {
-        while (uniform(at.next_listed(false))) attend_block();
-        if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
-      } else {
-        if (at.at_last_block()) continue;
-        do {
-          at.next_block();
-          attend_block();
-        } while (at.before_last_block());
-      }
+      if (at.at_last_block()) continue;
+      do {
+        at.next_block();
+        attend_block();
+      } while (at.before_last_block());
       at.release_q();
     }
   }
@@ -158,10 +155,49 @@ struct Consumer {
     if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(scores.rS));
-    scores.next_block(at, rO, [this] {
-      wait_output();
-      if constexpr (kCfg.block_mask) at.skip_unseen_v();
-    });
+    scores.next_block(at, rO, [this] { wait_output(); });
+  }
+
+  // The same for the blocks of lists. A work tile's first block and the later ones have the same code, so that the text
+  // of a program is compiled once: that halves the time of a first call.
+  TESSERA_DEVICE void attend_lists() {
+    // pending: P of the previous block waits for its V. adds: that block was not its work tile's first, so its product
+    // is added to O; setting O to zero in a branch would make the compiler move and spill its registers.
+    int pending = 0, adds = 0;
+    while (true) {
+      const auto finished_at = at.tile_at;
+      const int begins = !pending || !uniform(at.next_listed(false));  // the block is a work tile's first
+      int found = 1;
+      if (begins) {
+        if (pending) {
+          if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
+          at.release_q();
+          at.tile_at.advance();
+        }
+        found = uniform(at.next_tile(pending != 0));
+        if (!found && !pending) break;
+      }
+      issue_scores();
+      if (kCfg.varlen && begins && pending && v_tail > 0) clear_v_tail();
+      issue_output(pending, adds);
+      if (Scores::kEntriesAhead && found) scores.load_entries(at);
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_pin(flat(scores.rS));
+      const WorkTile<kCfg>& finished = at.shared.work_tiles[finished_at.stage()];
+      if (begins && pending) epilogue.finish_sums(finished, scores.softmax, at);
+      scores.listed_block(at, rO, begins, found, [&](bool again) {
+        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_pin(flat(rO));
+        if (!pending || again) return;
+        at.release_v();
+        at.skip_unseen_v();
+        if (begins) {
+          epilogue.store(finished, rO, at);
+          at.shared.tile_ring.release(finished_at);
+        }
+      });
+      pending = found, adds = !begins;
+    }
   }
 
   // Processes a work tile's first block.
@@ -205,14 +241,14 @@ struct Consumer {
     }
     ptx::wgmma_commit_group();
   }
-  // O += P V
-  TESSERA_DEVICE void issue_output(bool pending = true) {
+  // O += P V; adds == 0: O = P V
+  TESSERA_DEVICE void issue_output(bool pending = true, int adds = 1) {
     const TileDescriptor v = descriptor(at.shared.sV, at.v, at.p.kv_descriptor_high);
     if (pending) at.wait_v();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      OutputProduct::rs(flat(rO), scores.rP[step], outer_major<V>(v, step * 16), 1);
+      OutputProduct::rs(flat(rO), scores.rP[step], outer_major<V>(v, step * 16), step > 0 ? 1 : adds);
     }
     ptx::wgmma_commit_group();
   }

@@ -295,6 +295,57 @@ struct ScoreStage {
     at.release_k();
   }
 
+  // Processes a block of a list, of which `begins` says whether it is its work tile's first and `found` whether there
+  // is one; in either case finish_output(false) is called once, while O += P V of the previous block is in progress.
+  // It is first_block() and next_block() in one; a block that a stale max does not fit comes again, with
+  // finish_output(true), which only waits.
+  template <class FinishOutput>
+  TESSERA_DEVICE void listed_block(Cursor& at, float (&rO)[1][kD][4], bool begins, bool found,
+                                   FinishOutput&& finish_output) {
+    constexpr int kEarly = kSteps / 2 * 2;
+    if (begins && found) {
+      find_head_scale(at);
+      softmax.reset();
+    }
+    const ScoreUnit unit = this->unit(at);
+    bool stale_max = kStaleMax && softmax.ready, again = false;
+    do {
+      float alpha[1][2];
+      SumParts total[1];
+      bool moves = false;
+      if (found) {
+        apply_options_and_mask(at);
+        if (stale_max) {
+          softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
+        } else {
+          const bool few_keys = begins && may_see_few_keys(at);
+          at.release_k();
+          moves = softmax.update_max(rS, unit, alpha, kStaleMax ? 0.0f : kRescaleThreshold_log2);
+          if (few_keys) softmax.raise_max(kFewKeysLead_log2);
+          softmax.exponentiate(rS, unit);
+        }
+      }
+      finish_output(again);
+      if (!found) return;
+      again = false;
+      if (stale_max) {
+        softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
+        again = !softmax.accept(total);
+      } else if (moves && !begins) {
+        softmax.rescale(alpha, rO);
+      }
+      if (again) [[unlikely]] {
+        // No product is in progress here, and P's registers are free.
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(at.shared.sQ[at.q.stage()].data), warp_row(),
+                                           shared_address(at.shared.sK[at.k.stage()].data));
+        stale_max = false;
+      } else {
+        pack(at);
+        if (stale_max) at.release_k();
+      }
+    } while (again);
+  }
+
   // Packs P as A fragments. The sums are computed before: the LSE is that without dropout.
   TESSERA_DEVICE void pack(const Cursor& at) {
     if constexpr (kCfg.score.dropout) {
