@@ -11,7 +11,7 @@ namespace tessera {
 // The coordinates (b, h, i, j) of the scores of a K/V tile.
 template <DecodeSm90Config kCfg>
 struct DecodeCoordinates {
-  static constexpr int kRows = 2, kAheadRows = 2, kN = kCfg.block_n / 8;
+  static constexpr int kRows = 2, kAheadRows = 2, kN = kCfg.block_n / 8, kDiagonalRegisters = 0;
   static constexpr bool kLaneOrder = false, kFused = true;
 
   const DecodeSm90Params& p;

@@ -49,6 +49,7 @@ template <FwdSm90Config kCfg>
 TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row0) {
   const int words = p.head_dim_v / 8;
   const int count = min(tile.count - row0, 16);
+#pragma unroll 1
   for (int word = lane_id(); !kCfg.split && word < count * words; word += 32) {
     *reinterpret_cast<uint4*>(output_at(p, tile, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
   }

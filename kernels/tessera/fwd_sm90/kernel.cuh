@@ -36,6 +36,9 @@ template <FwdSm90Config kCfg>
 struct Consumer {
   using Scores = ScoreStage<kCfg>;
   static constexpr int kD = Scores::kD, kSteps = Scores::kSteps;
+  // Whether first blocks and later ones have the same code: in kernels that a first call compiles, options are most of
+  // it.
+  static constexpr bool kOneText = kCfg.block_mask || kCfg.score.program || kCfg.score.facts().reshapes;
   using Q = typename Scores::Q;
   using K = typename Scores::K;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
@@ -67,8 +70,8 @@ struct Consumer {
   }
 
   TESSERA_DEVICE void attend_tiles() {
-    if constexpr (kCfg.block_mask) {
-      attend_lists();
+    if constexpr (Scores::kOverlaps && kOneText) {
+      attend_blocks();
     } else if constexpr (Scores::kOverlaps) {
       attend_overlapping();
     } else {
@@ -83,8 +86,14 @@ struct Consumer {
       issue_scores();
       if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
       wait_scores();
-      first_block();
-      scores.pack(at);
+      if constexpr (kOneText) {
+        find_v_tail(at.bounds.last);
+        scores.block(at, rO, true, true, [](bool) {});
+        if (at.at_last_block()) at.release_q();
+      } else {
+        first_block();
+        scores.pack(at);
+      }
       clear(rO);
       if (at.before_last_block()) {
         do {
@@ -95,7 +104,11 @@ struct Consumer {
           if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
           wait_scores();
           if constexpr (!Scores::kInPlace) wait_output();
-          scores.next_block(at, rO, [] {});
+          if constexpr (kOneText) {
+            scores.block(at, rO, false, true, [](bool) {});
+          } else {
+            scores.next_block(at, rO, [] {});
+          }
         } while (at.before_last_block());
         at.release_q();
       }
@@ -158,15 +171,14 @@ struct Consumer {
     scores.next_block(at, rO, [this] { wait_output(); });
   }
 
-  // The same for the blocks of lists. A work tile's first block and the later ones have the same code, so that the text
-  // of a program is compiled once: that halves the time of a first call.
-  TESSERA_DEVICE void attend_lists() {
-    // pending: P of the previous block waits for its V. adds: that block was not its work tile's first, so its product
-    // is added to O; setting O to zero in a branch would make the compiler move and spill its registers.
-    int pending = 0, adds = 0;
+  // The same where kOneText: a work tile's first block and the later ones have the same code.
+  TESSERA_DEVICE void attend_blocks() {
+    // 1: P of the previous block, its work tile's first, waits for its V; 2: that of a later one, whose product is
+    // added to O. Setting O to zero in a branch instead would make the compiler move and spill its registers.
+    int pending = 0;
     while (true) {
       const auto finished_at = at.tile_at;
-      const int begins = !pending || !uniform(at.next_listed(false));  // the block is a work tile's first
+      const int begins = !pending || !next_of_tile();  // the block is a work tile's first
       int found = 1;
       if (begins) {
         if (pending) {
@@ -179,13 +191,13 @@ struct Consumer {
       }
       issue_scores();
       if (kCfg.varlen && begins && pending && v_tail > 0) clear_v_tail();
-      issue_output(pending, adds);
+      issue_output(pending, pending > 1);
       if (Scores::kEntriesAhead && found) scores.load_entries(at);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(scores.rS));
       const WorkTile<kCfg>& finished = at.shared.work_tiles[finished_at.stage()];
       if (begins && pending) epilogue.finish_sums(finished, scores.softmax, at);
-      scores.listed_block(at, rO, begins, found, [&](bool again) {
+      scores.block(at, rO, begins, found, [&](bool again) {
         ptx::wgmma_wait_group<0>();
         ptx::wgmma_pin(flat(rO));
         if (!pending || again) return;
@@ -196,7 +208,17 @@ struct Consumer {
           at.shared.tile_ring.release(finished_at);
         }
       });
-      pending = found, adds = !begins;
+      pending = begins ? found : 2;
+    }
+  }
+  // Advances to the work tile's next block, if it has one.
+  TESSERA_DEVICE int next_of_tile() {
+    if constexpr (kCfg.block_mask) {
+      return uniform(at.next_listed(false));
+    } else {
+      if (!at.before_last_block()) return 0;
+      at.next_block();
+      return 1;
     }
   }
 
