@@ -803,6 +803,27 @@ constexpr const char* kProgramBoth[] = {
     "dtype=bf16 backward=1 hq=2 hkv=1 d=64 dv=64 score_mod='tanh(s) * 3' mask_mod='s < 0.5'",
 };
 
+// Elements that belong to i - j, over several tiles: inside their tensors for all pairs of a tile, or before the first
+// or after the last element for pairs that are hidden; steps in either direction, of both in one program, narrow
+// types, a mask by the score, packed sequences, pages, parts, and lengths that are no multiples of a tile.
+constexpr const char* kProgramDistances[] = {
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 causal=1 score_mod='s + relative[h, q_pos - j]'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 causal=1 score_mod='s + relative[h, j - q_pos + 2 * len_k - 1]'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 wl=70 wr=30 score_mod='s + relative[h, q_pos - j + 30]'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 wl=70 wr=30 q=packed k=packed lead=3 tail=9 "
+    "score_mod='s + relative[h, 70 - (q_pos - j)]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 causal=1 score_mod='50 * tanh((s + relative[h, q_pos - j]) / 50)' "
+    "mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=f16 hq=4 hkv=2 d=256 dv=256 causal=1 captured=f16 "
+    "score_mod='s - relative[h, q_pos - j] + 0.01 * (j - i)'",
+    "dtype=bf16 hq=4 hkv=2 d=96 dv=96 k=paged page=16 captured=bf16 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 places=1 first_q=40 first_k=7 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=2 d=192 dv=128 captured=f16 "
+    "score_mod='s + relative[h, i - j + len_k] * relative[h, j - i + len_k]'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 score_mod='s' mask_mod='s < relative[h, i - j + len_k] + 2.0' data=growing",
+};
+
 // Slopes that depend on the score, and no gradients of tensors: Hopper keeps each with its weight. Lists, packed
 // sequences, groups, windows, dropout, orders of additions; slopes of every size and sign, infinite ones, masks by the
 // score, far rows, scores that are NaN or hidden.
@@ -973,6 +994,7 @@ void add_programs(Table& table) {
   for (const char* line : kProgramPairs) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
   for (const char* line : kProgramBoth) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
+  for (const char* line : kProgramDistances) table.add((std::string(line) + " b=2 sq=200 sk=333").c_str());
   for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramAffine) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramHeadSums) {

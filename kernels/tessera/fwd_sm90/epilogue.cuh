@@ -79,6 +79,7 @@ TESSERA_DEVICE void store_unseen_rows(const ConsumerGroup<kCfg>& group, const Wo
   const FwdSm90Params& p = group.p;
   const int words = p.head_dim_v / 8;
   const int count = min(tile.count - row0, 16);
+#pragma unroll 1
   for (int word = lane_id(); !kCfg.split && word < count * words; word += 32) {
     *reinterpret_cast<uint4*>(output_at(p, tile, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
   }

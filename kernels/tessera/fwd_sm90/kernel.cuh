@@ -38,6 +38,9 @@ template <FwdSm90Config kCfg>
 struct Consumer {
   using Scores = ScoreStage<kCfg>;
   static constexpr int kD = Scores::kD, kSteps = Scores::kSteps;
+  // Whether first blocks and later ones have the same code: in kernels that a first call compiles, options are most of
+  // it.
+  static constexpr bool kOneText = kCfg.block_mask || kCfg.score.program || kCfg.score.facts().reshapes;
   using Q = typename Scores::Q;
   using K = typename Scores::K;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
@@ -69,7 +72,9 @@ struct Consumer {
   }
 
   TESSERA_DEVICE void attend_tiles() {
-    if constexpr (Scores::kOverlaps) {
+    if constexpr (Scores::kOverlaps && kOneText) {
+      attend_blocks();
+    } else if constexpr (Scores::kOverlaps) {
       attend_overlapping();
     } else {
       attend_in_steps();
@@ -89,8 +94,14 @@ struct Consumer {
       issue_scores();
       if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
       wait_scores();
-      first_block();
-      scores.pack(at);
+      if constexpr (kOneText) {
+        find_v_tail(at.bounds.last);
+        scores.block(at, rO, true, true, [](bool) {});
+        if (at.at_last_block()) at.release_q();
+      } else {
+        first_block();
+        scores.pack(at);
+      }
       clear(rO);
       if (at.before_last_block()) {
         do {
@@ -101,7 +112,11 @@ struct Consumer {
           if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
           wait_scores();
           if constexpr (!Scores::kInPlace) wait_output();
-          scores.next_block(at, rO, [] {});
+          if constexpr (kOneText) {
+            scores.block(at, rO, false, true, [](bool) {});
+          } else {
+            scores.next_block(at, rO, [] {});
+          }
         } while (at.before_last_block());
         at.release_q();
       }
@@ -146,16 +161,11 @@ struct Consumer {
       if (!found) continue;
       scores.pack(at);
       clear(rO);
-      if constexpr (kCfg.block_mask) {
-        while (uniform(at.next_listed(false))) attend_block();
-        if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
-      } else {
-        if (at.at_last_block()) continue;
-        do {
-          at.next_block();
-          attend_block();
-        } while (at.before_last_block());
-      }
+      if (at.at_last_block()) continue;
+      do {
+        at.next_block();
+        attend_block();
+      } while (at.before_last_block());
       at.release_q();
     }
   }
@@ -166,10 +176,58 @@ struct Consumer {
     if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(scores.rS));
-    scores.next_block(at, rO, [this] {
-      wait_output();
-      if constexpr (kCfg.block_mask) at.skip_unseen_v();
-    });
+    scores.next_block(at, rO, [this] { wait_output(); });
+  }
+
+  // The same where kOneText: a work tile's first block and the later ones have the same code.
+  TESSERA_DEVICE void attend_blocks() {
+    // 1: P of the previous block, its work tile's first, waits for its V; 2: that of a later one, whose product is
+    // added to O. Setting O to zero in a branch instead would make the compiler move and spill its registers.
+    int pending = 0;
+    while (true) {
+      const auto finished_at = at.tile_at;
+      const int begins = !pending || !next_of_tile();  // the block is a work tile's first
+      int found = 1;
+      if (begins) {
+        if (pending) {
+          if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
+          at.release_q();
+          at.tile_at.advance();
+        }
+        found = uniform(at.next_tile(pending != 0));
+        if (!found && !pending) break;
+      }
+      issue_scores();
+      if (kCfg.varlen && begins && pending && v_tail > 0) clear_v_tail();
+      issue_output(pending, pending > 1);
+      if (Scores::kEntriesAhead && found) scores.load_entries(at);
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_pin(flat(scores.rS));
+      const WorkTile<kCfg>& finished = at.shared.work_tiles[finished_at.stage()];
+      if (begins && pending) epilogue.finish_sums(finished, scores.softmax, at);
+      scores.block(at, rO, begins, found, [&](bool again) {
+        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_pin(flat(rO));
+        if (!pending || again) return;
+        at.release_v();
+        at.skip_unseen_v();
+        if (begins) {
+          epilogue.store(finished, rO, at);
+          at.shared.tile_ring.release(finished_at);
+        }
+      });
+      pending = begins ? found : 2;
+    }
+  }
+  // Advances to the work tile's next block, if it has one.
+  TESSERA_DEVICE int next_of_tile() {
+    if constexpr (kCfg.block_mask) {
+      return uniform(at.next_listed(false));
+    } else {
+      if (!at.before_last_block()) return 0;
+      at.next_block();
+      return 1;
+    }
   }
 
   // Processes a work tile's first block.
@@ -213,14 +271,14 @@ struct Consumer {
     }
     ptx::wgmma_commit_group();
   }
-  // O += P V
-  TESSERA_DEVICE void issue_output(bool pending = true) {
+  // O += P V; adds == 0: O = P V
+  TESSERA_DEVICE void issue_output(bool pending = true, int adds = 1) {
     const TileDescriptor v = descriptor(at.shared.sV, at.v, at.p.kv_descriptor_high);
     if (pending) at.wait_v();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      OutputProduct::rs(flat(rO), scores.rP[step], outer_major<V>(v, step * 16), 1);
+      OutputProduct::rs(flat(rO), scores.rP[step], outer_major<V>(v, step * 16), step > 0 ? 1 : adds);
     }
     ptx::wgmma_commit_group();
   }
