@@ -138,8 +138,8 @@ TESSERA_DEVICE float4 ld_shared_cluster_f32x4(uint32 cluster_address) {
 TESSERA_DEVICE void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 
 // Makes this thread's stores to its block's shared memory, and those that it has observed, visible to blocks of the
-// cluster that observe a later arrival of it. barrier_cluster_arrive() does that for global memory, too, by a fence over
-// the whole GPU (MEMBAR.ALL.GPU).
+// cluster that observe a later arrival of it. barrier_cluster_arrive() does that for global memory, too, by a fence
+// over the whole GPU (MEMBAR.ALL.GPU).
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-membar
 TESSERA_DEVICE void fence_release_shared_cluster() {
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
