@@ -947,6 +947,17 @@ constexpr const char* kGrowingTerms[] = {
     "dtype=bf16 hq=4 hkv=2 d=64 dv=64 k=paged page=16 places=1 first_q=40 first_k=32 alibi=h",
 };
 
+// Programs that may raise scores from tile to tile, which keep a stale max until a tile does not fit under it: scores
+// that grow, fall or have outliers, terms that jump, rows that see parts of tiles.
+constexpr const char* kOutgrownPrograms[] = {
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 data=growing low=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 data=outlier causal=1 score_mod='s + relative[h, q_pos - j]'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 data=falling sink=1 score_mod='s + 20.0 * place[j]'",
+    "dtype=f16 hq=2 hkv=2 d=256 dv=256 wl=300 wr=70 score_mod='s + (j // 200) * 30.0'",
+    "dtype=bf16 hq=2 hkv=2 d=96 dv=96 q=packed k=packed tail=70 lead=3 score_mod='s + 1e5 * sin(float(j))'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 dropout=0.2 data=nan_key causal=1 score_mod='s + 9.0 * key_bias[b, j]'",
+};
+
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
     "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
@@ -1004,6 +1015,7 @@ void add_programs(Table& table) {
     table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330").c_str());
   }
   for (const char* line : kGrowingTerms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());
+  for (const char* line : kOutgrownPrograms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

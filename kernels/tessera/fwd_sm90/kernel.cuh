@@ -8,8 +8,8 @@
 // softmax.
 //
 // The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), raised by a
-// known growth (attention/score/growth), unless a bias or a program may raise the scores from block to block. If a sum
-// exceeds a bound, the warp recomputes the block.
+// known growth (attention/score/growth), unless a bias may raise the scores from block to block, or a program has done
+// so in this work tile. If a sum exceeds a bound, the warp recomputes the block.
 //
 // Block: (consumers + 1) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Details and measurements: docs/reference/kernels/fwd_sm90.md.

@@ -88,9 +88,14 @@ struct ScoreStage {
     return score_unit<kCfg.score>(at.p);
   }
 
-  // Where the scores' term grows by a known amount from block to block, the stale max is raised by it.
+  // Where the scores' term grows by a known amount from block to block, the stale max is raised by it. Programs that
+  // may raise scores otherwise keep it until a block of a work tile does not fit under it, so few come twice; not with
+  // lists, whose kernels would take longer to compile, nor by four consumers, which have no registers for it.
   static constexpr bool kGrows = has_known_growth<kCfg.score>() && !kCfg.block_mask,
-                        kStaleMax = keeps_stale_max<kCfg.score>() || kGrows;
+                        kTriesStaleMax = kCfg.score.program && kOverlaps && !kCfg.block_mask && !kGrows &&
+                                         !keeps_stale_max<kCfg.score>() && !kCfg.score.facts().entries,
+                        kStaleMax = keeps_stale_max<kCfg.score>() || kGrows || kTriesStaleMax;
+  bool outgrown;         // kTriesStaleMax: a block of this work tile did not fit
   float term_of_max[2];  // of a lane's rows: the largest term of the block from which the max is
 
   // ---- S with every option ----
@@ -314,9 +319,10 @@ struct ScoreStage {
       find_head_scale(at);
       softmax.reset();
       term_of_max[0] = term_of_max[1] = -infinity();
+      outgrown = false;
     }
     const ScoreUnit unit = this->unit(at);
-    bool stale_max = kStaleMax && softmax.ready, again = false;
+    bool stale_max = kStaleMax && softmax.ready && !(kTriesStaleMax && outgrown), again = false;
     do {
       float alpha[1][2];
       SumParts total[1];
@@ -340,7 +346,8 @@ struct ScoreStage {
           const bool few_keys = begins && may_see_few_keys(at);
           at.release_k();
           if constexpr (kGrows) find_term_of_max(at);
-          moves = softmax.update_max(rS, unit, alpha, kStaleMax ? 0.0f : kRescaleThreshold_log2);
+          constexpr bool kFewMaxima = kStaleMax && !kTriesStaleMax;
+          moves = softmax.update_max(rS, unit, alpha, kFewMaxima ? 0.0f : kRescaleThreshold_log2);
           if (few_keys) softmax.raise_max(kFewKeysLead_log2);
           softmax.exponentiate(rS, unit);
         }
@@ -366,7 +373,8 @@ struct ScoreStage {
         warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(at.shared.sQ[at.q.stage()].data), warp_row(),
                                            shared_address(at.shared.sK[at.k.stage()].data));
         if constexpr (kGrows) softmax.max[0][0] = max_before[0], softmax.max[0][1] = max_before[1];
-        stale_max = false;
+        if constexpr (kTriesStaleMax && kDiagonalsAhead) step.load_diagonals(Coordinates(at));  // not kept so long
+        stale_max = false, outgrown = true;
       } else {
         pack(at);
         if (stale_max) at.release_k();
