@@ -89,9 +89,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs | kWide)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p) ||
          try_config<config(kBf16, 128, 8, false, false, false, true, kCodes | kEight)>(launch, p) ||
-         try_config<config(kBf16, 128, 8, false, false, false, true, kCodes)>(launch, p) ||
-         try_config<config(kBf16, 128, 8, false, false, false, true, kCodes | kByKey)>(launch, p) ||
-         try_config<config(kBf16, 128, 8, true, true, false, false, kCodes | kByKey)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, false, false, false, true, kCodes | kByKey | kEight)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, false, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, false, kCodes | kByKey)>(launch, p) ||
