@@ -38,7 +38,9 @@ TESSERA_DEVICE void ScoreWarpgroup<kCfg>::sloped_weights(bool far) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       uint32 pair[2];
-      if (m > 0 && m % 2 == 0) __syncwarp();  // later loads stay after it, to save registers
+      // Later loads stay after it, to save registers; after __syncwarp the assembler repeats the rest for a warp that
+      // has diverged.
+      if (m > 0 && m % 2 == 0) reload_memory();
       weigh<false>(scores, m, rS[0][m], pair);
       word_of(rP, m, 0) = pair[0], word_of(rP, m, 1) = pair[1];
     }
