@@ -38,9 +38,9 @@ template <FwdSm90Config kCfg>
 struct Consumer {
   using Scores = ScoreStage<kCfg>;
   static constexpr int kD = Scores::kD, kSteps = Scores::kSteps;
-  // Whether first blocks and later ones have the same code: in kernels that a first call compiles, options are most of
-  // it.
-  static constexpr bool kOneText = kCfg.block_mask || kCfg.score.program || kCfg.score.facts().reshapes;
+  // Whether first blocks and later ones have the same code: with lists, whose programs would take long to compile, and
+  // where a block may have to come again. Elsewhere it costs an eighth of the speed (docs/lab/fwd_sm90.md).
+  static constexpr bool kOneText = kCfg.block_mask || Scores::kTriesStaleMax;
   using Q = typename Scores::Q;
   using K = typename Scores::K;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;

@@ -189,12 +189,13 @@ struct Parts {
 // The most blocks of a cluster on any GPU that has clusters.
 constexpr int kMostMergeBlocks = 8;
 
-// The blocks that run at the same time as clusters. The blocks of a cluster share a GPC, of 16 or 18 multiprocessors on
-// an H100 or H200, in which clusters of 8 leave two idle.
+// The blocks that run at the same time as clusters, which share a GPC. An H200's GPCs have 16 or 18 multiprocessors,
+// and fewer in one: it holds 15 clusters of 8, 30 of 4 and 66 of 2. Another may have two such GPCs.
 int64_t cluster_blocks_at_once(const tessera_plan& plan, int merge_blocks) {
   constexpr int64_t kGpc = 16;
-  const int64_t cores = plan.device.cores;
-  return cores >= kGpc ? cores / kGpc * kGpc : cores / merge_blocks * merge_blocks;
+  const int64_t cores = plan.device.cores, gpcs = cores / kGpc;
+  if (merge_blocks <= 2 || gpcs <= 2) return cores / merge_blocks * merge_blocks;
+  return (gpcs - 1) * kGpc;
 }
 
 // Clusters merge parts if every block has one part of a work tile, all of whose rows end as o, and no cluster only
