@@ -22,6 +22,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "live_tiles": "false",
         "pack_gqa": "false",
         "split": "false",
+        "merge_blocks": 1,
         "score": f"{{.bias = true, .bias_dtype = {_BFLOAT16}}}" if shape.area == "options" else "{}",
         **dict(zip(model.tuned_fields(), tile.values)),
     }

@@ -102,7 +102,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .params = "FwdSm90Params",
           .config = config_text(config),
           .threads = (config.consumers + 1) * kWarpgroupThreads,
-          .cluster = config.cluster,
+          .cluster = config.cluster_blocks(),
           .smem_bytes = smem_bytes(config),
           .begins_early = true,
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};

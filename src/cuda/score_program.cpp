@@ -1,7 +1,6 @@
 #include "cuda/score_program.hpp"
 
 #include "core/geometry.hpp"
-#include "core/score/cuda_text.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/runtime/launch_list.hpp"
@@ -95,14 +94,20 @@ KernelProgram::KernelProgram(const score::Bound& bound, const tessera_problem& p
   for (size_t n = 0; n < bound.program().tensors.size(); ++n) {
     const score::BoundTensor& tensor = bound.tensors[n];
     dtypes.push_back(tensor.dtype);
-    for (const int64_t stride : tensor.stride_bytes) near = near && stride >= INT32_MIN && stride <= INT32_MAX;
+    for (const int64_t stride : tensor.stride_bytes) {
+      strides.near = strides.near && stride >= INT32_MIN && stride <= INT32_MAX;
+    }
+    const auto size = static_cast<int64_t>(tessera_dtype_bytes(static_cast<tessera_dtype>(tensor.dtype)));
+    const bool dense = tensor.rank > 0 && tensor.stride_bytes[static_cast<size_t>(tensor.rank) - 1] == size;
+    strides.dense_rows |= static_cast<uint32_t>(dense) << n;
   }
-  hash = score::cuda_text_hash(*checked, dtypes, near);
+  hash = score::cuda_text_hash(*checked, dtypes, strides);
 }
 
 KernelProgram::KernelProgram(const KernelProgram& whole, std::shared_ptr<const score::Checked> mask)
-    : params{}, checked(std::move(mask)), near(whole.near) {
+    : params{}, checked(std::move(mask)) {
   params.whole = whole.params.whole;
+  strides.near = whole.strides.near;
   const auto place = [](const std::vector<score::Name>& names, const score::Name& name) {
     return static_cast<size_t>(std::ranges::find(names, name.text, &score::Name::text) - names.begin());
   };
@@ -110,15 +115,16 @@ KernelProgram::KernelProgram(const KernelProgram& whole, std::shared_ptr<const s
   for (size_t n = 0; n < own.tensors.size(); ++n) {
     const size_t tensor = place(all.tensors, own.tensors[n]);
     params.tensors[n] = whole.params.tensors[tensor];
+    strides.dense_rows |= (whole.strides.dense_rows >> tensor & 1) << n;
     dtypes.push_back(whole.dtypes[tensor]);
   }
   for (size_t n = 0; n < own.scalars.size(); ++n) {
     params.scalars[n] = whole.params.scalars[place(all.scalars, own.scalars[n])];
   }
-  hash = score::cuda_text_hash(*checked, dtypes, near);
+  hash = score::cuda_text_hash(*checked, dtypes, strides);
 }
 
-std::string KernelProgram::text() const { return score::cuda_text(*checked, dtypes, near); }
+std::string KernelProgram::text() const { return score::cuda_text(*checked, dtypes, strides); }
 
 int64_t program_sums_bytes(const tessera_plan& plan) {
   return score::has_program(plan) ? program_sums_bytes(plan, score::bind(plan)) : 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/score/bound.hpp"
+#include "core/score/cuda_text.hpp"
 #include "core/score/facts.hpp"
 #include "cuda/runtime/launches.hpp"
 #include "tessera/attention/score/config.hpp"
@@ -60,8 +61,8 @@ struct KernelProgram {
   ScoreProgramParams params;
   std::shared_ptr<const core::score::Checked> checked;
   std::vector<int32_t> dtypes;  // of its tensors
-  bool near = true;             // their strides have at most 32 bits
-  uint64_t hash;                // of all that determines the text
+  core::score::StrideFacts strides;
+  uint64_t hash;  // of all that determines the text
 
   std::string text() const;
 };

@@ -294,6 +294,14 @@ constexpr const char* kDecode[] = {
     // one with a part left over.
     "b=2 sq=1 sk=4200 hq=8 hkv=1 d=128 dv=128 k=paged page=16 cores=100",
     "b=1 sq=4 sk=3137 hq=8 hkv=2 d=64 dv=64 k=paged page=16 causal=1 sink=2 low=1 cores=98",
+    // Parts of keys that the blocks of a cluster merge: several clusters, one; rows of several consumers, of a last
+    // tile, of no part; packed, in pages; clusters of two and four.
+    "b=1 sq=8 sk=3137 hq=8 hkv=1 d=128 dv=128 causal=1 sink=1 low=1 cores=132",
+    "b=1 sq=16 sk=700 hq=16 hkv=1 d=256 dv=256 k=paged page=16 causal=1 cores=132",
+    "b=3 sq=6 sk=1100 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=132",
+    "b=2 sq=5 sk=900 hq=4 hkv=2 d=80 dv=48 causal=1 used=1 cores=132",
+    "b=1 sq=100 sk=3000 hq=2 hkv=2 d=64 dv=64 wl=300 wr=0 softcap=5 cores=32",
+    "b=1 sq=4 sk=900 hq=8 hkv=1 d=128 dv=128 data=nan_key cores=7",
     // Trees and causal flags by decode_sm90: tiles with and without TMA, one with and without options, parts of one
     // size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",
@@ -795,6 +803,27 @@ constexpr const char* kProgramBoth[] = {
     "dtype=bf16 backward=1 hq=2 hkv=1 d=64 dv=64 score_mod='tanh(s) * 3' mask_mod='s < 0.5'",
 };
 
+// Elements that belong to i - j, over several tiles: inside their tensors for all pairs of a tile, or before the first
+// or after the last element for pairs that are hidden; steps in either direction, of both in one program, narrow
+// types, a mask by the score, packed sequences, pages, parts, and lengths that are no multiples of a tile.
+constexpr const char* kProgramDistances[] = {
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 causal=1 score_mod='s + relative[h, q_pos - j]'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 causal=1 score_mod='s + relative[h, j - q_pos + 2 * len_k - 1]'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 wl=70 wr=30 score_mod='s + relative[h, q_pos - j + 30]'",
+    "dtype=bf16 hq=2 hkv=1 d=64 dv=64 wl=70 wr=30 q=packed k=packed lead=3 tail=9 "
+    "score_mod='s + relative[h, 70 - (q_pos - j)]'",
+    "dtype=bf16 hq=4 hkv=2 d=128 dv=128 causal=1 score_mod='50 * tanh((s + relative[h, q_pos - j]) / 50)' "
+    "mask_mod='doc[b, i] == doc[b, j]'",
+    "dtype=f16 hq=4 hkv=2 d=256 dv=256 causal=1 captured=f16 "
+    "score_mod='s - relative[h, q_pos - j] + 0.01 * (j - i)'",
+    "dtype=bf16 hq=4 hkv=2 d=96 dv=96 k=paged page=16 captured=bf16 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 places=1 first_q=40 first_k=7 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=bf16 hq=2 hkv=2 d=192 dv=128 captured=f16 "
+    "score_mod='s + relative[h, i - j + len_k] * relative[h, j - i + len_k]'",
+    "dtype=bf16 hq=2 hkv=2 d=64 dv=64 score_mod='s' mask_mod='s < relative[h, i - j + len_k] + 2.0' data=growing",
+};
+
 // Slopes that depend on the score, and no gradients of tensors: Hopper keeps each with its weight. Lists, packed
 // sequences, groups, windows, dropout, orders of additions; slopes of every size and sign, infinite ones, masks by the
 // score, far rows, scores that are NaN or hidden.
@@ -918,6 +947,17 @@ constexpr const char* kGrowingTerms[] = {
     "dtype=bf16 hq=4 hkv=2 d=64 dv=64 k=paged page=16 places=1 first_q=40 first_k=32 alibi=h",
 };
 
+// Programs that may raise scores from tile to tile, which keep a stale max until a tile does not fit under it: scores
+// that grow, fall or have outliers, terms that jump, rows that see parts of tiles.
+constexpr const char* kOutgrownPrograms[] = {
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 data=growing low=1 score_mod='s + relative[h, i - j + len_k]'",
+    "dtype=f16 hq=2 hkv=1 d=128 dv=128 data=outlier causal=1 score_mod='s + relative[h, q_pos - j]'",
+    "dtype=bf16 hq=2 hkv=2 d=128 dv=128 data=falling sink=1 score_mod='s + 20.0 * place[j]'",
+    "dtype=f16 hq=2 hkv=2 d=256 dv=256 wl=300 wr=70 score_mod='s + (j // 200) * 30.0'",
+    "dtype=bf16 hq=2 hkv=2 d=96 dv=96 q=packed k=packed tail=70 lead=3 score_mod='s + 1e5 * sin(float(j))'",
+    "dtype=bf16 hq=2 hkv=1 d=128 dv=128 dropout=0.2 data=nan_key causal=1 score_mod='s + 9.0 * key_bias[b, j]'",
+};
+
 // Prefixes that several sequences share: programs of the score and the head alone.
 constexpr const char* kProgramPrefixes[] = {
     "dtype=f32 b=5 sq=2 sk=300 prefix=200 d=64 dv=64 k=paged page=16 causal=1 score_mod='s * temperature[h]'",
@@ -965,6 +1005,7 @@ void add_programs(Table& table) {
   for (const char* line : kProgramPairs) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramPages) table.add((std::string(line) + " b=3 sq=200 sk=500").c_str());
   for (const char* line : kProgramBoth) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
+  for (const char* line : kProgramDistances) table.add((std::string(line) + " b=2 sq=200 sk=333").c_str());
   for (const char* line : kProgramSlopes) table.add((std::string(line) + " backward=1 b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramAffine) table.add((std::string(line) + " b=2 sq=200 sk=330").c_str());
   for (const char* line : kProgramHeadSums) {
@@ -974,6 +1015,7 @@ void add_programs(Table& table) {
     table.add((std::string(line) + " backward=1 d_captured=1 b=2 sq=200 sk=330").c_str());
   }
   for (const char* line : kGrowingTerms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());
+  for (const char* line : kOutgrownPrograms) table.add((std::string(line) + " b=2 sq=130 sk=900").c_str());
   for (const char* line : kProgramPrefixes) table.add((std::string(line) + " hq=4 hkv=2").c_str());
   // So few blocks that bwd_sm90 divides the query heads of a KV head among them.
   table.add("dtype=bf16 backward=1 sq=40 sk=56 hq=8 hkv=2 d=64 dv=64 score_mod='s * (1.0 + h_kv)'");

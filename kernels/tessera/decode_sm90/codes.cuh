@@ -47,11 +47,6 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
       if (lane == 0) units[row0 + n] = unit;
     }
   }
-  template <class Tile>
-  TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
-    clear(rS);
-    product_abt_codes<kCfg.cache>(rS, this->sQ, sK);
-  }
 
  private:
   // Rounds a row, of which a lane has eight elements, to float16; returns the factor that the result must have.
@@ -75,6 +70,40 @@ requires(kCfg.codes()) struct DecodeQueries<kCfg> : DecodeQueryTile<kCfg> {
     }
     return power_of_two(2 * kBias - factor);
   }
+};
+
+// With up to 128 columns and 16 rows, Q's fragments are kept in registers: at D = 128, 8 of a tile's 24 ldmatrix, and
+// half as many bytes as its codes.
+template <DecodeSm90Config kCfg>
+requires(kCfg.codes()) class DecodeQueryFragments<kCfg> {
+ public:
+  TESSERA_DEVICE explicit DecodeQueryFragments(const DecodeQueries<kCfg>& shared) : queries(shared) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) load_a_codes(kept[k], queries.sQ, k);
+    }
+  }
+  template <class Tile>
+  TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
+    clear(rS);
+    const auto fragments = [&](uint32(&a)[kM][4], int k) {
+      if constexpr (kKept) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[m][i] = kept[k][m][i];
+      } else {
+        load_a_codes(a, queries.sQ, k);
+      }
+    };
+    product_abt_codes<kCfg.cache>(rS, fragments, sK);
+  }
+
+ private:
+  static constexpr bool kKept = kCfg.rows <= 16 && kCfg.head_dim <= 128;
+  static constexpr int kM = kCfg.row_tiles(), kSteps = kCfg.head_dim / 16;
+  const DecodeQueries<kCfg>& queries;
+  uint32 kept[kKept ? kSteps : 1][kM][4];
 };
 
 // What a warp does with the scales in a segment. Of 16-bit K and V, nothing.
@@ -110,6 +139,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
                       // values, of keys that some row sees and finite scales alone
   int all_bits;       // key_scales: the same of all of the lane's keys
   int exponent;       // key_scales: P is divided by 2^(exponent - 127)
+  bool first;         // key_scales: the warp has no tile of the segment before this one, so O is 0
   uint32 hidden[kM];  // key_scales: bit 4 n + e is set if P[m][n][e] must stay 0 whatever its scale is
 
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
@@ -126,6 +156,7 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
       }
     exponent = kShift_log2 + 1;  // the least with which no factor is subnormal
     show_all();
+    first = true;
   }
   // seen: the keys that some row sees. The scale of a value that no row sees is no part of `exponent`.
   template <class Loader>
@@ -162,11 +193,13 @@ requires(kCfg.codes()) struct DecodeScales<kCfg> {
   // A scale that is not finite, or that of a hidden key, does not reach rows that do not see its key.
   TESSERA_DEVICE void prepare_weights(const DecodeScoreTile<kCfg>& rS, DecodeOutput<kCfg>& output) {
     if constexpr (kCfg.key_scales) {
+      const bool scales_o = !first;  // multiplications that a short call would wait for
       show_all();
+      first = false;
       if (!__any_sync(0xffffffff, all_bits > exponent)) return;
       const int most = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<uint32>(finite_bits)));
       if (most > exponent) {
-        output.multiply(most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f);
+        if (scales_o) output.multiply(most - exponent < kBias ? power_of_two(kBias - (most - exponent)) : 0.0f);
         exponent = most;
       }
       if (!__any_sync(0xffffffff, all_bits > exponent)) return;

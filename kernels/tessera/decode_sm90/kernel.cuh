@@ -44,12 +44,12 @@ TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
   }
 }
 
-// With cp.async and pages, the tiles of the first segment are issued after Q; those of other segments are issued before
-// it.
+// With cp.async and pages, the tiles of the first segment are issued after Q, with TMA their scales; those of other
+// segments are issued before it.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void wait_for_queries(bool first) {
   constexpr int kGroups = kCfg.bulk ? kCfg.key_scales ? kCfg.stages : 0 : 2 * kCfg.stages;  // of the first tiles
-  if (kCfg.paged && kGroups > 0 && first) {
+  if ((kCfg.paged || kCfg.bulk) && kGroups > 0 && first) {
     ptx::cp_async_wait_group<kGroups>();
   } else {
     ptx::cp_async_wait_group<0>();
@@ -99,6 +99,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table entry is loaded
     loader.fill_first();
     if constexpr (!kCfg.paged) shared.queries.load(p, segments[0]);
+    loader.fill_first_scales();
   }
   int stage = 0, parity = 0, number = 0;
   if (threadIdx.x == 0) shared.parted.rows = 0;
@@ -126,6 +127,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
     }
     __syncthreads();  // Q, the segment's parts and the next segments are visible
     scales.begin(shared.queries);
+    const DecodeQueryFragments<kCfg> queries(shared.queries);
     const Segment& next = segments[number + 1];
     if (next.rows > 0) loader.look_ahead(known);
 #pragma unroll 1
@@ -134,7 +136,7 @@ TESSERA_DEVICE void decode_range(const DecodeSm90Params& p) {
       wait_for_tile<kCfg, true>(k_full(stage), parity);
       DecodeScoreTile<kCfg> rP;
       scales.take(loader, stage, visible.some, key0);
-      score_stage<kCfg>(rP, softmax, output, shared.queries, stages[stage].sK, scales, p, segment, key0,
+      score_stage<kCfg>(rP, softmax, output, queries, stages[stage].sK, scales, p, segment, key0,
                         visible.all.holds(key0, kCfg.block_n));
       scales.scale_weights(rP);
       __syncwarp();  // all lanes have read K and the scales

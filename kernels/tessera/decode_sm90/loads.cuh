@@ -73,13 +73,30 @@ class DecodeLoader {
 #pragma unroll 1
     for (int stage = 0; stage < kCfg.stages; ++stage) {
       empty_stages -= found;
-      load_k(stage);
+      if constexpr (kScalesApart) {
+        load<true>(stages[stage].sK, k_barrier(stage));
+      } else {
+        load_k(stage);
+      }
       load<false>(stages[stage].sV, v_barrier(stage));
       if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();
       if (!found) continue;
       tile += kCfg.warps, ++tile_number;
       found = tile < end;
       if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[0]);
+    }
+  }
+  // Loads the scales of these tiles, where they are a group of copies of their own: after Q, because their addresses
+  // take some hundred instructions and they are needed only after the first product.
+  TESSERA_DEVICE void fill_first_scales() {
+    if constexpr (kScalesApart) {
+      const Segment& first = segments[0];
+#pragma unroll 1
+      for (int stage = 0; stage < kCfg.stages; ++stage) {
+        const int at = first.begin + warp + stage * kCfg.warps;
+        load_scales(scales[stage], first, at, stage, at < first.end);
+        ptx::cp_async_commit_group();
+      }
     }
   }
   // Fills the empty stages from the known segments, whose numbers are at most `last`. `stage`: the next stage that the
@@ -116,7 +133,8 @@ class DecodeLoader {
 
  private:
   static constexpr int kBytes = dtype_bytes(kCfg.cache);
-  static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a box are in one page
+  static constexpr bool kScalesApart = kCfg.key_scales && kCfg.bulk;  // not in the group of K's copies
+  static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;         // all keys of a box are in one page
   static constexpr int kBoxRows = kCfg.block_n / kCfg.boxes, kEntryTiles = 32 / kCfg.boxes;
   // cp.async: kLanes lanes load one row, 16 bytes each at a time; one pass loads as many rows as a warp has such sets
   // of lanes.
@@ -150,7 +168,7 @@ class DecodeLoader {
   // group.
   TESSERA_DEVICE void load_k(int stage) {
     load<true>(stages[stage].sK, k_barrier(stage));
-    if constexpr (kCfg.key_scales) load_scales(scales[stage]);
+    if constexpr (kCfg.key_scales) load_scales(scales[stage], segments[number], tile, tile_number, found);
     if constexpr (kCfg.key_scales || !kCfg.bulk) ptx::cp_async_commit_group();
   }
   TESSERA_DEVICE void load_v(int stage, int last) {
@@ -189,8 +207,9 @@ class DecodeLoader {
               key = of * kCfg.block_n + lane_id() % kCfg.boxes * kBoxRows;
     return entry_of_key(segment, of < segment.end ? min(key, segment.s.sk - 1) : -1);
   }
-  TESSERA_DEVICE int page_of_box(int box) const {
-    const int lane = tile_number % kEntryTiles * kCfg.boxes + box;
+  TESSERA_DEVICE int page_of_box(int box) const { return page_of_box(box, tile_number); }
+  TESSERA_DEVICE int page_of_box(int box, int of_number) const {
+    const int lane = of_number % kEntryTiles * kCfg.boxes + box;
     return clamp(__shfl_sync(0xffffffff, page_entry, lane), 0, p.keys.pages - 1);
   }
   TESSERA_DEVICE int entry_of_lane(const Segment& segment) const {
@@ -240,10 +259,11 @@ class DecodeLoader {
     }
   }
 
-  // Copies the scales of tile `tile`, each lane those of every 32nd key and of its value, after K's copies.
-  TESSERA_DEVICE void load_scales(DecodeTileScales<kCfg>& to) {
-    if (found) {
-      const Segment& segment = segments[number];
+  // Copies the scales of tile `of_tile` of a segment, if there is such a tile, after K's copies: each lane those of every
+  // 32nd key and of its value. of_number: its tile_number.
+  TESSERA_DEVICE void load_scales(DecodeTileScales<kCfg>& to, const Segment& segment, int of_tile, int of_number,
+                                  bool exists) {
+    if (exists) {
       const auto copy = [&](const ScaleTensor& of, int64 at, float& scale) {
         if (of.data && segment.s.sk > 0) {
           ptx::cp_async_ca_4(shared_address(&scale), of.data + at);
@@ -254,10 +274,10 @@ class DecodeLoader {
 #pragma unroll
       for (int begin = 0; begin < kCfg.block_n; begin += 32) {
         const int local = begin + lane_id() % min(kCfg.block_n, 32);
-        const int key = max(min(tile * kCfg.block_n + local, segment.s.sk - 1), 0);
+        const int key = max(min(of_tile * kCfg.block_n + local, segment.s.sk - 1), 0);
         int of_page = 0;
         if constexpr (kCfg.paged) {
-          of_page = kPageATile ? page_of_box(local / kBoxRows) : clamp(page_entry, 0, p.keys.pages - 1);
+          of_page = kPageATile ? page_of_box(local / kBoxRows, of_number) : clamp(page_entry, 0, p.keys.pages - 1);
         }
         const auto place = [&](const ScaleTensor& of) {
           const bool in_pages = kCfg.paged && of.in_pages;

@@ -11,7 +11,8 @@ namespace tessera {
 // The coordinates (b, h, i, j) of the scores of a K/V tile.
 template <DecodeSm90Config kCfg>
 struct DecodeCoordinates {
-  static constexpr int kRows = kCfg.row_tiles() * kCfg.row_halves(), kAheadRows = kRows, kN = kCfg.block_n / 8;
+  static constexpr int kRows = kCfg.row_tiles() * kCfg.row_halves(), kAheadRows = kRows, kN = kCfg.block_n / 8,
+                       kDiagonalRegisters = 0;
   static constexpr bool kLaneOrder = false, kFused = true;
 
   const DecodeSm90Params& p;

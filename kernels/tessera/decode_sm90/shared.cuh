@@ -33,15 +33,24 @@ struct DecodeQueryTile {
   }
 };
 
+// The same, and what 8-bit K need beside it: codes.cuh.
+template <DecodeSm90Config kCfg>
+struct DecodeQueries : DecodeQueryTile<kCfg> {};
+
 // The same as the A operand; for 8-bit K: codes.cuh.
 template <DecodeSm90Config kCfg>
-struct DecodeQueries : DecodeQueryTile<kCfg> {
+class DecodeQueryFragments {
+ public:
+  TESSERA_DEVICE explicit DecodeQueryFragments(const DecodeQueries<kCfg>& shared) : queries(shared) {}
   // rS = Q K^T.
   template <class Tile>
   TESSERA_DEVICE void product(DecodeScoreTile<kCfg>& rS, const Tile& sK) const {
     clear(rS);
-    product_abt(rS, this->sQ, 0, sK, 0);
+    product_abt(rS, queries.sQ, 0, sK, 0);
   }
+
+ private:
+  const DecodeQueries<kCfg>& queries;
 };
 
 template <DecodeSm90Config kCfg>

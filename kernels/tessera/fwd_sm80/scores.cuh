@@ -14,7 +14,7 @@ namespace tessera {
 // sequence on.
 template <FwdSm80Config kCfg, int kM, int kTiles, int kRowStep = 16>
 struct FwdCoordinates {
-  static constexpr int kRows = kM * 2, kAheadRows = kRows, kN = kTiles;
+  static constexpr int kRows = kM * 2, kAheadRows = kRows, kN = kTiles, kDiagonalRegisters = 0;
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kCfg.block_n), kFused = true, kOneHead = !kCfg.pack_gqa;
 
   const FwdSm80Params& p;

@@ -29,9 +29,14 @@ struct FwdSm90Config {
   // Packed batches: work tiles are listed by live_tiles/kernel, not derived from the sequences' offsets.
   bool live_tiles;
   bool pack_gqa;  // row r of a KV head's tile is query r / group of its head r % group; group divides kConsumerRows
-  bool split;     // keys are split into parts, which combine/kernel merges
+  bool split;     // keys are split into parts, which the blocks of clusters (merge.cuh) or combine/kernel merge
   ScoreConfig score;
+  // split: blocks of a cluster that merge their parts of one work tile, each block having one; 1: combine/kernel merges
+  int merge_blocks = 1;
 
+  TESSERA_HOST_DEVICE constexpr bool merges() const { return merge_blocks > 1; }
+  // Blocks of a cluster.
+  TESSERA_HOST_DEVICE constexpr int cluster_blocks() const { return merges() ? merge_blocks : cluster; }
   // Whether the block lists are made from a program's mask.
   TESSERA_HOST_DEVICE constexpr bool program_lists() const { return block_mask && score.program; }
   // Whether slots of tiles are places in the lists' order of tiles.
@@ -39,8 +44,9 @@ struct FwdSm90Config {
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
                       o_chunks, page_rows, varying_tile_cost, cluster, varlen, block_mask, live_tiles, pack_gqa, split,
-                      score)
+                      score, merge_blocks)
 
+inline constexpr int kMergeParts = 16;     // parts of a row, or clusters' sums, that are merged at once at most
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
 // Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers use the K/V blocks of a

@@ -135,7 +135,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
       }
       if (pending) return false;
       for (; first < end; ++first) skip_k(), skip_v();
-      if (count > consumer * kConsumerRows) store_unseen_rows(p, next, consumer * kConsumerRows + warp_row());
+      if (count > consumer * kConsumerRows) store_unseen_rows(*this, next, consumer * kConsumerRows + warp_row());
       release_q();
       release_tile();
     }

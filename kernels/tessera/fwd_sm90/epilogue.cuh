@@ -32,9 +32,38 @@ TESSERA_DEVICE int64 partial_row(const FwdSm90Params& p, const WorkTile<kCfg>& t
   return of.head * p.rows_total + tile.s.row_begin + of.query;
 }
 
+// Where clusters merge parts: a block's part of its work tile. O is where Q, K and V were, which are no longer needed;
+// LSEs, written while other consumers still multiply, are where blocks without parts stage O.
 template <FwdSm90Config kCfg>
-TESSERA_DEVICE void store_row_lse(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row, TwoFloats lse) {
-  if constexpr (kCfg.split) {
+struct PartBuffers {
+  static constexpr int kRows = kConsumerRows * kCfg.consumers;
+  static constexpr int kStride = kCfg.head_dim_v + 8;  // floats; the padding avoids bank conflicts
+  static_assert(!kCfg.merges() || kRows * kStride * 4 <= fwd_sm90_layout(kCfg).o, "O where Q, K and V were");
+  static constexpr int kMergedRows = (kRows + kCfg.merge_blocks - 1) / kCfg.merge_blocks;
+  static_assert(!kCfg.merges() || kRows * 8 + 16 + kMergedRows * kMergeParts * 4 <=
+                                      fwd_sm90_layout(kCfg).work_tiles - fwd_sm90_layout(kCfg).o);
+
+  TESSERA_DEVICE static float* o(FwdSm90SharedMemory<kCfg>& shared) { return reinterpret_cast<float*>(&shared); }
+  TESSERA_DEVICE static float2* lse(FwdSm90SharedMemory<kCfg>& shared) {
+    return reinterpret_cast<float2*>(shared.sO[0].data);
+  }
+  // Whether this block is the last to arrive with its rows.
+  TESSERA_DEVICE static int* flag(FwdSm90SharedMemory<kCfg>& shared) {
+    return reinterpret_cast<int*>(lse(shared) + kRows);
+  }
+  // The weights of the parts of a row that this block merges.
+  TESSERA_DEVICE static float* weights(FwdSm90SharedMemory<kCfg>& shared, int row) {
+    return reinterpret_cast<float*>(flag(shared) + 4) + row * kMergeParts;
+  }
+};
+
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE void store_row_lse(const ConsumerGroup<kCfg>& group, const WorkTile<kCfg>& tile, int row,
+                                  TwoFloats lse) {
+  const FwdSm90Params& p = group.p;
+  if constexpr (kCfg.merges()) {
+    PartBuffers<kCfg>::lse(group.shared)[row] = make_float2(lse.high, lse.low);
+  } else if constexpr (kCfg.split) {
     const int64 at = partial_row(p, tile, row);
     p.partial_lse[at] = lse.high, p.partial_lse_low[at] = lse.low;
   } else {
@@ -46,19 +75,23 @@ TESSERA_DEVICE void store_row_lse(const FwdSm90Params& p, const WorkTile<kCfg>& 
 // Stores O = 0 and LSE = -inf for a warp's 16 rows from row0 on, which see no key. The merge of split keys reads no O
 // of such rows.
 template <FwdSm90Config kCfg>
-TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row0) {
+TESSERA_DEVICE void store_unseen_rows(const ConsumerGroup<kCfg>& group, const WorkTile<kCfg>& tile, int row0) {
+  const FwdSm90Params& p = group.p;
   const int words = p.head_dim_v / 8;
   const int count = min(tile.count - row0, 16);
+#pragma unroll 1
   for (int word = lane_id(); !kCfg.split && word < count * words; word += 32) {
     *reinterpret_cast<uint4*>(output_at(p, tile, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
   }
-  if (lane_id() < count) store_row_lse(p, tile, row0 + lane_id(), unseen_lse());
+  if (lane_id() < count) store_row_lse(group, tile, row0 + lane_id(), unseen_lse());
 }
 
 template <FwdSm90Config kCfg>
 struct Epilogue {
   static constexpr int kD = kCfg.head_dim_v / 8;
   float factor[2];  // of a lane's two rows: 1 / l, with the factors of sink and dropout; negative: the row sees no key
+  // Where clusters merge parts: whether these rows see a key of the part; O stays in registers until store_parts.
+  bool has_part = false;
 
   // Finishes the rows' sums after all keys: stores the LSE to global memory and sets `factor`.
   TESSERA_DEVICE void finish_sums(const WorkTile<kCfg>& tile, OnlineSoftmax<1>& softmax,
@@ -86,7 +119,7 @@ struct Epilogue {
       if (half < 2 && row < tile.count) {
         const RowTotal mine = half ? total[1] : total[0];
         const bool low = kCfg.split || p.lse_low.data;
-        store_row_lse(p, tile, row,
+        store_row_lse(group, tile, row,
                       (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), low) : unseen_lse());
       }
     }
@@ -97,7 +130,8 @@ struct Epilogue {
     }
   }
 
-  // Of split keys: O / l in float32, registers -> workspace. A row's eight columns are 32 bytes of four lanes.
+  // Of split keys: O / l in float32, registers -> workspace or the block's part of the merge (PartBuffers). A row's
+  // eight columns are 32 bytes of four lanes.
   TESSERA_DEVICE void store_parts(const WorkTile<kCfg>& tile, const float (&rO)[1][kD][4],
                                   const ConsumerGroup<kCfg>& group) const {
     const int lane = warp_lane();
@@ -105,7 +139,9 @@ struct Epilogue {
     for (int half = 0; half < 2; ++half) {
       const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
       if (row >= tile.count || factor[half] < 0.0f) continue;  // the merge reads no O of a row that sees no key
-      float* const to = group.p.partial_o + partial_row(group.p, tile, row) * group.p.head_dim_v + lane % 4 * 2;
+      float* to = PartBuffers<kCfg>::o(group.shared) + row * PartBuffers<kCfg>::kStride;
+      if constexpr (!kCfg.merges()) to = group.p.partial_o + partial_row(group.p, tile, row) * group.p.head_dim_v;
+      to += lane % 4 * 2;
 #pragma unroll
       for (int d = 0; d < kD; ++d) {
         if (d * 8 >= group.p.head_dim_v) break;
@@ -119,6 +155,7 @@ struct Epilogue {
   // packed sequence ends among them, the next rows belong to another sequence, and the lanes store only the rows of
   // this one. With pack_gqa, rows are of several heads, and the lanes store them.
   TESSERA_DEVICE void store(const WorkTile<kCfg>& tile, float (&rO)[1][kD][4], const ConsumerGroup<kCfg>& group) {
+    if constexpr (kCfg.merges()) return static_cast<void>(has_part = true);
     if constexpr (kCfg.split) return store_parts(tile, rO, group);
     using OutputTile = typename FwdSm90SharedMemory<kCfg>::OutputTile;
     if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {

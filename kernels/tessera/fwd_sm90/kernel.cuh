@@ -8,8 +8,8 @@
 // softmax.
 //
 // The maxima of a row are computed in its first block; later blocks use this stale max (attention/softmax), raised by a
-// known growth (attention/score/growth), unless a bias or a program may raise the scores from block to block. If a sum
-// exceeds a bound, the warp recomputes the block.
+// known growth (attention/score/growth), unless a bias may raise the scores from block to block, or a program has done
+// so in this work tile. If a sum exceeds a bound, the warp recomputes the block.
 //
 // Block: (consumers + 1) x 128 threads, one block on a multiprocessor; setmaxnreg moves registers from the producers to
 // the consumers. Details and measurements: docs/reference/kernels/fwd_sm90.md.
@@ -20,11 +20,13 @@
 //   cursor.cuh     a consumer's position in the stream of K/V blocks
 //   scores.cuh     S -> P
 //   epilogue.cuh   sums and accumulators -> LSE and O
+//   merge.cuh      the merge of split keys by clusters
 //   kernel.cuh     the loop of a consumer
 #pragma once
 
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm90/loads.cuh"
+#include "tessera/fwd_sm90/merge.cuh"
 #include "tessera/fwd_sm90/scores.cuh"
 #include "tessera/ptx/synchronization.cuh"
 #include "tessera/ptx/wgmma.cuh"
@@ -36,6 +38,9 @@ template <FwdSm90Config kCfg>
 struct Consumer {
   using Scores = ScoreStage<kCfg>;
   static constexpr int kD = Scores::kD, kSteps = Scores::kSteps;
+  // Whether first blocks and later ones have the same code: in kernels that a first call compiles, options are most of
+  // it.
+  static constexpr bool kOneText = kCfg.block_mask || kCfg.score.program || kCfg.score.facts().reshapes;
   using Q = typename Scores::Q;
   using K = typename Scores::K;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
@@ -67,12 +72,20 @@ struct Consumer {
   }
 
   TESSERA_DEVICE void attend_tiles() {
-    if constexpr (Scores::kOverlaps) {
+    if constexpr (Scores::kOverlaps && kOneText) {
+      attend_blocks();
+    } else if constexpr (Scores::kOverlaps) {
       attend_overlapping();
     } else {
       attend_in_steps();
     }
     ptx::cp_async_bulk_wait_group_read();  // TMA has read O before another block uses this shared memory
+  }
+
+  // Where clusters merge parts: writes this consumer's rows of O to the block's part, once no consumer needs Q, K or V.
+  TESSERA_DEVICE void put_part() {
+    ptx::barrier_sync(kMergeBarrier, kCfg.consumers * 128);
+    if (epilogue.has_part) epilogue.store_parts(at.shared.work_tiles[0], rO, at);
   }
 
   // S, softmax and O in sequence, one work tile after another.
@@ -81,8 +94,14 @@ struct Consumer {
       issue_scores();
       if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
       wait_scores();
-      first_block();
-      scores.pack(at);
+      if constexpr (kOneText) {
+        find_v_tail(at.bounds.last);
+        scores.block(at, rO, true, true, [](bool) {});
+        if (at.at_last_block()) at.release_q();
+      } else {
+        first_block();
+        scores.pack(at);
+      }
       clear(rO);
       if (at.before_last_block()) {
         do {
@@ -93,7 +112,11 @@ struct Consumer {
           if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
           wait_scores();
           if constexpr (!Scores::kInPlace) wait_output();
-          scores.next_block(at, rO, [] {});
+          if constexpr (kOneText) {
+            scores.block(at, rO, false, true, [](bool) {});
+          } else {
+            scores.next_block(at, rO, [] {});
+          }
         } while (at.before_last_block());
         at.release_q();
       }
@@ -138,16 +161,11 @@ struct Consumer {
       if (!found) continue;
       scores.pack(at);
       clear(rO);
-      if constexpr (kCfg.block_mask) {
-        while (uniform(at.next_listed(false))) attend_block();
-        if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
-      } else {
-        if (at.at_last_block()) continue;
-        do {
-          at.next_block();
-          attend_block();
-        } while (at.before_last_block());
-      }
+      if (at.at_last_block()) continue;
+      do {
+        at.next_block();
+        attend_block();
+      } while (at.before_last_block());
       at.release_q();
     }
   }
@@ -158,10 +176,58 @@ struct Consumer {
     if constexpr (Scores::kEntriesAhead) scores.load_entries(at);
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(scores.rS));
-    scores.next_block(at, rO, [this] {
-      wait_output();
-      if constexpr (kCfg.block_mask) at.skip_unseen_v();
-    });
+    scores.next_block(at, rO, [this] { wait_output(); });
+  }
+
+  // The same where kOneText: a work tile's first block and the later ones have the same code.
+  TESSERA_DEVICE void attend_blocks() {
+    // 1: P of the previous block, its work tile's first, waits for its V; 2: that of a later one, whose product is
+    // added to O. Setting O to zero in a branch instead would make the compiler move and spill its registers.
+    int pending = 0;
+    while (true) {
+      const auto finished_at = at.tile_at;
+      const int begins = !pending || !next_of_tile();  // the block is a work tile's first
+      int found = 1;
+      if (begins) {
+        if (pending) {
+          if constexpr (kCfg.varlen) find_v_tail(at.bounds.block);
+          at.release_q();
+          at.tile_at.advance();
+        }
+        found = uniform(at.next_tile(pending != 0));
+        if (!found && !pending) break;
+      }
+      issue_scores();
+      if (kCfg.varlen && begins && pending && v_tail > 0) clear_v_tail();
+      issue_output(pending, pending > 1);
+      if (Scores::kEntriesAhead && found) scores.load_entries(at);
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_pin(flat(scores.rS));
+      const WorkTile<kCfg>& finished = at.shared.work_tiles[finished_at.stage()];
+      if (begins && pending) epilogue.finish_sums(finished, scores.softmax, at);
+      scores.block(at, rO, begins, found, [&](bool again) {
+        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_pin(flat(rO));
+        if (!pending || again) return;
+        at.release_v();
+        at.skip_unseen_v();
+        if (begins) {
+          epilogue.store(finished, rO, at);
+          at.shared.tile_ring.release(finished_at);
+        }
+      });
+      pending = begins ? found : 2;
+    }
+  }
+  // Advances to the work tile's next block, if it has one.
+  TESSERA_DEVICE int next_of_tile() {
+    if constexpr (kCfg.block_mask) {
+      return uniform(at.next_listed(false));
+    } else {
+      if (!at.before_last_block()) return 0;
+      at.next_block();
+      return 1;
+    }
   }
 
   // Processes a work tile's first block.
@@ -205,14 +271,14 @@ struct Consumer {
     }
     ptx::wgmma_commit_group();
   }
-  // O += P V
-  TESSERA_DEVICE void issue_output(bool pending = true) {
+  // O += P V; adds == 0: O = P V
+  TESSERA_DEVICE void issue_output(bool pending = true, int adds = 1) {
     const TileDescriptor v = descriptor(at.shared.sV, at.v, at.p.kv_descriptor_high);
     if (pending) at.wait_v();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      OutputProduct::rs(flat(rO), scores.rP[step], outer_major<V>(v, step * 16), 1);
+      OutputProduct::rs(flat(rO), scores.rP[step], outer_major<V>(v, step * 16), step > 0 ? 1 : adds);
     }
     ptx::wgmma_commit_group();
   }
@@ -243,6 +309,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
   static_assert(!kCfg.pack_gqa || !kCfg.score.any(), "options take one head a tile");
   static_assert(!kCfg.split || (kCfg.cluster == 1 && !kCfg.block_mask && !kCfg.live_tiles), "a part a tile");
+  static_assert(!kCfg.merges() || kCfg.split, "parts are merged");
   static_assert(!kCfg.live_tiles || (kCfg.varlen && kCfg.cluster == 1), "the live tiles of packed sequences");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(kCfg.varlen || kCfg.page_rows == 0, "a paged sequence's length is seqused_k");
@@ -293,6 +360,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
       if (threadIdx.x == 32) load_kv<kCfg, true>(p, shared, shared.k_ring, shared.sK, &p.k_map);
       if (threadIdx.x == 64) load_kv<kCfg, false>(p, shared, shared.v_ring, shared.sV, &p.v_map);
     }
+    if constexpr (kCfg.merges()) pass_merge_barriers();
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     if (kCfg.varlen && p.cu_seqlens_q) {  // clear rows of no sequence while the first tiles are loaded
@@ -302,6 +370,10 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     }
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     consumer.attend_tiles();
+    if constexpr (kCfg.merges()) {
+      consumer.put_part();
+      merge_parts<kCfg>(p, shared);
+    }
   }
   if constexpr (kCfg.cluster > 1) {  // the other block may still arrive at this one's barriers
     __syncwarp();

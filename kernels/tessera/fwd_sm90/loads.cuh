@@ -35,57 +35,67 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 // which its loads are still hidden.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  using Tile = WorkTile<kCfg>;
+  constexpr int kShortTilesAClaim = 4;
   RingPosition<kWorkTilesAhead> at;
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const auto publish_if = [&](int index, auto&& wanted) {
+  const bool claims = !kCfg.merges() && (kCfg.varlen || kCfg.block_mask) && p.tile_counter;
+  const int tiles = work_tiles(kCfg.varlen && claims ? Tile::order_of(p) : p.order);
+  const auto claim = [&] {
+    auto last_but_one = at;  // the stage before the one that the tile after the next will use
+    last_but_one.advance(2);
+    shared.tile_ring.wait_empty(last_but_one);
+    return atomicAdd(p.tile_counter, 1);
+  };
+  BlockTiles mine(p.order, block, blocks);
+  if constexpr (!kCfg.varying_tile_cost) mine.index = block;
+  // Lists: the first pass's next index. Packed batches: the end of the claimed indices of the second pass; 0: first.
+  [[maybe_unused]] bool long_first = false, has_part = false;
+  [[maybe_unused]] int long_index = tiles, short_end = 0, index = 0;
+  if constexpr (kCfg.block_mask && !kCfg.varlen) {
+    const bool ordered = kCfg.orders_lists() && orders_tiles(p.lists);  // the longest are first anyway
+    long_first = claims && !ordered && *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
+    if (long_first) long_index = block;
+  }
+  // Each pass takes its index here, so that the code that decodes a tile, most of this thread's, is compiled once.
+  while (true) {
+    if constexpr (kCfg.merges()) {  // a part a block
+      if (has_part) break;
+      index = block, has_part = true;
+    } else if (!claims) {
+      index = mine.index;
+      if (index >= tiles) break;
+      if constexpr (kCfg.varying_tile_cost) {
+        mine.advance(p.order, block, blocks);
+      } else {
+        mine.index += blocks;
+      }
+    } else if constexpr (kCfg.varlen) {
+      if (++index >= short_end) {
+        index = claim(), short_end = 0;
+        if (index >= tiles) {
+          index = (index - tiles) * kShortTilesAClaim;
+          if (index >= tiles) break;
+          short_end = min(index + kShortTilesAClaim, tiles);
+        }
+      }
+    } else if constexpr (kCfg.block_mask) {
+      const bool of_first_pass = long_index < tiles;
+      index = of_first_pass ? long_index : claim();
+      if (of_first_pass) long_index += blocks;
+      if (index >= tiles) break;
+      if (long_first && Tile::is_long(p, index) != of_first_pass) continue;
+    }
     shared.tile_ring.wait_empty(at);
-    WorkTile<kCfg>& tile = shared.work_tiles[at.stage()];  // decoded in place: the producer has few registers
+    Tile& tile = shared.work_tiles[at.stage()];  // decoded in place: the producer has few registers
     tile.decode(p, index);
-    if (tile.count == 0 || !wanted(tile)) return;
+    if (tile.count == 0) continue;
+    if constexpr (kCfg.varlen) {
+      if (claims && (tile.last - tile.first > p.short_tile_blocks) != (short_end == 0)) continue;
+    }
     tile.set_consumer_bounds(p);
     ptx::mbarrier_arrive(shared.tile_ring.full[at.stage()].address());
     at.advance();
-  };
-  const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
-  if (kCfg.block_mask && !kCfg.varlen && p.tile_counter) {
-    using Tile = WorkTile<kCfg>;
-    const bool ordered = kCfg.orders_lists() && orders_tiles(p.lists);  // the longest are first anyway
-    const bool long_first = !ordered && *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
-    for (int index = block; long_first && index < work_tiles(p.order); index += blocks) {
-      if (Tile::is_long(p, index)) publish(index);
-    }
-    while (true) {
-      auto last_but_one = at;
-      last_but_one.advance(2);
-      shared.tile_ring.wait_empty(last_but_one);
-      const int claimed = atomicAdd(p.tile_counter, 1);
-      if (claimed >= work_tiles(p.order)) break;
-      if (!long_first || !Tile::is_long(p, claimed)) publish(claimed);
-    }
-  } else if (kCfg.varlen && p.tile_counter) {
-    constexpr int kShortTilesAClaim = 4;
-    const int tiles = work_tiles(WorkTile<kCfg>::order_of(p));
-    const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
-    while (true) {
-      auto last_but_one = at;  // the stage before the one that the tile after the next will use
-      last_but_one.advance(2);
-      shared.tile_ring.wait_empty(last_but_one);
-      const int claimed = atomicAdd(p.tile_counter, 1);
-      if (claimed < tiles) {
-        publish_if(claimed, is_long);
-        continue;
-      }
-      const int first = (claimed - tiles) * kShortTilesAClaim;
-      if (first >= tiles) break;
-      for (int index = first; index < min(first + kShortTilesAClaim, tiles); ++index) {
-        publish_if(index, [&](const WorkTile<kCfg>& tile) { return !is_long(tile); });
-      }
-    }
-  } else if constexpr (kCfg.varying_tile_cost) {
-    BlockTiles mine(p.order, block, blocks);
-    for (; mine.index < work_tiles(p.order); mine.advance(p.order, block, blocks)) publish(mine.index);
-  } else {
-    for (int index = block; index < work_tiles(p.order); index += blocks) publish(index);
   }
   shared.tile_ring.wait_empty(at);
   shared.work_tiles[at.stage()].count = WorkTile<kCfg>::kEnd;
@@ -220,9 +230,10 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     tile_at.advance();
     int page, row;  // of this lane's box in the next block
     const auto look_up = [&](int block) {
-      const uint32 key = block * kCfg.block_n + my_row, size = p.keys.page_size;
-      page = 0, row = p.keys.page_size;
-      if (key < sk) page = table[p.keys.table_col * (key / size)], row = key % size;
+      const uint32 key = block * kCfg.block_n + my_row;
+      const int of_sequence = static_cast<int>(key) / p.page;
+      page = 0, row = p.page.value;
+      if (key < sk) page = table[p.keys.table_col * of_sequence], row = key - of_sequence * p.page.value;
     };
     int entry = !kCfg.block_mask || first < last ? blocks.entry(first) : 0;
     look_up(blocks.block(entry));

@@ -35,10 +35,16 @@ struct ScoreStage {
                                                                           : kCfg.consumers == 3 ? 128
                                                                                                 : 96);
 
+  // What a program has of i - j is loaded at the same point or, by consumers whose products do not overlap with their
+  // softmax, when it is needed: P's registers are free then.
+  static constexpr bool kDiagonalsAhead = kOverlaps && kEntriesAhead;
+  static constexpr int kDiagonalRegisters = 40;
+
   // The coordinates (b, h, i, j) of the scores of a block.
   struct Coordinates {
     static constexpr int kRows = 2, kAheadRows = kEntriesAhead ? 2 : 1, kN = ScoreStage::kN;
     static constexpr bool kLaneOrder = false, kOneHead = true;
+    static constexpr int kDiagonalRegisters = ScoreStage::kDiagonalRegisters;
     // Packed addends fill the registers from D = 128 on: fused, they would spill up to 500 bytes.
     static constexpr bool kFused = !ScoreOptions<kCfg.score>::kPackedAddend || kCfg.head_dim_v < 128;
 
@@ -82,9 +88,14 @@ struct ScoreStage {
     return score_unit<kCfg.score>(at.p);
   }
 
-  // Where the scores' term grows by a known amount from block to block, the stale max is raised by it.
+  // Where the scores' term grows by a known amount from block to block, the stale max is raised by it. Programs that
+  // may raise scores otherwise keep it until a block of a work tile does not fit under it, so few come twice; not with
+  // lists, whose kernels would take longer to compile, nor by four consumers, which have no registers for it.
   static constexpr bool kGrows = has_known_growth<kCfg.score>() && !kCfg.block_mask,
-                        kStaleMax = keeps_stale_max<kCfg.score>() || kGrows;
+                        kTriesStaleMax = kCfg.score.program && kOverlaps && !kCfg.block_mask && !kGrows &&
+                                         !keeps_stale_max<kCfg.score>() && !kCfg.score.facts().entries,
+                        kStaleMax = keeps_stale_max<kCfg.score>() || kGrows || kTriesStaleMax;
+  bool outgrown;         // kTriesStaleMax: a block of this work tile did not fit
   float term_of_max[2];  // of a lane's rows: the largest term of the block from which the max is
 
   // ---- S with every option ----
@@ -94,6 +105,7 @@ struct ScoreStage {
     return at.p.bias_mask_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
   }
   TESSERA_DEVICE void load_entries(const Cursor& at) {
+    if constexpr (kDiagonalsAhead) step.load_diagonals(Coordinates(at));
     if constexpr (Step::kLoads && kEntriesAhead) {
       if (loads_pairs(at)) step.load(Coordinates(at));
     }
@@ -112,7 +124,8 @@ struct ScoreStage {
         }
         Step::apply_mask_by_keys(rS, Coordinates(at), shows_all);
       } else {
-        Step::apply_by_keys(rS, Coordinates(at), shows_all);
+        if constexpr (!kDiagonalsAhead) step.load_diagonals(Coordinates(at));
+        step.apply_by_keys(rS, Coordinates(at), shows_all);
       }
     } else if constexpr (Alibi<kCfg.score>::kAlone && !kCfg.score.entries()) {
       const Coordinates scores(at);
@@ -293,6 +306,80 @@ struct ScoreStage {
       pack(at);
     }
     at.release_k();
+  }
+
+  // first_block(), next_block() and pack() in one, so that a program's text is compiled once. begins: the block is its
+  // work tile's first. found: there is a block; in either case finish_output(false) is called once, while O += P V of
+  // the previous block is in progress. A block that does not fit under the stale max comes again, with
+  // finish_output(true), which only waits.
+  template <class FinishOutput>
+  TESSERA_DEVICE void block(Cursor& at, float (&rO)[1][kD][4], bool begins, bool found, FinishOutput&& finish_output) {
+    constexpr int kEarly = kSteps / 2 * 2;
+    if (begins && found) {
+      find_head_scale(at);
+      softmax.reset();
+      term_of_max[0] = term_of_max[1] = -infinity();
+      outgrown = false;
+    }
+    const ScoreUnit unit = this->unit(at);
+    bool stale_max = kStaleMax && softmax.ready && !(kTriesStaleMax && outgrown), again = false;
+    do {
+      float alpha[1][2];
+      SumParts total[1];
+      bool moves = false;
+      [[maybe_unused]] bool raised = false;
+      [[maybe_unused]] float terms[2];
+      [[maybe_unused]] const float max_before[2] = {softmax.max[0][0], softmax.max[0][1]};
+      if (found) {
+        apply_options_and_mask(at);
+        if constexpr (kGrows) {
+          // A partial block's largest term may be a hidden key's.
+          if (at.bounds.cuts_low() || at.bounds.cuts_high()) stale_max = false;
+          if (stale_max) {
+            const int raises = raise_max(at, unit, alpha, terms);
+            raised = raises > 0, stale_max = raises >= 0;
+          }
+        }
+        if (stale_max) {
+          softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
+        } else {
+          const bool few_keys = begins && may_see_few_keys(at);
+          at.release_k();
+          if constexpr (kGrows) find_term_of_max(at);
+          constexpr bool kFewMaxima = kStaleMax && !kTriesStaleMax;
+          moves = softmax.update_max(rS, unit, alpha, kFewMaxima ? 0.0f : kRescaleThreshold_log2);
+          if (few_keys) softmax.raise_max(kFewKeysLead_log2);
+          softmax.exponentiate(rS, unit);
+        }
+      }
+      finish_output(again);
+      if (!found) return;
+      again = false;
+      if (stale_max) {
+        softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
+        if constexpr (kGrows) {
+          again = !(raised ? softmax.accept_raised(total, alpha) : softmax.accept_grown(total, alpha));
+          moves = raised && !again;
+          if (moves) {
+            term_of_max[0] = fmaxf(term_of_max[0], terms[0]), term_of_max[1] = fmaxf(term_of_max[1], terms[1]);
+          }
+        } else {
+          again = !softmax.accept(total);
+        }
+      }
+      if ((!kStaleMax || kGrows || !stale_max) && moves && !begins) softmax.rescale(alpha, rO);
+      if (again) [[unlikely]] {
+        // No product is in progress here, and P's registers are free.
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(at.shared.sQ[at.q.stage()].data), warp_row(),
+                                           shared_address(at.shared.sK[at.k.stage()].data));
+        if constexpr (kGrows) softmax.max[0][0] = max_before[0], softmax.max[0][1] = max_before[1];
+        if constexpr (kTriesStaleMax && kDiagonalsAhead) step.load_diagonals(Coordinates(at));  // not kept so long
+        stale_max = false, outgrown = true;
+      } else {
+        pack(at);
+        if (stale_max) at.release_k();
+      }
+    } while (again);
   }
 
   // Packs P as A fragments. The sums are computed before: the LSE is that without dropout.

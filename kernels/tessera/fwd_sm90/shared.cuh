@@ -36,7 +36,8 @@ struct WorkTile {
   static constexpr int kBlockM = kConsumerRows * kCfg.consumers, kEnd = -1;
   // head: with pack_gqa a KV head. Rows row0 ... of the sequence's; count 0: none; kEnd: there is no further tile
   int batch, head, row0, count;
-  Sequence s;  // with split keys, row_begin counts the rows of all heads of the parts before this one, too
+  // With split keys, row_begin counts the rows of all heads of the parts (or clusters' sums) before this one, too.
+  Sequence s;
   TileRange visible;
   int first, last;  // K/V blocks first ... last - 1 that any of the rows sees; with a block mask indices in its list
   // Of each consumer's rows: the first and the last block that some row sees, and those that every row sees in full.
@@ -56,10 +57,16 @@ struct WorkTile {
   // head, which read the same keys, are neighbours; attention/work_order has the order under a causal mask.
   TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
     const WorkOrder& order = order_of(p);
-    TileCoord place = place_of(order, index);
-    const int slot = place.slot;
+    TileCoord place;
     int split = 0;
-    if constexpr (kCfg.split) split = place.head % p.num_splits, place.head = place.head / p.num_splits;
+    if constexpr (kCfg.merges()) {  // the parts of a work tile are neighbours; padded tile indices come last
+      const int work_tile = index / p.num_splits;
+      split = index % p.num_splits, place = {work_tile % p.merged_heads, work_tile / p.merged_heads};
+    } else {
+      place = place_of(order, index);
+      if constexpr (kCfg.split) split = place.head % p.num_splits, place.head = place.head / p.num_splits;
+    }
+    const int slot = place.slot;
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, kCfg.pack_gqa ? p.heads_kv : p.heads_q);
     head = of.head, batch = of.batch;
     int tile = slot;
@@ -91,7 +98,7 @@ struct WorkTile {
     if constexpr (kCfg.split) {
       const int blocks = max(last - first, 0), each = (blocks + p.num_splits.value - 1) / p.num_splits;
       first += min(split * each, blocks), last = min(first + each, last);
-      s.row_begin += static_cast<int64>(split) * p.heads_q.value * p.rows_total;
+      s.row_begin += static_cast<int64>(split / kCfg.merge_blocks) * p.heads_q.value * p.rows_total;
     }
   }
 

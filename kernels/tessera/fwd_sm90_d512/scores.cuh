@@ -25,7 +25,7 @@ struct FwdD512Consumer {
   // The coordinates (b, h, i, j) of the scores of a block. Bias and mask are loaded for one row at a time, when they
   // are needed.
   struct Coordinates {
-    static constexpr int kRows = 2, kAheadRows = 1, kN = FwdD512Consumer::kN;
+    static constexpr int kRows = 2, kAheadRows = 1, kN = FwdD512Consumer::kN, kDiagonalRegisters = 0;
     static constexpr bool kLaneOrder = false, kFused = true;
 
     const FwdSm90Params& p;

@@ -118,10 +118,34 @@ TESSERA_DEVICE void st_shared_cluster_s32(uint32 cluster_address, int x) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(cluster_address), "r"(x) : "memory");
 }
 
+// Loads from an address from mapa().
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-ld
+TESSERA_DEVICE float2 ld_shared_cluster_f32x2(uint32 cluster_address) {
+  float2 x;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(cluster_address) : "memory");
+  return x;
+}
+TESSERA_DEVICE float4 ld_shared_cluster_f32x4(uint32 cluster_address) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(cluster_address)
+               : "memory");
+  return x;
+}
+
 // All threads of the cluster arrive, and wait for all. Executed by all threads of a warp together.
 TESSERA_DEVICE void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 
-// Orders no memory accesses, which is sufficient after fence_mbarrier_init().
+// Makes this thread's stores to its block's shared memory, and those that it has observed, visible to blocks of the
+// cluster that observe a later arrival of it. barrier_cluster_arrive() does that for global memory, too, by a fence
+// over the whole GPU (MEMBAR.ALL.GPU).
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-membar
+TESSERA_DEVICE void fence_release_shared_cluster() {
+  asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+}
+
+// Orders no memory accesses, which is sufficient after fence_mbarrier_init() and fence_release_shared_cluster().
 TESSERA_DEVICE void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -37,25 +37,29 @@ TESSERA_DEVICE uint32 high_codes(uint32 codes) {
 // Where pair `pair` of a row of A's columns is stored: the pairs of each 16 columns in the order 0 2 4 6 1 3 5 7.
 TESSERA_HOST_DEVICE constexpr int code_pair_place(int pair) { return pair / 8 * 8 + pair % 2 * 4 + pair % 8 / 2; }
 
-// acc += A B^T. A = sA, float16 in the order of code_pair_place: 16 rows of each of acc's tiles or, of one tile, only
-// the first eight; the others are then undefined. B = sB [columns of acc][inner].
-template <Dtype kCodes, int kM, int kN, class TileA, class TileB>
-TESSERA_DEVICE void product_abt_codes(float (&acc)[kM][kN][4], const TileA& sA, const TileB& sB) {
-  static_assert(TileA::kCols == 2 * TileB::kCols && kN % 2 == 0 && TileA::kCols % 32 == 0);
-  constexpr bool kEight = TileA::kRows == 8;
-  static_assert(TileA::kRows == (kEight ? 8 : 16 * kM) && (!kEight || kM == 1));
-  constexpr int kPairs = kN / 2, kSteps = TileA::kCols / 32;
+// A's fragments for columns 16 k ... 16 k + 15: A = sA, float16 in the order of code_pair_place, 16 rows of each tile
+// or, of one tile, only the first eight, which are then there twice: the products of the others are not used.
+template <int kM, class TileA>
+TESSERA_DEVICE void load_a_codes(uint32 (&a)[kM][4], const TileA& sA, int k) {
+  if constexpr (TileA::kRows == 8) {
+    static_assert(kM == 1);
+    ptx::ldmatrix_x4(a[0], sA.at(lane_id() % 8, k * 16 + lane_id() / 16 * 8));
+  } else {
+    static_assert(TileA::kRows == 16 * kM);
+    load_a<kM>(a, sA, 0, k * 16);
+  }
+}
+
+// acc += A B^T. of_a(a, k): load_a_codes(); B = sB [columns of acc][inner]. Fragments of A are asked for ahead of their
+// products.
+template <Dtype kCodes, int kM, int kN, class OfA, class TileB>
+TESSERA_DEVICE void product_abt_codes(float (&acc)[kM][kN][4], OfA&& of_a, const TileB& sB) {
+  static_assert(kN % 2 == 0 && TileB::kCols % 16 == 0);
+  constexpr int kPairs = kN / 2, kSteps = TileB::kCols / 16;
   uint32 a[2][2][kM][4];  // of two steps, each of 32 columns
   const auto load_step = [&](int step) {
-    if constexpr (kEight) {  // twice: the products of the second eight are not used
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ptx::ldmatrix_x4(a[step % 2][half][0], sA.at(lane_id() % 8, step * 32 + half * 16 + lane_id() / 16 * 8));
-      }
-    } else {
-      load_a<kM>(a[step % 2][0], sA, 0, step * 32);
-      load_a<kM>(a[step % 2][1], sA, 0, step * 32 + 16);
-    }
+    of_a(a[step % 2][0], 2 * step);
+    of_a(a[step % 2][1], 2 * step + 1);
   };
   load_step(0);
   for_fragments<kSteps * kPairs>([&](int i, uint32(&b)[4]) { load_b_pair(b, sB, i % kPairs * 16, i / kPairs * 16); },

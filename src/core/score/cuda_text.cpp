@@ -4,6 +4,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <set>
 #include <utility>
@@ -76,20 +77,22 @@ class Values {
  public:
   enum Part { kHead, kRow, kColumn, kDiagonal, kPair };
 
-  // all_parts: kHead and kDiagonal, too; otherwise their values belong to rows or columns, and to pairs. Quotients from
-  // the value `first_near` on need not be correctly rounded.
+  // all_parts: kHead and kDiagonal, too; otherwise their values belong to rows or columns, and to pairs. The values
+  // from `first_derived` on are of a derivative.
   Values(const Program& program, std::span<const int32_t> dtypes, std::vector<int> roots, bool all_parts,
-         size_t first_near = SIZE_MAX)
+         size_t first_derived = SIZE_MAX)
       : program_(program),
         dtypes_(dtypes),
         roots_(std::move(roots)),
         all_parts_(all_parts),
-        first_near_(first_near),
+        first_derived_(first_derived),
         diagonal_(all_parts ? of_diagonal(program) : std::vector<bool>(program.values.size())),
         inputs_(program.values.size()),
         taken_(program.values.size()),
-        hoisted_(program.values.size()) {
+        hoisted_(program.values.size()),
+        exact_(program.values.size()) {
     find_inputs();
+    find_exact();
     find_conditions();
     find_hoisted();
   }
@@ -98,16 +101,93 @@ class Values {
   std::string hoisted_text(Part part, const std::string& type, const std::string& function,
                            const std::string& head = "") const {
     std::string members, values;
-    std::vector<int> made;
-    for (int place = 0; place < size(); ++place) {
-      if (hoisted_[index(place)] != part) continue;
-      made.push_back(place);
+    const std::vector<int> made = made_of(part);
+    for (const int place : made) {
       members += std::string("    ") + kCudaTypes[static_cast<int>(at(place).type)] + " " + name(place) + ";\n";
       values += (values.empty() ? "" : ", ") + name(place);
     }
     return "  struct " + type + " {\n" + members + "  };\n  TESSERA_DEVICE static " + type + " " + function +
            "([[maybe_unused]] const ScoreProgramParams& p, " + head + "[[maybe_unused]] const ProgramPlace& at) {\n" +
            statements(made, part) + "    return {" + values + "};\n  }\n";
+  }
+
+  // Whether `Diagonal` loads elements, all of them unconditionally and by indices of which one is i - j or j - i and a
+  // value of the head, and the others are values of the head: pairs then differ by steps along one axis.
+  bool steps_along_diagonal() const {
+    const std::vector<bool> needed = needed_by(made_of(kDiagonal), kDiagonal, true);
+    const std::vector<std::optional<int>> steps = score::steps_along_diagonal(program_);
+    bool loads = false;
+    for (int place = 0; place < size(); ++place) {
+      const Value& value = at(place);
+      if (!needed[index(place)] || value.op != Op::kLoad || is_read(place, kDiagonal)) continue;
+      if (!known_conditions(place, kDiagonal).empty()) return false;
+      int axes = 0;
+      for (int n = 0; n < operand_count(value); ++n) {
+        const std::optional<int> step = steps[index(value.operands[n])];
+        if (!step || std::abs(*step) > 1) return false;
+        axes += *step != 0;
+      }
+      if (axes > 1) return false;
+      loads = loads || axes == 1;
+    }
+    return loads;
+  }
+  // With that: "struct DiagonalAddresses { ... };", diagonal_addresses and diagonal_inside.
+  std::string stepping_text(uint32_t dense_rows) const {
+    const std::vector<int> made = made_of(kDiagonal);
+    const std::vector<bool> needed = needed_by(made, kDiagonal, true);
+    const std::vector<std::optional<int>> steps = score::steps_along_diagonal(program_);
+    std::string members, inside, addresses, values, loaded;
+    std::vector<int> used;
+    std::vector<bool> computed(program_.values.size());  // without what only indices need
+    for (const int place : made) computed[index(place)] = true;
+    for (int place = size() - 1; place >= 0; --place) {
+      if (!computed[index(place)] || at(place).op == Op::kLoad || is_read(place, kDiagonal)) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) computed[index(at(place).operands[n])] = true;
+    }
+    for (int place = 0; place < size(); ++place) {
+      const Value& value = at(place);
+      if (!needed[index(place)] || !is_computed(place) || is_read(place, kDiagonal)) continue;
+      if (value.op != Op::kLoad) {
+        if (computed[index(place)]) loaded += statement(place, kDiagonal, true);
+        continue;
+      }
+      int axis = -1;
+      std::string least, most;
+      for (int n = 0; n < operand_count(value); ++n) {
+        const int of = value.operands[n], step = *steps[index(of)];
+        used.push_back(of);
+        const std::string at_place = operand(of, kDiagonal), add = step > 0 ? "wrap_add(" : "wrap_sub(";
+        least += ", " + (step == 0 ? at_place : add + at_place + ", least)");
+        most += ", " + (step == 0 ? at_place : add + at_place + ", most)");
+        if (step != 0) axis = n;
+      }
+      const std::string type = "element_at<ElementType{" + number(dtypes_[static_cast<size_t>(value.name)]) + "}>(";
+      members += "    const char* " + name(place) + ";\n";
+      addresses +=
+          "    to." + name(place) + " = address_of<kNear>(" + tensor(value) + indices(place, true, kDiagonal) + ");\n";
+      inside += (inside.empty() ? "" : " && ") + ("holds(" + tensor(value) + least + ")") +
+                (axis < 0 ? "" : " && holds(" + tensor(value) + most + ")");
+      loaded += std::string("    const ") + kCudaTypes[static_cast<int>(value.type)] + " " + name(place) + " = " +
+                type + "from." + name(place);
+      if (axis >= 0) {
+        const bool forwards = *steps[index(value.operands[axis])] > 0;
+        const bool dense = axis == operand_count(value) - 1 && dense_rows >> value.name & 1;
+        const auto dtype = static_cast<tessera_dtype>(dtypes_[static_cast<size_t>(value.name)]);
+        loaded += " + " +
+                  (dense ? number(static_cast<int>(tessera_dtype_bytes(dtype)))
+                         : "stride_bytes<kNear>(" + tensor(value) + ".stride[" + number(axis) + "])") +
+                  (forwards ? " * (at.i_offset - at.j_offset)" : " * (at.j_offset - at.i_offset)");
+      }
+      loaded += ");\n";
+    }
+    for (const int place : made) values += (values.empty() ? "" : ", ") + name(place);
+    const std::string head = "[[maybe_unused]] const ScoreProgramParams& p, [[maybe_unused]] const Head& head, ";
+    const std::string at = "[[maybe_unused]] const ProgramPlace& at";
+    return "  struct DiagonalAddresses {\n" + members + "  };\n  TESSERA_DEVICE static bool diagonal_addresses(" +
+           head + at + ", int least, int most, DiagonalAddresses& to) {\n" + statements(used, kDiagonal) + addresses +
+           "    return " + inside + ";\n  }\n  TESSERA_DEVICE static Diagonal diagonal_inside(" + head +
+           "const DiagonalAddresses& from, " + at + ") {\n" + loaded + "    return {" + values + "};\n  }\n";
   }
 
   // The number of values that hoisted_text's struct has.
@@ -271,6 +351,19 @@ class Values {
     }
   }
 
+  // Marks the floats on which a comparison, or a conversion to an integer, depends: quotients among them are correctly
+  // rounded, so that one that is an integer is found to be. The comparisons of a derivative need no such quotients.
+  void find_exact() {
+    const auto decides = [](Op op) {
+      return op == Op::kFloor || op == Op::kSign || op == Op::kFloatToInt || op == Op::kLess || op == Op::kLessEqual ||
+             op == Op::kEqual || op == Op::kNotEqual;
+    };
+    for (int place = size() - 1; place >= 0; --place) {
+      if (index(place) >= first_derived_ || !(exact_[index(place)] || decides(at(place).op))) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) exact_[index(at(place).operands[n])] = true;
+    }
+  }
+
   // For each value, the conditions that all of its uses have in common; none for an unused value.
   void find_conditions() {
     const auto take = [this](int place, const std::set<Condition>& conditions) {
@@ -330,6 +423,15 @@ class Values {
   bool is_read(int place, Part part) const {
     const Part from = hoisted_[index(place)];
     return from != kPair && (part == kPair || (part != kHead && from == kHead));
+  }
+
+  // The members of a part's struct.
+  std::vector<int> made_of(Part part) const {
+    std::vector<int> made;
+    for (int place = 0; place < size(); ++place) {
+      if (hoisted_[index(place)] == part) made.push_back(place);
+    }
+    return made;
   }
 
   // All values that `results` depend on, in a part. hoists: values of rows and columns are already computed.
@@ -399,7 +501,7 @@ class Values {
     const Value& value = at(place);
     const int divisor = value.operands[1];
     if (value.op == Op::kDiv && is_uniform(divisor)) {
-      return std::string(index(place) < first_near_ ? "divide_by" : "divide_near") + "(%0, SharedDivisor(%1))";
+      return std::string(exact_[index(place)] ? "divide_by" : "divide_near") + "(%0, SharedDivisor(%1))";
     }
     const bool rounds_down = value.op == Op::kFloorDiv || value.op == Op::kMod;
     if (rounds_down && at(divisor).op == Op::kConstant && at(divisor).constant > 0) {
@@ -475,12 +577,13 @@ class Values {
   std::span<const int32_t> dtypes_;
   std::vector<int> roots_;
   bool all_parts_;
-  size_t first_near_;
+  size_t first_derived_;
   std::vector<bool> diagonal_;  // with all_parts: the values that depend on i - j alone
   std::vector<InputSet> inputs_;
   // the conditions that all uses of a value have in common; empty: not used
   std::vector<std::optional<std::set<Condition>>> taken_;
   std::vector<Part> hoisted_;  // not kPair: a member of that part's struct
+  std::vector<bool> exact_;    // a comparison depends on it
 };
 
 std::vector<int> roots_of(const Program& program) {
@@ -633,7 +736,7 @@ MaskValues mask_values(const Program& program) {
   return {values.hoisted_count(Values::kRow), values.hoisted_count(Values::kColumn)};
 }
 
-std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near, const char* name) {
+std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, StrideFacts strides, const char* name) {
   const Program& program = checked.program;
   const Gradient& gradient = checked.gradient;
   const std::optional<Affine> affine = affine_of(program);
@@ -645,9 +748,12 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   const Facts facts = facts_of(checked);
   std::string text = "// Version " + number(kCudaTextVersion) + " of core/score/cuda_text.\n" +
                      "#include \"tessera/attention/score/program_bounds.cuh\"\n\nnamespace tessera::program {\n\n" +
-                     "struct " + name + " {\n" + facts_text(facts, near) + affine_text(affine) +
+                     "struct " + name + " {\n" + facts_text(facts, strides.near) + affine_text(affine) +
                      patterns_text(checked) + "\n";
   text += parts_text(values, "", "");
+  const bool steps = values.steps_along_diagonal();
+  text += std::string("  static constexpr bool kStepsAlongDiagonal = ") + (steps ? "true" : "false") + ";\n" +
+          (steps ? values.stepping_text(strides.dense_rows) : "");
 
   const auto value_of = [&](int root, const char* otherwise) {
     if (root < 0) return std::string("    return ") + otherwise + ";\n";
@@ -681,11 +787,12 @@ std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, b
   return text + "};\n\n}  // namespace tessera::program\n";
 }
 
-uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, bool near) {
+uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, StrideFacts strides) {
   uint64_t hash = checked.hash;  // FNV-1a, one number at a time
   const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3u; };
   mix(kCudaTextVersion);
-  mix(near);
+  mix(strides.near);
+  mix(strides.dense_rows);
   for (const int32_t dtype : dtypes) mix(static_cast<uint32_t>(dtype));
   return hash;
 }

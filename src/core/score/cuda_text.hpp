@@ -10,6 +10,9 @@
 //     struct Head, Row, Column, Diagonal;                   values that depend only on (b, h) and, in this order, on
 //     static Head head(params, place);                      nothing else, i, j, or i - j
 //     static Row row(params, head, place);                  likewise column and diagonal
+//     static constexpr bool kStepsAlongDiagonal;            with it, where all elements that diagonal() loads for some
+//     static bool diagonal_addresses(...);                  pairs are inside: diagonal() without a test for each
+//     static Diagonal diagonal_inside(...);
 //     static float score(params, head, row, column, diagonal, place, s);   the new score
 //     static constexpr bool kAffine, ...;                   score = factor s + term (affine.hpp), if kAffine;
 //     static float factor(the same without s); term         kHasFactor: the factor is not 1
@@ -39,6 +42,11 @@
 // `mask_bounds` holds for all pairs of the tile; a value without known bounds, as an element that differs from pair
 // to pair, is any value of its type (kernels/tessera/attention/score/program_bounds.cuh).
 //
+// `diagonal_addresses(params, head, place, least, most, addresses)` returns whether the elements that diagonal() loads
+// are inside their tensors for all pairs whose i - j is that of the place and least to most more. If so,
+// `diagonal_inside(params, head, addresses, place)` is diagonal() of such a pair, which differs from that place by its
+// offsets alone: their difference, known to the compiler, is the number of steps from the addresses.
+//
 // A place's offsets are the parts of its i and j that the compiler knows: pairs that differ in them alone share the
 // conversion of a coordinate, or of a difference of two, to float. It is exact up to 2^24 and within 1 ulp beyond.
 //
@@ -57,9 +65,14 @@ namespace tessera::core::score {
 // Incremented with every change of the text, because it is part of a kernel's key.
 inline constexpr int kCudaTextVersion = 7;
 
-// `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. near: the tensors' strides, in bytes,
-// have at most 32 bits. `name`: the name of the struct.
-std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, bool near,
+// What a kernel is compiled for of the strides of a program's tensors.
+struct StrideFacts {
+  bool near = true;         // all have at most 32 bits, in bytes
+  uint32_t dense_rows = 0;  // bit n: elements along the last axis of tensor n follow one another
+};
+
+// `dtypes`: those of the program's tensors, as tessera_dtype; all but float64. `name`: the name of the struct.
+std::string cuda_text(const Checked& checked, std::span<const int32_t> dtypes, StrideFacts strides,
                       const char* name = "ScoreProgram");
 
 // The number of members of MaskRow and MaskColumn; each has bounds of 8 bytes.
@@ -69,6 +82,6 @@ struct MaskValues {
 MaskValues mask_values(const Program& program);
 
 // A hash of everything that determines the text but the name.
-uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, bool near);
+uint64_t cuda_text_hash(const Checked& checked, std::span<const int32_t> dtypes, StrideFacts strides);
 
 }  // namespace tessera::core::score

@@ -119,6 +119,17 @@ std::vector<bool> of_diagonal(const Program& program) {
   return found;
 }
 
+std::vector<std::optional<int>> steps_along_diagonal(const Program& program) {
+  std::vector<std::optional<int>> steps;
+  for (const Form& form : forms_of(program)) {
+    std::optional<int> step;
+    if (form.kind == Form::kUniform) step = 0;
+    if (form.kind == Form::kAffine && form.i == -form.j) step = static_cast<int>(form.i);
+    steps.push_back(step);
+  }
+  return steps;
+}
+
 InputSet inputs_of(const Program& program, int place, int except) {
   if (place < 0) return 0;
   std::vector<bool> needed(static_cast<size_t>(place) + 1);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/score/checked.hpp"
@@ -62,6 +63,10 @@ InputSet inputs_of(const Program& program, int place, int except = -1);
 
 // For each value whether all pairs of one (b, h) with the same i - j have the same.
 std::vector<bool> of_diagonal(const Program& program);
+
+// For each value the sum of a multiple of i - j and of what is the same for all pairs of one (b, h): the multiple, 0
+// included. None for all other values.
+std::vector<std::optional<int>> steps_along_diagonal(const Program& program);
 
 GradientPattern pattern_of(const Program& gradient, const LoadGradient& load);
 

@@ -48,7 +48,8 @@ struct FwdSm90Plan {
   int program_words;           // of the lists, if they are a score program's
   int most_long_lists;         // see FwdSm90Params
   int short_tile_blocks;       // see FwdSm90Params
-  int num_splits;              // parts of the keys, in the workspace from kListsAt on
+  int num_splits;              // parts of the keys
+  int64_t arrivals_bytes;      // of the counters of their merge, in the workspace from kListsAt on, before the parts
 };
 
 struct Choice {
@@ -174,23 +175,64 @@ int64_t filled_tiles(const tessera_plan& plan, const Choice& choice) {
   return std::min(choice.work_tiles / choice.num_splits, plan.batch * choice.heads(plan) * of_head);
 }
 
-// The fewest keys for which a part is worth its merge, and the most parts.
+// The fewest keys for which a part is worth its merge by combine/kernel, and the most parts.
 constexpr int64_t kMinSplitKeys = 128, kMaxSplits = 132;
 
-// Of the merge of parts: the wait for one group of parts after another, and their writing and reading.
-double parts_us(const tessera_plan& plan, int64_t splits) {
-  constexpr double kPartUs = 0.06, kBytesUs = 2e6;
-  const auto count = static_cast<double>(splits);
-  const auto bytes = count * static_cast<double>(rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
-  return kPartUs * count + 2 * bytes / kBytesUs;
+// The parts of a work tile's keys: `count` parts, merged by clusters of `merge_blocks` blocks (fwd_sm90/merge.cuh), or
+// by combine/kernel if that is 1.
+struct Parts {
+  int64_t count = 1;
+  int merge_blocks = 1;
+  int64_t clusters() const { return count / merge_blocks; }
+};
+
+// The most blocks of a cluster on any GPU that has clusters.
+constexpr int kMostMergeBlocks = 8;
+
+// The blocks that run at the same time as clusters. The blocks of a cluster share a GPC, of 16 or 18 multiprocessors on
+// an H100 or H200, in which clusters of 8 leave two idle.
+int64_t cluster_blocks_at_once(const tessera_plan& plan, int merge_blocks) {
+  constexpr int64_t kGpc = 16;
+  const int64_t cores = plan.device.cores;
+  return cores >= kGpc ? cores / kGpc * kGpc : cores / merge_blocks * merge_blocks;
+}
+
+// Clusters merge parts if every block has one part of a work tile, all of whose rows end as o, and no cluster only
+// empty ones.
+bool clusters_merge(const tessera_plan& plan, const Choice& choice, Parts parts) {
+  const int64_t kv_blocks = divide_up(plan.max_seqlen_k, choice.block_n());
+  return parts.merge_blocks > 1 && parts.count % parts.merge_blocks == 0 && parts.clusters() <= kMergeParts &&
+         !merges_parts(plan.problem, 1) &&
+         divide_up(kv_blocks, divide_up(kv_blocks, parts.count)) > parts.count - parts.merge_blocks &&
+         filled_tiles(plan, choice) * parts.count <= cluster_blocks_at_once(plan, parts.merge_blocks);
+}
+
+// Of the merge of parts, in microseconds. By combine/kernel: the launch, the wait for one group of parts after another,
+// and their writing and reading. By clusters (counted, not measured): their barriers; the bytes that a block reads from
+// the others, at 14 bytes a clock; and with several clusters a counter, and the reading of their sums by one block.
+double merge_us(const tessera_plan& plan, const Choice& choice, Parts parts) {
+  if (parts.count <= 1) return 0;
+  constexpr double kMergeUs = 2.5, kPartUs = 0.06, kBytesUs = 2e6;
+  const auto count = static_cast<double>(parts.count);
+  if (parts.merge_blocks == 1) {
+    const auto bytes = count * static_cast<double>(rows_total(plan) * plan.heads_q * plan.head_dim_v * 4);
+    return kMergeUs + kPartUs * count + 2 * bytes / kBytesUs;
+  }
+  constexpr double kClusterUs = 0.6, kClusterBytesUs = 25e3, kCounterUs = 0.9, kSumsBytesUs = 60e3;
+  const int64_t rows = std::min<int64_t>(plan.max_seqlen_q * choice.rows_a_query(plan), choice.block_m());
+  const auto bytes = static_cast<double>(rows * plan.head_dim_v * 4), blocks = static_cast<double>(parts.merge_blocks);
+  const double of_blocks = kClusterUs + bytes * (1 - 1 / blocks) / kClusterBytesUs;
+  const auto clusters = static_cast<double>(parts.clusters());
+  return clusters > 1 ? of_blocks + kCounterUs + clusters * bytes / blocks / kSumsBytesUs : of_blocks;
 }
 
 // The time of all work tiles and of their merge, in microseconds, by which the number of parts is chosen. A block reads
 // keys from memory no faster than it computes a full tile (an H200: 13 ns a key at D = 128, of both), so few blocks do
 // not reach the rate of memory.
-double split_us(const tessera_plan& plan, const Choice& choice, int64_t splits) {
-  constexpr double kTileUs = 2, kMergeUs = 2.5;  // of a work tile and of the merge, without keys and parts
+double split_us(const tessera_plan& plan, const Choice& choice, Parts parts) {
+  constexpr double kTileUs = 2;  // of a work tile, without its keys
   constexpr double kReading = 1.3;
+  const int64_t splits = parts.count;
   const KeyTimes& times = row_of(kKeyTimes, plan);
   const auto tiles = static_cast<double>(filled_tiles(plan, choice) * splits);
   const auto keys = static_cast<double>(padded_to(divide_up(plan.max_seqlen_k, splits), choice.block_n()));
@@ -198,7 +240,7 @@ double split_us(const tessera_plan& plan, const Choice& choice, int64_t splits) 
   const double memory_us = kv_heads(plan) * static_cast<double>(plan.max_seqlen_k) * times.memory_packed * 1e-3 *
                            std::sqrt(std::max(1.0, cores_of(plan) / tiles));
   const double us = std::max(memory_us, waves * keys * times.tile * kReading * 1e-3) + waves * kTileUs;
-  return splits > 1 ? us + kMergeUs + parts_us(plan, splits) : us;
+  return us + merge_us(plan, choice, parts);
 }
 
 // Whether a tile is mostly empty because query heads that read the same keys cannot share it.
@@ -206,19 +248,34 @@ bool mostly_empty(const tessera_plan& plan, const Choice& choice) {
   return !choice.pack_gqa() && group_of(plan) > 1 && plan.max_seqlen_q < kConsumerRows;
 }
 
-// The number of parts that the keys are split into: more than one only if work tiles leave multiprocessors idle.
-int splits_of(const tessera_plan& plan, const Choice& choice) {
+// kForcedSplits: the number of parts and, after a comma, the blocks of the clusters that merge them.
+Parts forced_parts(const tessera_plan& plan, const Choice& choice, const std::string& text) {
+  Parts parts{std::clamp<int64_t>(std::atoi(text.c_str()), 1, kMaxSplits)};
+  if (const size_t comma = text.find(','); comma != std::string::npos) {
+    parts.merge_blocks = std::clamp(std::atoi(text.c_str() + comma + 1), 1, kMostMergeBlocks);
+  }
+  if (!clusters_merge(plan, choice, parts)) parts.merge_blocks = 1;
+  return parts;
+}
+
+// The parts that the keys are split into: more than one only if work tiles leave multiprocessors idle.
+Parts parts_of(const tessera_plan& plan, const Choice& choice) {
   constexpr double kGain = 1.1;
-  if (choice.pair || !may_divide(plan) || choice.config.block_mask || filled_tiles(plan, choice) == 0) return 1;
+  if (choice.pair || !may_divide(plan) || choice.config.block_mask || filled_tiles(plan, choice) == 0) return {};
   if (const std::string forced = environment_variable(kForcedSplits); !forced.empty()) {
-    return std::clamp(std::atoi(forced.c_str()), 1, static_cast<int>(kMaxSplits));
+    return forced_parts(plan, choice, forced);
   }
-  if (mostly_empty(plan, choice)) return 1;
-  int64_t best = 1;
-  for (int64_t splits = 2; splits <= std::min(kMaxSplits, plan.max_seqlen_k / kMinSplitKeys); ++splits) {
-    if (split_us(plan, choice, splits) < split_us(plan, choice, best)) best = splits;
+  if (mostly_empty(plan, choice)) return {};
+  Parts best;
+  for (int64_t count = 2; count <= kMaxSplits; ++count) {
+    for (int merge_blocks = 1; merge_blocks <= kMostMergeBlocks; merge_blocks *= 2) {
+      const Parts parts{count, merge_blocks};
+      const bool combines = merge_blocks == 1 && count <= plan.max_seqlen_k / kMinSplitKeys;
+      if (!combines && !clusters_merge(plan, choice, parts)) continue;
+      if (split_us(plan, choice, parts) < split_us(plan, choice, best)) best = parts;
+    }
   }
-  return kGain * split_us(plan, choice, best) < split_us(plan, choice, 1) ? static_cast<int>(best) : 1;
+  return kGain * split_us(plan, choice, best) < split_us(plan, choice, Parts{}) ? best : Parts{};
 }
 
 Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
@@ -234,7 +291,8 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   choice.count_tiles(plan);
-  choice.num_splits = splits_of(plan, choice);
+  const Parts parts = parts_of(plan, choice);
+  choice.num_splits = static_cast<int>(parts.count), config.merge_blocks = parts.merge_blocks;
   config.split = merges_parts(p, choice.num_splits);
   if (config.split) choice.count_tiles(plan);
   if (config.split || config.pack_gqa || !cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
@@ -289,6 +347,23 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
   return std::nullopt;
 }
 
+// Parts of few K/V blocks wait for the first one to arrive and, after the last one, for its products: where clusters
+// merge the parts of packed heads, which memory or latency bounds, K/V blocks are half as long, and as many bytes in
+// flight. (Counted: 0.9 us of 64/8 1 x 8192 with 16 tokens.)
+std::optional<Choice> with_short_blocks(const tessera_plan& plan, Sm90Tile tile, const Choice& choice) {
+  constexpr int64_t kFewPartKeys = 1024;
+  constexpr int kLongBlock = 128;
+  const int64_t part_keys = divide_up(plan.max_seqlen_k, choice.num_splits);
+  if (!choice.config.merges() || !choice.pack_gqa() || tile.block_n != kLongBlock || part_keys > kFewPartKeys ||
+      !environment_variable(kForcedTile).empty()) {
+    return std::nullopt;
+  }
+  tile.block_n /= 2, tile.k_stages *= 2, tile.v_stages *= 2;
+  if (!tile.in_range()) return std::nullopt;
+  const Choice found = choice_of(plan, tile);
+  return found.config.merges() ? std::optional(found) : std::nullopt;
+}
+
 // The tile from the table.
 std::optional<Choice> find_choice(const tessera_plan& plan) {
   if (reads_lists(plan)) return choose_for_block_mask(plan);
@@ -297,7 +372,9 @@ std::optional<Choice> find_choice(const tessera_plan& plan) {
   if (packs_heads(plan)) wanted.area = Area::kFull, wanted.rows = 0, wanted.rows_a_sm = rows_of_kv_head(plan);
   const auto tile = find_sm90_tile(wanted);
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
-  return choice_of(plan, *tile);
+  const Choice choice = choice_of(plan, *tile);
+  const std::optional<Choice> shorter = with_short_blocks(plan, *tile, choice);
+  return shorter ? shorter : choice;
 }
 
 const std::optional<Choice>& choose(const tessera_plan& plan) {
@@ -316,6 +393,7 @@ bool one_tile_a_block(const tessera_plan& plan, const Choice& choice) {
 // One block for each multiprocessor; in a pair's kernel, one pair for each work tile.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   if (choice.pair) return choice.work_tiles * choice.cluster();
+  if (choice.config.merges()) return choice.work_tiles;  // a part each
   if (one_tile_a_block(plan, choice)) return choice.work_tiles;
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
   return std::min(choice.work_tiles, resident);
@@ -429,10 +507,11 @@ double find_us(const tessera_plan& plan) {
   const bool listed = choice.config.block_mask && lists_program(plan);
   const double us = forward_us(plan, listed_part(listed) * (few_read ? kIdleFactor * ns : ns));
   if (mostly_empty(plan, choice)) return us + few_rows_us(plan);
-  // Beyond kCallUs, which has one block's merge of a few parts: two launches, and the second consumer of a tile.
-  constexpr double kLaunchUs = 1.5, kSecondUs = 2;
+  // Beyond kCallUs: with parts the scheduler before the first load, and their merge; the second consumer of a tile.
+  constexpr double kRolesUs = 0.8, kSecondUs = 2;
   const double second_us = choice.pack_gqa() && rows_of_kv_head(plan) > kConsumerRows ? kSecondUs : 0;
-  return second_us + (choice.config.split ? us + kLaunchUs + parts_us(plan, choice.num_splits) : us);
+  const Parts parts{choice.num_splits, choice.config.merge_blocks};
+  return second_us + (choice.config.split ? us + kRolesUs + merge_us(plan, choice, parts) : us);
 }
 
 double estimate_us(const tessera_plan& plan) {
@@ -497,6 +576,19 @@ std::string refuse(const tessera_plan& plan) {
   return once(plan, find_refusal);
 }
 
+// Of the counters by which the clusters' last blocks are found.
+int64_t arrivals_bytes(const FwdSm90Config& config, const Choice& choice) {
+  if (!config.merges() || choice.num_splits == config.merge_blocks) return 0;
+  constexpr int64_t kCounterBytes = 8;
+  return padded_to(choice.work_tiles / choice.num_splits * config.merge_blocks * kCounterBytes, kWorkspaceAlignment);
+}
+
+// Of the parts that are stored to the workspace: of every split or, with several clusters, of every cluster.
+int64_t parts_bytes(const tessera_plan& plan, const Choice& choice) {
+  const int stored = choice.num_splits / choice.config.merge_blocks;
+  return choice.config.merges() && stored == 1 ? 0 : split_parts_bytes(plan, stored);
+}
+
 void configure(tessera_plan& plan) {
   Choice choice = find_choice(plan).value();
   choice.config.live_tiles = lists_live_tiles(plan, choice);
@@ -517,9 +609,9 @@ void configure(tessera_plan& plan) {
   const bool counted = schedules_dynamically(plan, choice);
   step.workspace_bytes = counted ? sizeof(int) : 0;
   if (config.live_tiles) step.workspace_bytes = live_tiles_bytes(plan.batch);
-  if (config.split) step.workspace_bytes = kListsAt + split_parts_bytes(plan, choice.num_splits);
+  if (config.split) step.workspace_bytes = kListsAt + arrivals_bytes(config, choice) + parts_bytes(plan, choice);
   FwdSm90Plan own{};
-  own.num_splits = choice.num_splits;
+  own.num_splits = choice.num_splits, own.arrivals_bytes = arrivals_bytes(config, choice);
   if (config.block_mask) {
     if (lists_program(plan)) {
       const ProgramListsShape shape = program_lists_of(plan, listed_blocks(plan, config));
@@ -559,6 +651,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.order = own.order;
+  if (core::paged(problem)) p.page = Divisor(static_cast<int>(core::sizes(problem).page_size));
   p.masks = position_masks(problem, buffers);
   ListCounters counters{};
   if (own.schedules_dynamically) {
@@ -580,8 +673,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   }
   SplitParts parts{};
   if (own.config.split) {
-    parts = split_parts_at(plan, own.num_splits, workspace ? static_cast<char*>(workspace) + kListsAt : nullptr);
-    p.num_splits = Divisor(own.num_splits);
+    char* const memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
+    const int stored = own.num_splits / own.config.merge_blocks;
+    parts = split_parts_at(plan, stored, memory ? memory + own.arrivals_bytes : nullptr);
+    p.arrivals = reinterpret_cast<unsigned long long*>(memory);
+    p.num_splits = Divisor(own.num_splits), p.clusters = Divisor(stored);
+    p.merged_heads = Divisor(own.order.heads / own.num_splits);
     p.partial_o = parts.o, p.partial_lse = parts.lse, p.partial_lse_low = parts.lse_low;
   }
   if (own.config.block_mask) {
@@ -614,7 +711,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_plan_step& 
   } else {
     launch_fwd_sm90(own.config, p, own.grid, launches);
   }
-  return own.config.split ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
+  const bool combines = own.config.split && !own.config.merges();
+  return combines ? merge_split_parts(plan, own.num_splits, parts, buffers, launches) : ok();
 }
 
 }  // namespace

@@ -41,6 +41,29 @@ static const DeviceTests kTests({
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
   if (t == 0) out[blockIdx.x] = *const_cast<volatile int*>(&word);)"},
+    // Each block reads what the other wrote to its own shared memory.
+    {.name = "ld_shared_cluster",
+     .header = "tessera/ptx/synchronization.cuh",
+     .archs = Archs::kHopperOn,
+     .blocks = 2,
+     .expected = {1234, 34, 234, 4},
+     .body = R"(
+  alignas(16) __shared__ float words[4];
+  const uint32 rank = ptx::cluster_ctarank(), other = ptx::mapa(shared_address(words), rank ^ 1);
+  if (t < 4) words[t] = rank == 0 && t == 0 ? 0.0f : t + 1.0f;
+  ptx::fence_release_shared_cluster();
+  __syncwarp();
+  ptx::barrier_cluster_arrive_relaxed();
+  ptx::barrier_cluster_wait();
+  const float4 all = ptx::ld_shared_cluster_f32x4(other);
+  const float2 last = ptx::ld_shared_cluster_f32x2(other + 8);
+  if (t == 0) {
+    out[2 * blockIdx.x] = static_cast<int>(1000 * all.x + 100 * all.y + 10 * all.z + all.w);
+    out[2 * blockIdx.x + 1] = static_cast<int>(10 * last.x * (1 - rank) + last.y);
+  }
+  __syncwarp();
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();)"},
 });
 
 }  // namespace tessera::testing

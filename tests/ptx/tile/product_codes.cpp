@@ -43,8 +43,9 @@ DeviceTest abt(const Codes& codes, int rows) {
   fill_tile(sA, in), fill_tile(sB, in + kRows * 64 / 2);
   float acc[(kRows + 15) / 16][2][4];
   clear(acc);
-  product_abt_codes<kCodes>(acc, sA, sB);
-  product_abt_codes<kCodes>(acc, sA, sB);
+  const auto of_a = [&](uint32(&a)[(kRows + 15) / 16][4], int k) { load_a_codes(a, sA, k); };
+  product_abt_codes<kCodes>(acc, of_a, sB);
+  product_abt_codes<kCodes>(acc, of_a, sB);
   for (int m = 0; m < (kRows + 15) / 16; ++m)
     for (int n = 0; n < 2; ++n)
       for (int e = 0; e < (kRows == 8 ? 2 : 4); ++e) {

@@ -361,6 +361,43 @@ TEST(CudaCompileMixedSm90, SpillsNothing) {
   }
 }
 
+// fwd_sm90 of a few tokens, whose parts clusters merge: of 64 rows by two consumers and, at D = 64, of 256 by four.
+class CudaCompileMergedSm90 : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
+
+TEST_P(CudaCompileMergedSm90, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
+  const auto [head_dim, queries] = GetParam();
+  for (const bool packed : {false, true}) {
+    tessera_problem p;
+    tessera_problem_init(&p);
+    constexpr int64_t kKeys = 8192, kPage = 16;
+    p.q = p.o = layout(bfloat16, {1, queries, 8, head_dim});
+    p.k = p.v = layout(bfloat16, {1, kKeys, 1, head_dim});
+    p.causal = 1;
+    if (packed) {
+      p.q = p.o = layout(bfloat16, {queries, 8, head_dim});
+      p.k = p.v = layout(bfloat16, {kKeys / kPage, kPage, 1, head_dim});
+      p.page_table = layout(int32, {1, kKeys / kPage}), p.seqused_k = layout(int32, {1});
+      p.cu_seqlens_q = layout(int32, {2}), p.max_seqlen_q = queries;
+    }
+    Binary binary;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 0, binary, log, config));
+    EXPECT_NE(config.find(".merge_blocks = 8"), std::string::npos) << config;
+    EXPECT_EQ(binary.spill_bytes, 0) << config << log;
+    EXPECT_EQ(binary.wgmma_serialized, 0) << config << log;
+    EXPECT_EQ(hidden_loss(log), "") << config;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileMergedSm90,
+                         testing::Combine(testing::Values(64, 96, 128, 256), testing::Values(8, 32)));
+
 // What decode_sm90 is compiled into beside the prebuilt kernels.
 class CudaCompileDecodeSm90 : public testing::TestWithParam<int64_t> {};
 

@@ -51,7 +51,7 @@ TESSERA_DEVICE void run(const ScoreProgramParams& p, const ProgramPlace& first, 
 )";
   for (size_t n = 0; n < programs.size(); ++n) {
     const std::string name = "Program" + std::to_string(n);
-    source += cuda_text(*programs[n].checked, programs[n].dtypes, n % 2 == 0, name.c_str());
+    source += cuda_text(*programs[n].checked, programs[n].dtypes, {n % 2 == 0, n % 3 != 0 ? ~0u : 0u}, name.c_str());
     source +=
         "extern \"C\" __global__ void run_" + name +
         "(const __grid_constant__ tessera::ScoreProgramParams p, const __grid_constant__ tessera::ProgramPlace at,"

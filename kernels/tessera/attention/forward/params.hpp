@@ -32,9 +32,14 @@ struct FwdSm90Params : ProblemParams {
   // scheduled first.
   const int* long_lists;
   int most_long_lists;
+  Divisor page;  // with a page table: page_size
   // With split keys: part n of a row has the n-th part of its work tile's K/V blocks.
   Divisor num_splits;
-  float *partial_o, *partial_lse, *partial_lse_low;  // [split, head, query of the batch]; o: head_dim_v columns
+  // [part, head, query of the batch], o with head_dim_v columns: of each split or, where clusters merge theirs, of each
+  // cluster of a work tile; `clusters` of these
+  float *partial_o, *partial_lse, *partial_lse_low;
+  Divisor clusters, merged_heads;  // likewise: (batch, head) pairs, packed: heads
+  unsigned long long* arrivals;    // [work tile, block of a cluster], of several clusters: attention/arrivals
 };
 
 }  // namespace tessera

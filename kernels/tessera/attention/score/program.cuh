@@ -77,6 +77,11 @@ TESSERA_DEVICE bool holds([[maybe_unused]] const ProgramTensor& tensor, Index...
   }
 }
 
+template <bool kNear>
+TESSERA_DEVICE int64 stride_bytes(const ProgramStride& stride) {
+  return kNear ? static_cast<int64>(stride.low) : stride.bytes();
+}
+
 template <ElementType kType>
 TESSERA_DEVICE auto element_at(const char* at) {
   if constexpr (kType == ElementType::kFloat32) return *reinterpret_cast<const float*>(at);
@@ -91,16 +96,20 @@ TESSERA_DEVICE auto element_at(const char* at) {
   if constexpr (kType == ElementType::kBool) return *reinterpret_cast<const unsigned char*>(at) != 0;
 }
 
-// Returns an element; if the load is not executed or the element is outside the tensor, returns 0 and reads nothing.
-// kNear: all strides have at most 32 bits, and an address needs one instruction for each axis.
-template <ElementType kType, bool kNear, class... Index>
-TESSERA_DEVICE auto load(const ProgramTensor& tensor, bool taken, Index... index) {
+// The address of an element, inside its tensor or not. kNear: all strides have at most 32 bits, and an address needs
+// one instruction for each axis.
+template <bool kNear, class... Index>
+TESSERA_DEVICE const char* address_of(const ProgramTensor& tensor, Index... index) {
   const char* at = static_cast<const char*>(tensor.data);
   [[maybe_unused]] int axis = 0;
-  [[maybe_unused]] const auto step = [&at](const ProgramStride& stride, int places) {
-    at += (kNear ? static_cast<int64>(stride.low) : stride.bytes()) * places;
-  };
-  (step(tensor.stride[axis++], index), ...);
+  ((at += stride_bytes<kNear>(tensor.stride[axis++]) * index), ...);
+  return at;
+}
+
+// Returns an element; if the load is not executed or the element is outside the tensor, returns 0 and reads nothing.
+template <ElementType kType, bool kNear, class... Index>
+TESSERA_DEVICE auto load(const ProgramTensor& tensor, bool taken, Index... index) {
+  const char* const at = address_of<kNear>(tensor, index...);
   decltype(element_at<kType>(nullptr)) element{};
   if (taken && holds(tensor, index...)) element = element_at<kType>(at);
   return element;
@@ -321,76 +330,6 @@ struct ProgramOption : ScoreOptionDefaults<ProgramOption<kCfg>, kProgramOptionFa
                              Program::gradient_column(program, head, at), Program::gradient_diagonal(program, head, at),
                              at, d, score.before_program, sink);
   }
-};
-
-// A lane's two rows of a tile of 16. If they have one head, and keys in order, kShares: they share what the program
-// computes of the head and of a key, and the lower row, eight queries later, what it computes of the distance to a key
-// eight before. Otherwise each row computes its own.
-template <bool kShares, class Row>
-struct ProgramRows {
-  using Diagonal = typename Row::Diagonal;
-
-  Row of[2];
-  Diagonal lower[2];  // of the lower row and the next block's two keys
-
-  // `key`: the lane's first.
-  TESSERA_DEVICE ProgramRows(const Row& upper_row, const Row& lower_row, int key) : of{upper_row, lower_row} {
-    if constexpr (kShares) {
-      of[1].share_head(of[0]);
-      lower[0] = of[1].diagonal_of(key, 0), lower[1] = of[1].diagonal_of(key, 1);
-    }
-  }
-  // Calls visit(row, half) for both rows of key + offset. The keys of each `e`, even and odd, come in order.
-  template <class Visit>
-  TESSERA_DEVICE void at_key(int key, int offset, int e, Visit&& visit) {
-    if constexpr (kShares) {
-      const auto column = of[0].column_of(key, offset);
-      const Diagonal upper = of[0].diagonal_of(key, offset), next = lower[e];
-      Row rows[2] = {of[0], of[1]};
-      rows[0].column = rows[1].column = &column;
-      rows[0].diagonal = &upper, rows[1].diagonal = &next;
-      visit(rows[0], 0), visit(rows[1], 1);
-      lower[e] = upper;
-    } else {
-      visit(of[0], 0), visit(of[1], 1);
-    }
-  }
-};
-
-// What a program computes of kCount x 32 consecutive keys, or queries, if it is one word: each lane has its own and
-// reads those of the others, so that all are loaded at once, and not again for every lane and every score.
-template <class Values, int kCount>
-struct LaneValues {
-  static constexpr bool kFits = sizeof(Values) == sizeof(uint32);
-
-  uint32 mine[kCount];
-  // of(n): the values of the key, or query, that is n after the first.
-  template <class Of>
-  TESSERA_DEVICE explicit LaneValues(Of&& of) {
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      mine[n] = __builtin_bit_cast(uint32, of(32 * n + static_cast<int>(threadIdx.x % 32)));
-    }
-  }
-  // The lane's word of values 32 i to 32 i + 31. Without not_hoisted the compiler would index memory by i.
-  TESSERA_DEVICE uint32 word(uint32 i) const {
-    uint32 word = not_hoisted(mine[0]);
-#pragma unroll
-    for (uint32 n = 1; n < kCount; ++n) {
-      const uint32 other = not_hoisted(mine[n]);
-      word = n == i ? other : word;
-    }
-    return word;
-  }
-  // Another lane's, from such words of all lanes.
-  TESSERA_DEVICE static Values of_lane(uint32 word, uint32 lane) {
-    return __builtin_bit_cast(Values, __shfl_sync(0xffffffff, word, lane));
-  }
-};
-template <class Values>
-struct LaneValues<Values, 0> {
-  template <class Of>
-  TESSERA_DEVICE explicit LaneValues(Of&&) {}
 };
 
 // For kernels that compute no gradients of a program's tensors.

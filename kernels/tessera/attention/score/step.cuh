@@ -7,6 +7,7 @@
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/options.cuh"
+#include "tessera/attention/score/program_rows.cuh"
 #include "tessera/tile/fragment.cuh"
 
 namespace tessera {
@@ -18,6 +19,7 @@ namespace tessera {
 //   kLaneOrder       the keys of the tile are in lane order (tile/shared_tile.cuh)
 //   kFused           add_term
 //   kOneHead         all rows have the same head
+//   kDiagonalRegisters   registers for what a program has of i - j, loaded ahead of the product; 0: it is not
 //   p, key0          the problem, and the tile's first key
 //   row(i)           a number for a lane's i-th row; past the sequence's last query it is the last query's
 //   sequence(), batch(), head(row), query(row), col()
@@ -32,6 +34,17 @@ struct ScoreStep {
                         kByKeys = kCfg.program && !kCfg.entries();
 
   typename Options::template Fragment<Coordinates::kAheadRows, kN, Coordinates::kLaneOrder> entries;
+  // Whether a lane's two rows share what a program computes, and whether what it has of i - j is loaded ahead.
+  TESSERA_DEVICE static constexpr bool shares_rows() { return Coordinates::kOneHead && !Coordinates::kLaneOrder; }
+  TESSERA_DEVICE static constexpr bool loads_diagonals() {
+    if constexpr (kCfg.program && Coordinates::kDiagonalRegisters > 0) {
+      constexpr int kBytes = 2 * (kN + 1) * static_cast<int>(sizeof(typename Row::Diagonal));
+      return shares_rows() && Row::Program::kStepsAlongDiagonal && kBytes <= 4 * Coordinates::kDiagonalRegisters;
+    } else {
+      return false;
+    }
+  }
+  ProgramDiagonals<loads_diagonals(), kN, Row> diagonals;
 
   TESSERA_DEVICE static Row row(const Coordinates& at, int row) {
     return {at.p, at.sequence(), at.batch(), at.head(row), at.query(row)};
@@ -43,6 +56,10 @@ struct ScoreStep {
     static_assert(Coordinates::kAheadRows == Coordinates::kRows);
 #pragma unroll
     for (int i = 0; i < Coordinates::kRows; ++i) load_row(at, i, row(at, at.row(i)));
+  }
+  // Loads what a program has of i - j, likewise ahead, of any tile.
+  TESSERA_DEVICE void load_diagonals(const Coordinates& at) {
+    if constexpr (loads_diagonals()) diagonals.load(row(at, at.row(0)), at.key0 + at.col());
   }
   TESSERA_DEVICE void load_row(const Coordinates& at, int i, const Row& of) {
     entries.load(i % Coordinates::kAheadRows, at.p, of, at.key0);
@@ -88,7 +105,7 @@ struct ScoreStep {
   // a lane's two rows, and needs no registers for all keys of the tile. shows_all: the program's mask shows all of the
   // scores. A mask that does not depend on the score is applied afterwards, and costs nothing where it shows all.
   template <int kM>
-  TESSERA_DEVICE static void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at, bool shows_all) {
+  TESSERA_DEVICE void apply_by_keys(float (&s)[kM][kN][4], const Coordinates& at, bool shows_all) const {
     using Program = typename ProgramTypes<kCfg.program>::Program;
     constexpr bool kHidesAfterwards = !Program::kMaskNeedsS, kCapsLater = kHidesAfterwards && Program::kCapped;
     if constexpr (kCfg.scaled() || !kHidesAfterwards) {
@@ -98,16 +115,29 @@ struct ScoreStep {
         auto rows = program_rows(at, m, key);
         rows.of[0].shows_all = rows.of[1].shows_all = kHidesAfterwards || shows_all;
         rows.of[0].caps_later = rows.of[1].caps_later = kCapsLater;
+        const auto apply = [&](int n, int e, const Row& row, int half) {
+          const int offset = key_at<Coordinates::kLaneOrder>(n, e);
+          float& x = s[m][n][2 * half + e];
+          x = Options::visible_score(at.p, at.sequence(), row, key, offset, Options::reshaped(at.p, x), {}).value;
+        };
+        if constexpr (loads_diagonals()) {
+          static_assert(kM == 1, "those of two rows");
 #pragma unroll
-        for (int n = 0; n < kN; ++n)
+          for (int n = 0; n < kN; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int offset = key_at<Coordinates::kLaneOrder>(n, e);
-            rows.at_key(key, offset, e, [&](const Row& row, int half) {
-              float& x = s[m][n][2 * half + e];
-              x = Options::visible_score(at.p, at.sequence(), row, key, offset, Options::reshaped(at.p, x), {}).value;
-            });
-          }
+            for (int e = 0; e < 2; ++e) {
+              rows.at_key(key, 8 * n + e, diagonals.upper(n, e), diagonals.lower(n, e),
+                          [&](const Row& row, int half) { apply(n, e, row, half); });
+            }
+        } else {
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              rows.at_key(key, key_at<Coordinates::kLaneOrder>(n, e), e,
+                          [&](const Row& row, int half) { apply(n, e, row, half); });
+            }
+        }
         if constexpr (kCapsLater) cap(s[m], rows.of);
       }
     }
@@ -207,8 +237,7 @@ struct ScoreStep {
 
  private:
   TESSERA_DEVICE static auto program_rows(const Coordinates& at, int m, int key) {
-    constexpr bool kShares = Coordinates::kOneHead && !Coordinates::kLaneOrder;
-    return ProgramRows<kShares, Row>(row(at, at.row(2 * m)), row(at, at.row(2 * m + 1)), key);
+    return ProgramRows<shares_rows(), Row>(row(at, at.row(2 * m)), row(at, at.row(2 * m + 1)), key);
   }
   template <int kM>
   TESSERA_DEVICE void apply_rows(float (&s)[kM][kN][4], const Coordinates& at) const {

@@ -15,7 +15,8 @@ inline constexpr float kWeightShift_log2 = 8.0f, kWeightShift = 256.0f;
 // which see no key.
 template <FwdSm90Config kCfg>
 requires(kCfg.dtype == Dtype::kFloat8E4M3) TESSERA_DEVICE
-    void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row0) {
+    void store_unseen_rows(const ConsumerGroup<kCfg>& group, const WorkTile<kCfg>& tile, int row0) {
+  const FwdSm90Params& p = group.p;
   const int bytes = static_cast<const FwdSm90Fp8Params&>(p).o_bytes, words = p.head_dim_v * bytes / 16;
   const int count = min(tile.count - row0, 16);
   for (int word = lane_id(); word < count * words; word += 32) {
@@ -23,7 +24,7 @@ requires(kCfg.dtype == Dtype::kFloat8E4M3) TESSERA_DEVICE
     const int64 at = p.o.batch * tile.batch + p.o.head * tile.head + p.o.row * row;
     *reinterpret_cast<uint4*>(static_cast<char*>(p.o.data) + at * bytes + word % words * 16) = make_uint4(0, 0, 0, 0);
   }
-  if (lane_id() < count) store_row_lse(p, tile, row0 + lane_id(), unseen_lse());
+  if (lane_id() < count) store_row_lse(group, tile, row0 + lane_id(), unseen_lse());
 }
 
 template <FwdSm90Fp8Config kCfg>

@@ -71,6 +71,18 @@ inline uint32 mapa(uint32 shared, uint32 rank) {
 inline void st_shared_cluster_s32(uint32 cluster_address, int x) {
   std::memcpy(emulated::here().cluster_shared(cluster_address, sizeof x, sizeof x), &x, sizeof x);
 }
+template <class T>
+T emulated_ld_shared_cluster(uint32 cluster_address) {
+  T x;
+  std::memcpy(static_cast<void*>(&x), emulated::here().cluster_shared(cluster_address, sizeof x, sizeof x), sizeof x);
+  return x;
+}
+inline float2 ld_shared_cluster_f32x2(uint32 cluster_address) {
+  return emulated_ld_shared_cluster<float2>(cluster_address);
+}
+inline float4 ld_shared_cluster_f32x4(uint32 cluster_address) {
+  return emulated_ld_shared_cluster<float4>(cluster_address);
+}
 
 // Executed by a warp together.
 inline void barrier_cluster_arrive() {
@@ -79,6 +91,7 @@ inline void barrier_cluster_arrive() {
   block.thread().cluster_phase = block.cluster().phase;
   block.cluster().arrive();
 }
+inline void fence_release_shared_cluster() {}
 inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
 inline void barrier_cluster_wait() {
   emulated::Block& block = emulated::here();

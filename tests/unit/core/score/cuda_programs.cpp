@@ -47,6 +47,8 @@ std::vector<CudaProgram> cuda_programs(int drawn) {
   for (const auto& [score, mask] :
        {std::pair{"s + relative[h, i - j]", ""},
         {"s + place[i - j]", "j <= i + 3"},
+        {"s + relative[h, 40 + j - i] * place[i - j]", ""},
+        {"s + (i - j > 3 ? place[i - j - 5] : 0.0)", ""},
         {"j < i ? s + place[i - j - 2] : s", ""},
         {"where(h < 2, place[i - 30], 0.0) + where(b < 1, place[i - 30], s)", ""},
         {"s + embedding[id[b, j] - 1]", "j <= q_pos && keep[b, j + 20]"},

@@ -1,6 +1,7 @@
 // The CUDA text of score programs as functions of the host, in the order of cuda_programs().
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <vector>
@@ -32,6 +33,9 @@ struct CudaTextEntry {
   float (*score)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*affine)(const ScoreProgramParams& p, const ProgramPlace& at, float s);  // NULL: the score is not affine in s
   float (*capped)(const ScoreProgramParams& p, const ProgramPlace& at, float s);  // NULL: it is not one tanh
+  // The score with what is loaded by steps from the place without its offsets; inside: whether that can be. NULL: the
+  // program has no such loads.
+  float (*stepped)(const ScoreProgramParams& p, const ProgramPlace& at, float s, bool& inside);
   bool (*visible)(const ScoreProgramParams& p, const ProgramPlace& at, float s);
   float (*gradient)(const ScoreProgramParams& p, const ProgramPlace& at, float g, float s, Sink& sink);
   // NULL: the program has none.
@@ -114,6 +118,24 @@ auto capped_of() -> decltype(CudaTextEntry::capped) {
 }
 
 template <class Program>
+auto stepped_of() -> decltype(CudaTextEntry::stepped) {
+  if constexpr (Program::kStepsAlongDiagonal) {
+    return [](const ScoreProgramParams& p, const ProgramPlace& at, float s, bool& inside) {
+      const auto head = Program::head(p, at);
+      ProgramPlace from = at;
+      from.i -= at.i_offset, from.q_pos -= at.i_offset, from.j -= at.j_offset, from.i_offset = from.j_offset = 0;
+      const int steps = at.i_offset - at.j_offset;
+      typename Program::DiagonalAddresses addresses;
+      inside = Program::diagonal_addresses(p, head, from, std::min(steps, 0), std::max(steps, 0), addresses);
+      if (!inside) return 0.0f;
+      return Program::score(p, head, Program::row(p, head, at), Program::column(p, head, at),
+                            Program::diagonal_inside(p, head, addresses, at), at, s);
+    };
+  }
+  return nullptr;
+}
+
+template <class Program>
 CudaTextEntry entry_of() {
   return {[](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
@@ -122,6 +144,7 @@ CudaTextEntry entry_of() {
           },
           affine_of<Program>(),
           capped_of<Program>(),
+          stepped_of<Program>(),
           [](const ScoreProgramParams& p, const ProgramPlace& at, float s) {
             const auto head = Program::head(p, at);
             return Program::visible(p, head, Program::row(p, head, at), Program::column(p, head, at),

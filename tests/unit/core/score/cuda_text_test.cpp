@@ -237,7 +237,7 @@ TEST_P(ScoreCudaText, IsTheProgram) {
   std::normal_distribution<float> normal(0, 2);
   const auto below = [&](int64_t end) { return static_cast<int64_t>(random() % static_cast<uint64_t>(end)); };
   constexpr int kPairs = 400;
-  int sure = 0, outside = 0;
+  int sure = 0, outside = 0, stepped = 0;
   for (int n = 0; n < kPairs; ++n) {
     Inputs pair = world.pair(below(world.batch), below(world.heads), below(world.len_q), below(world.len_k),
                              n == 0 ? 0.0f : normal(random));
@@ -276,6 +276,13 @@ TEST_P(ScoreCudaText, IsTheProgram) {
       const float affine = text.affine(params, at, s);
       ASSERT_TRUE(agrees(affine, changed))
           << program.what << ": " << affine << ", expected " << changed.x << " +- " << changed.error;
+    }
+    if (bool inside = false; text.stepped) {
+      const float by_steps = text.stepped(params, at, s, inside);
+      if (inside) {
+        ASSERT_TRUE(by_steps == got || (std::isnan(by_steps) && std::isnan(got))) << program.what << ": " << by_steps;
+        ++stepped;
+      }
     }
 
     // The mask, and the score of what it shows.
@@ -337,6 +344,10 @@ TEST_P(ScoreCudaText, IsTheProgram) {
       }
     }
   }
+  if (text.stepped) {
+    EXPECT_GT(stepped, 0) << program.what;
+    EXPECT_LT(stepped, kPairs) << program.what;
+  }
   if (program.what.starts_with(testing::kOutside)) {
     EXPECT_GT(outside, 0) << program.what;
     EXPECT_LT(outside, kPairs) << program.what;
@@ -347,8 +358,8 @@ TEST_P(ScoreCudaText, IsTheProgram) {
 }
 
 TEST_P(ScoreCudaText, HasNoNameOfItsUser) {
-  const std::string source = cuda_text(*program.checked, program.dtypes, true);
-  EXPECT_EQ(source, cuda_text(*program.checked, program.dtypes, true));
+  const std::string source = cuda_text(*program.checked, program.dtypes, {});
+  EXPECT_EQ(source, cuda_text(*program.checked, program.dtypes, {}));
   for (const Name& tensor : program.checked->program.tensors) {
     if (tensor.text == "place" || tensor.text == "slope") continue;  // names of the text's own parameters begin so
     EXPECT_EQ(source.find(" " + tensor.text), std::string::npos) << source;
@@ -423,7 +434,7 @@ CudaProgram find(const char* what) {
 TEST(ScoreCudaText, SaysWhichScoresDependOnTheKeyByTheScoreAlone) {
   const auto is_steady = [](const char* what) {
     const CudaProgram program = find(what);
-    const std::string text = cuda_text(*program.checked, program.dtypes, true);
+    const std::string text = cuda_text(*program.checked, program.dtypes, {});
     const bool steady = text.find("kSteady = true;") != std::string::npos;
     EXPECT_EQ(steady, text.find("kSteady = false;") == std::string::npos);
     return steady;
@@ -440,7 +451,7 @@ TEST(ScoreCudaText, SaysWhichScoresDependOnTheKeyByTheScoreAlone) {
 TEST(ScoreCudaText, ComputesOnceWhatPairsShare) {
   const auto expect = [](const char* what, const std::string& part) {
     const CudaProgram program = find(what);
-    const std::string text = cuda_text(*program.checked, program.dtypes, true);
+    const std::string text = cuda_text(*program.checked, program.dtypes, {});
     for (const char* name : {"Head", "Row", "Column", "Diagonal"}) {
       const bool is_empty = text.find(std::string("  struct ") + name + " {\n  };\n") != std::string::npos;
       EXPECT_EQ(is_empty, name != part) << what << ": " << name;
@@ -454,20 +465,40 @@ TEST(ScoreCudaText, ComputesOnceWhatPairsShare) {
   expect("logarithm of the distance", "Diagonal");
 }
 
+// Where every element that belongs to i - j is at an index that is i - j or j - i and a value of the head.
+TEST(ScoreCudaText, StepsAlongTheDiagonal) {
+  const auto steps = [](const char* what) {
+    const CudaProgram program = find(what);
+    const std::string text = cuda_text(*program.checked, program.dtypes, {});
+    return text.find("kStepsAlongDiagonal = true;") != std::string::npos;
+  };
+  EXPECT_TRUE(steps("relative position bias"));
+  EXPECT_TRUE(steps("three together"));
+  EXPECT_TRUE(steps("outside: s + relative[h, 40 + j - i] * place[i - j]\n"));
+  EXPECT_FALSE(steps("outside: s + (i - j > 3 ? place[i - j - 5] : 0.0)\n"));
+  for (const char* what : {"ALiBi", "dense bias", "bias of a key", "logarithm of the distance"}) {
+    EXPECT_FALSE(steps(what)) << what;
+  }
+  const CudaProgram relative = find("relative position bias");
+  EXPECT_NE(cuda_text(*relative.checked, relative.dtypes, {true, 0}),
+            cuda_text(*relative.checked, relative.dtypes, {true, 1}));
+}
+
 TEST(ScoreCudaText, DividesByPowersOfTwoByBits) {
   const CudaProgram dilated = find("dilated window");
-  EXPECT_NE(cuda_text(*dilated.checked, dilated.dtypes, true).find(" & 3;"), std::string::npos);
+  EXPECT_NE(cuda_text(*dilated.checked, dilated.dtypes, {}).find(" & 3;"), std::string::npos);
   const CudaProgram diagonal = find("blocks on the diagonal");
-  EXPECT_NE(cuda_text(*diagonal.checked, diagonal.dtypes, true).find(" >> 4;"), std::string::npos);
+  EXPECT_NE(cuda_text(*diagonal.checked, diagonal.dtypes, {}).find(" >> 4;"), std::string::npos);
 }
 
 TEST(ScoreCudaText, IsHashedWithWhatItFollowsFrom) {
   const CudaProgram dense = find("dense bias"), softcap = find("softcap");
   const int32_t half[] = {TESSERA_FLOAT16};
-  const uint64_t hash = cuda_text_hash(*dense.checked, dense.dtypes, true);
-  EXPECT_NE(hash, cuda_text_hash(*dense.checked, half, true));
-  EXPECT_NE(hash, cuda_text_hash(*dense.checked, dense.dtypes, false));
-  EXPECT_NE(hash, cuda_text_hash(*softcap.checked, softcap.dtypes, true));
+  const uint64_t hash = cuda_text_hash(*dense.checked, dense.dtypes, {});
+  EXPECT_NE(hash, cuda_text_hash(*dense.checked, half, {}));
+  EXPECT_NE(hash, cuda_text_hash(*dense.checked, dense.dtypes, {false, 0}));
+  EXPECT_NE(hash, cuda_text_hash(*dense.checked, dense.dtypes, {true, 1}));
+  EXPECT_NE(hash, cuda_text_hash(*softcap.checked, softcap.dtypes, {}));
 }
 
 }  // namespace

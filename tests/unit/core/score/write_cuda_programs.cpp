@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   for (const tessera::testing::CudaProgram& program :
        tessera::testing::cuda_programs(tessera::testing::kDrawnForHost)) {
     const std::string name = "Program" + std::to_string(n++);
-    text += cuda_text(*program.checked, program.dtypes, n % 2 != 0, name.c_str()) + "\n";
+    text += cuda_text(*program.checked, program.dtypes, {n % 2 != 0, n % 3 != 0 ? ~0u : 0u}, name.c_str()) + "\n";
     table += "    entry_of<program::" + name + ">(),\n";
   }
   std::ofstream file(argv[1]);

@@ -89,6 +89,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs | kWide)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p) ||
          try_config<config(kBf16, 128, 8, false, false, false, true, kCodes | kEight)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, false, false, false, true, kCodes | kByKey | kEight)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, false, kWide | kCodes | kByKey)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, false, kCodes | kByKey)>(launch, p) ||
@@ -261,9 +262,12 @@ INSTANTIATE_TEST_SUITE_P(
         // K and V of 8 bits: tiles of 32 keys by TMA, of one page or of two, rows by cp.async; scales of each shape.
         // Few keys by tiles of 16.
         "dtype=bf16 kv=e4m3 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=bh cores=5",
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=1500 hq=4 hkv=2 d=128 dv=128 scales=fine causal=1 cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=64 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
+        "scales=fine cores=5",
+        "dtype=bf16 kv=e4m3 b=2 sq=3 sk=4500 hq=8 hkv=2 d=128 dv=112 k=paged page=7 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
         "dtype=bf16 kv=e4m3 b=2 sq=3 sk=900 hq=8 hkv=2 d=128 dv=112 k=paged page=7 csr=1 causal=1 q=packed lead=2 "
         "scales=fine cores=5",
