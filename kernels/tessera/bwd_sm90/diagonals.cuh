@@ -84,6 +84,7 @@ struct DiagonalWarp {
       head = next_head, first = next;
       add_blocks(first);
       Shared::arrive_warp(shared.diagonals_empty());
+      ptx::reconverge_warp();  // the lane that arrives may be left behind, and the votes below are of all lanes
       add_sums(head, first - 127, 2);
     }
     if (block.steps > 0) add_sums(head, first - 63, 4);

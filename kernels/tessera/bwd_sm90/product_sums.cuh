@@ -10,6 +10,7 @@
 // Grid: as bwd_sm90_after.
 #pragma once
 
+#include "tessera/attention/score/head_factor.cuh"
 #include "tessera/attention/score/options.cuh"
 #include "tessera/bwd_sm90/rows.cuh"
 

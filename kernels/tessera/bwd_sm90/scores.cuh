@@ -426,10 +426,10 @@ struct ScoreWarpgroup {
   }
   // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {
-    if constexpr (kCfg.d_diagonal) hand_on_diagonals();
     if (part == 0) shared.wait_empty(Shared::kDS, at);
     const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at) + part * (kPartM * kChunkRowBytes);
     hand_on_gradients<Gradients>(to, warpgroup * 64 + warp_key(), rdS);
+    if constexpr (kCfg.d_diagonal) hand_on_diagonals();  // after stmatrix, for which the warp has to be converged
     if (part == kParts - 1) Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
 

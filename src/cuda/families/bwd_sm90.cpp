@@ -67,11 +67,12 @@ bool by_block(const tessera_plan& plan) {
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm90D256HeadDim; }
 
-// Whether a program costs registers for each score of a step. One whose score is affine in the one before, without a
-// mask, is an addition to the product, as ALiBi is.
+// Whether a program costs registers for each score of a step, or has gradients that are sums along diagonals, of 64
+// queries. One whose score is affine in the one before, without a mask, is an addition to the product, as ALiBi is.
 bool program_has_registers(const tessera_plan& plan) {
   if (!score_config(plan).program) return false;
-  return captured_sums(plan).pairs || !core::score::facts_of(*core::score::bind(plan).checked).affine;
+  const CapturedSums sums = captured_sums(plan);
+  return sums.pairs || sums.diagonals || !core::score::facts_of(*core::score::bind(plan).checked).affine;
 }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {

@@ -264,8 +264,8 @@ constexpr SpillLimit kSpillLimits[] = {{TESSERA_KERNEL_FWD_SM80, 80, 180},
 
 // Of bwd_sm90 at head size 128 if slopes depend on the score: values that a step reads once.
 constexpr int kSpillsOfSlopes = 260;
-// Of bwd_sm90 at head size 128 if gradients are summed by i - j beside a mask.
-constexpr int kSpillsOfDiagonals = 8;
+// Of bwd_sm90 at head size 128 if gradients are summed by i - j beside a mask: 52 bytes, stored and loaded.
+constexpr int kSpillsOfDiagonals = 128;
 // Of bwd_sm90_d256: a score with a table and a mask beside it spill up to 16 bytes.
 constexpr int kSpillsOfPairs = 16;
 

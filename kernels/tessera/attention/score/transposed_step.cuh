@@ -1,6 +1,7 @@
 // The score step of Hopper's backward kernels: rows are keys, and dP takes the registers of the product.
 #pragma once
 
+#include "tessera/attention/score/head_factor.cuh"
 #include "tessera/attention/score/step.cuh"
 
 namespace tessera {
