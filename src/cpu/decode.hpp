@@ -18,6 +18,12 @@ constexpr int kDecodeGroup = 4;   // rows at a time
 constexpr int kDecodeVecs = 4;    // vectors of O at a time
 constexpr int kDecodeKeys = 4;    // keys whose scores are computed at a time
 constexpr int kDecodeValues = 8;  // values that are added to O at a time
+// Accumulators of a loop, which leave registers for operands.
+#if defined(TESSERA_AVX512) || defined(TESSERA_NEON)
+constexpr int kDecodeAccumulators = 16;
+#else
+constexpr int kDecodeAccumulators = 8;
+#endif
 
 // A query row as decode reads it: float32, or bf16 for the dot product; zero past the head dimension.
 template <Op kOp>
@@ -29,25 +35,29 @@ template <Op kOp, class Elem, int R>
 TESSERA_INLINE void decode_scores(float* scores, int64_t scores_ld, const float* q, int64_t q_ld,
                                   const char* const* keys, int64_t head_dim) {
   constexpr int64_t kStep = kLanes * kLaneElems<kOp>;
+  constexpr int kKeys = min_of(kDecodeKeys, kDecodeAccumulators / R);  // at a time
   VecF acc[R][kDecodeKeys] = {};
-  for (int64_t d = 0; d < head_dim; d += kStep) {
-    const int64_t left = head_dim - d;
-    VecF k[kDecodeKeys];
 #pragma GCC unroll 4
-    for (int i = 0; i < kDecodeKeys; ++i) {
-      if constexpr (kOp == Op::kDot) {
-        const uint16_t* at = reinterpret_cast<const uint16_t*>(keys[i]) + d;
-        k[i] = left >= kStep ? load_as<VecF>(at) : load_first<VecF>(at, left);
-      } else {
-        const char* at = keys[i] + d * Elem::kBytes;
-        k[i] = left >= kStep ? Elem::read(at) : Elem::read(at, left);
+  for (int first = 0; first < kDecodeKeys; first += kKeys) {
+    for (int64_t d = 0; d < head_dim; d += kStep) {
+      const int64_t left = head_dim - d;
+      VecF k[kKeys];
+#pragma GCC unroll 4
+      for (int i = 0; i < kKeys; ++i) {
+        if constexpr (kOp == Op::kDot) {
+          const uint16_t* at = reinterpret_cast<const uint16_t*>(keys[first + i]) + d;
+          k[i] = left >= kStep ? load_as<VecF>(at) : load_first<VecF>(at, left);
+        } else {
+          const char* at = keys[first + i] + d * Elem::kBytes;
+          k[i] = left >= kStep ? Elem::read(at) : Elem::read(at, left);
+        }
       }
-    }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const VecF rq = load(q + r * q_ld + d / kLaneElems<kOp>);
+      for (int r = 0; r < R; ++r) {
+        const VecF rq = load(q + r * q_ld + d / kLaneElems<kOp>);
 #pragma GCC unroll 4
-      for (int i = 0; i < kDecodeKeys; ++i) acc[r][i] = multiply_add<kOp>(rq, k[i], acc[r][i]);
+        for (int i = 0; i < kKeys; ++i) acc[r][first + i] = multiply_add<kOp>(rq, k[i], acc[r][first + i]);
+      }
     }
   }
   alignas(64) float sums[R * kDecodeKeys + kLanes];
@@ -197,7 +207,7 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
       return;
     }
 #endif
-    for_vec_groups<kDecodeVecs>(
+    for_vec_groups<min_of(kDecodeVecs, kDecodeAccumulators / R)>(
         static_cast<int>((p.head_dim_v + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
           const int64_t first = v * kLanes;
           decode_values<Elem, R, C>(out + r0 * out_ld, out_ld, scores + r0 * scores_ld, scores_ld, values, count, first,
@@ -237,11 +247,13 @@ struct KeyGroup {
   TESSERA_INLINE KeyGroup(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                           int64_t head_kv, int64_t key, int64_t block_end, int64_t key_end, int64_t cols)
       : count(min_of<int64_t>(kKeys, block_end - key)), head_bytes_(tensor.head), row_bytes_(cols * p.kv_elem_bytes) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < kKeys; ++i) {
-      rows[i] = key_row(p, tensor, sequence, batch, head_kv, key + min_of(i, count - 1));
-      ahead_[i] = key_row(p, tensor, sequence, batch, head_kv, min_of(key + kKeys + i, key_end - 1));
-    }
+    const auto locate = [&](const char** at, int64_t first, int64_t end) TESSERA_LAMBDA_INLINE {
+      const int64_t here = min_of<int64_t>(kKeys, end - first);
+      key_rows(at, p, tensor, sequence, batch, head_kv, first, here);
+      for (int64_t i = here; i < kKeys; ++i) at[i] = at[here - 1];
+    };
+    locate(rows, key, block_end);
+    locate(ahead_, min_of(key + kKeys, key_end - 1), key_end);
     prefetch();
   }
 
@@ -285,25 +297,33 @@ struct DecodedRows {
  private:
   TESSERA_OWN_FUNCTION void decode(int32_t dtype, const char* const* from, int64_t count, int64_t cols) {
     if constexpr (Elem::kBytes == 4) {
-      each(from, count, cols, [](const char* codes, char* out) TESSERA_LAMBDA_INLINE {
+      each(from, 0, count, cols, [](const char* codes, char* out) TESSERA_LAMBDA_INLINE {
         VecF v[2];
         floats_from_i8(codes, v);
         __builtin_memcpy(out, v, sizeof v);
       });
     } else if (dtype == TESSERA_FLOAT8_E4M3) {
-      each(from, count, cols,
-           [](const char* codes, char* out) TESSERA_LAMBDA_INLINE { store(out, halves_from_e4m3(codes)); });
+      // A row with a NaN is rare, and found by less than what NaN costs a conversion.
+      each(from, 0, count, cols,
+           [](const char* codes, char* out) TESSERA_LAMBDA_INLINE { store(out, halves_from_finite_e4m3(codes)); });
+      for (int64_t i = 0; i < count; ++i) {
+        if (holds_nan_of_e4m3(from[i], cols)) decode_with_nan(from, i, cols);
+      }
     } else {
-      each(from, count, cols,
+      each(from, 0, count, cols,
            [](const char* codes, char* out) TESSERA_LAMBDA_INLINE { store(out, halves_from_e5m2(codes)); });
     }
   }
+  TESSERA_COLD_FUNCTION void decode_with_nan(const char* const* from, int64_t i, int64_t cols) {
+    each(from, i, i + 1, cols,
+         [](const char* codes, char* out) TESSERA_LAMBDA_INLINE { store(out, halves_from_e4m3(codes)); });
+  }
   // convert(codes, out): kStep codes.
   template <class Convert>
-  TESSERA_INLINE void each(const char* const* from, int64_t count, int64_t cols, const Convert& convert) {
+  TESSERA_INLINE void each(const char* const* from, int64_t begin, int64_t end, int64_t cols, const Convert& convert) {
     constexpr int64_t kStep = 2 * kLanes;
     static_assert((kMaxRowFloats - kLanes) % kStep == 0);  // the largest head size
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       const char* const row = from[i];
       char* const out = elements[i];
       int64_t c = 0;

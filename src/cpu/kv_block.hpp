@@ -22,12 +22,11 @@ TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, con
 // Rows j ... j + count - 1.
 TESSERA_INLINE void key_rows(const char** rows, const Params& p, const RowTensor& tensor, const Sequence& sequence,
                              int64_t batch, int64_t head_kv, int64_t j, int64_t count) {
-  if (p.page_table) {
-    for (int64_t n = 0; n < count; ++n) rows[n] = key_row(p, tensor, sequence, batch, head_kv, j + n);
-    return;
+  for (int64_t n = 0; n < count;) {  // a division and an entry of the page table for each page
+    const char* row = key_row(p, tensor, sequence, batch, head_kv, j + n);
+    const int64_t end = p.page_table ? min_of(count, n + p.page_size - (j + n) % p.page_size) : count;
+    for (; n < end; ++n, row += tensor.row) rows[n] = row;
   }
-  const char* row = key_row(p, tensor, sequence, batch, head_kv, j);
-  for (int64_t n = 0; n < count; ++n, row += tensor.row) rows[n] = row;
 }
 
 // The scale of key or value j of a sequence and KV head 0.

@@ -59,11 +59,11 @@ typedef uint8_t VecB __attribute__((vector_size(kLanes)));
 typedef int8_t VecC __attribute__((vector_size(kLanes)));
 
 template <class T>
-TESSERA_INLINE T min_of(T a, T b) {
+TESSERA_INLINE constexpr T min_of(T a, T b) {
   return b < a ? b : a;
 }
 template <class T>
-TESSERA_INLINE T max_of(T a, T b) {
+TESSERA_INLINE constexpr T max_of(T a, T b) {
   return a < b ? b : a;
 }
 
@@ -267,6 +267,24 @@ TESSERA_INLINE void floats_from_halves(VecU halves, float factor, VecF (&v)[2]) 
   for (int i = 0; i < 2; ++i) v[i] = float_from_f16(half[i]) * factor;
 }
 constexpr float kHalfOfE4m3 = 256.0f;  // times what halves_from_e4m3 gives is the number
+TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
+  using portable::Halves, portable::kHalfOfE4m3Nan;
+  const Halves number = (Halves)halves_from_finite_e4m3(p);
+  return (VecU)(number | ((Halves)((number & kHalfOfE4m3Nan) == kHalfOfE4m3Nan) & 0x7e00));
+}
+// Whether one of `count` codes of e4m3 is NaN.
+TESSERA_INLINE bool holds_nan_of_e4m3(const char* codes, int64_t count) {
+  typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes)));
+  Bytes most{};  // of the codes without their signs, of which NaN is the largest
+  const auto look = [&](Bytes some) TESSERA_LAMBDA_INLINE {
+    some |= 0x80;
+    most = most > some ? most : some;
+  };
+  int64_t n = 0;
+  for (; n + 4 * kLanes <= count; n += 4 * kLanes) look(load_as<Bytes>(codes + n));
+  if (n < count) look(load_first<Bytes>(codes + n, count - n));
+  return any((VecI)(most == 0xff) != 0);
+}
 TESSERA_INLINE void floats_from_e4m3(const char* p, VecF (&v)[2]) {
   floats_from_halves(halves_from_e4m3(p), kHalfOfE4m3, v);
 }

@@ -19,14 +19,11 @@ using Exponent = portable::LimitedExponent<max, min>;
 TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)_mm256_cvtph_ps((__m128i)h); }
 TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 
-// portable::halves_from_e4m3 and halves_from_e5m2. GCC 12 converts vectors of 8 bytes one by one.
-TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
+// portable::halves_from_finite_e4m3 and halves_from_e5m2. GCC 12 converts vectors of 8 bytes one by one.
+TESSERA_INLINE VecU halves_from_finite_e4m3(const char* p) {
   const __m256i shifted =
       _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
-  const __m256i last = _mm256_set1_epi16(0x3f80);  // the magnitude that stands for NaN
-  const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, last), last);
-  const __m256i number = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return (VecU)_mm256_or_si256(number, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00)));
+  return (VecU)_mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
 }
 TESSERA_INLINE VecU halves_from_e5m2(const char* p) {
   const __m256i order = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1, 8, -1, 9, -1, 10,

@@ -48,13 +48,10 @@ class Exponent {
 TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)_mm512_cvtph_ps((__m256i)h); }
 TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
 
-// portable::halves_from_e4m3 and halves_from_e5m2.
-TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
+// portable::halves_from_finite_e4m3 and halves_from_e5m2.
+TESSERA_INLINE VecU halves_from_finite_e4m3(const char* p) {
   const __m512i codes = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  const __m512i shifted = _mm512_slli_epi16(codes, 7), last = _mm512_set1_epi16(0x3f80);
-  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(shifted, last), last);
-  const __m512i number = _mm512_and_si512(shifted, _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return (VecU)_mm512_mask_set1_epi16(number, is_nan, 0x7e00);
+  return (VecU)_mm512_and_si512(_mm512_slli_epi16(codes, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
 }
 TESSERA_INLINE VecU halves_from_e5m2(const char* p) {
   const __m512i codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -19,13 +19,10 @@ TESSERA_INLINE bool any(VecI mask) { return vmaxvq_u32((uint32x4_t)mask) != 0; }
 TESSERA_INLINE VecF float_from_f16(VecH h) { return (VecF)vcvt_f32_f16((float16x4_t)h); }
 TESSERA_INLINE VecH f16_from_float(VecF v) { return (VecH)vcvt_f16_f32((float32x4_t)v); }
 
-// portable::halves_from_e4m3 and halves_from_e5m2.
-TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
+// portable::halves_from_finite_e4m3 and halves_from_e5m2.
+TESSERA_INLINE VecU halves_from_finite_e4m3(const char* p) {
   const uint16x8_t shifted = vreinterpretq_u16_s16(vshll_n_s8(vld1_s8(reinterpret_cast<const int8_t*>(p)), 7));
-  const uint16x8_t last = vdupq_n_u16(0x3f80);  // the magnitude that stands for NaN
-  const uint16x8_t is_nan = vceqq_u16(vandq_u16(shifted, last), last);
-  const uint16x8_t number = vandq_u16(shifted, vdupq_n_u16(0xbf80));
-  return (VecU)vorrq_u16(number, vandq_u16(is_nan, vdupq_n_u16(0x7e00)));
+  return (VecU)vandq_u16(shifted, vdupq_n_u16(0xbf80));
 }
 TESSERA_INLINE VecU halves_from_e5m2(const char* p) {
   return (VecU)vshlq_n_u16(vmovl_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p))), 8);

@@ -83,7 +83,7 @@ TESSERA_INLINE VecH f16_from_float(VecF v) {
 }
 
 // 2 kLanes codes of 8 bits at p (core/float8.hpp) as float16, which e5m2 is the upper half of, and which holds e4m3 /
-// 256 with its subnormals.
+// 256 with its subnormals. NaN of e4m3 becomes kHalfOfE4m3Nan, or that with its sign.
 typedef uint8_t Codes __attribute__((vector_size(2 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(4 * kLanes)));
 TESSERA_INLINE Halves words_of_codes(const char* p) {
@@ -91,9 +91,10 @@ TESSERA_INLINE Halves words_of_codes(const char* p) {
   __builtin_memcpy(&codes, p, sizeof codes);
   return __builtin_convertvector(codes, Halves);
 }
-TESSERA_INLINE VecU halves_from_e4m3(const char* p) {
-  const Halves code = words_of_codes(p), magnitude = (code & 0x7f) << 7, is_nan = (Halves)(magnitude == 0x3f80);
-  return (VecU)(magnitude | (code & 0x80) << 8 | (is_nan & 0x7e00));
+constexpr uint16_t kHalfOfE4m3Nan = 0x3f80;
+TESSERA_INLINE VecU halves_from_finite_e4m3(const char* p) {
+  const Halves code = words_of_codes(p);
+  return (VecU)((code & 0x7f) << 7 | (code & 0x80) << 8);
 }
 TESSERA_INLINE VecU halves_from_e5m2(const char* p) { return (VecU)(words_of_codes(p) << 8); }
 TESSERA_INLINE void floats_from_i8(const char* p, VecF (&v)[2]) {
