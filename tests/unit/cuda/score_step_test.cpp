@@ -17,7 +17,7 @@ namespace {
 constexpr int kDistances = 190, kDistanceZero = 100, kHeads = 4;
 struct SharingProgram {
   static constexpr bool kChangesScore = true, kHasMask = true, kMaskNeedsS = false, kSteady = false, kAffine = false;
-  static constexpr bool kPassesGradient = false, kSlopeNeedsS = false;
+  static constexpr bool kPassesGradient = false, kSlopeNeedsS = false, kCapped = false, kScalesByHead = false;
   struct Head {
     int h;
   };
@@ -196,7 +196,8 @@ TEST(CudaScoreStep, LoadsValuesOfDistancesAhead) {
 // Rows are keys, as in the backward kernels.
 template <int kSets>
 struct KeyCoordinates {
-  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = false, kAhead = false, kSums = false;
+  static constexpr bool kTransposed = true, kKeepsProduct = false, kCollects = false, kAhead = false, kSums = false,
+                        kDividesByFactor = false;
   static constexpr int kM = kSets;
   static constexpr float kCollectUnit = 1;
   const ProblemParams& p;
