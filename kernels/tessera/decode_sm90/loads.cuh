@@ -259,8 +259,8 @@ class DecodeLoader {
     }
   }
 
-  // Copies the scales of tile `of_tile` of a segment, if there is such a tile, after K's copies: each lane those of every
-  // 32nd key and of its value. of_number: its tile_number.
+  // Copies the scales of tile `of_tile` of a segment, if there is one, after K's copies: each lane those of every 32nd
+  // key and of its value. of_number: its tile_number.
   TESSERA_DEVICE void load_scales(DecodeTileScales<kCfg>& to, const Segment& segment, int of_tile, int of_number,
                                   bool exists) {
     if (exists) {

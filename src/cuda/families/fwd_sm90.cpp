@@ -209,8 +209,8 @@ bool clusters_merge(const tessera_plan& plan, const Choice& choice, Parts parts)
 }
 
 // Of the merge of parts, in microseconds. By combine/kernel: the launch, the wait for one group of parts after another,
-// and their writing and reading. By clusters: their barriers; the bytes that a block reads from the others, at 14 bytes a
-// clock (counted); and with several clusters a counter, the sums' way through memory, and their reading by one block
+// and their writing and reading. By clusters: their barriers; the bytes that a block reads from the others, at 14 bytes
+// a clock (counted); and with several clusters a counter, the sums' way through memory, and their reading by one block
 // (fitted to an H200: 64/8 heads, 8192 keys and 8 queries take 14.0 us by combine, 18.3 by eight clusters of two).
 double merge_us(const tessera_plan& plan, const Choice& choice, Parts parts) {
   if (parts.count <= 1) return 0;
