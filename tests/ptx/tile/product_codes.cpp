@@ -87,8 +87,19 @@ DeviceTest btpt(const Codes& codes, int rows) {
     })")};
 }
 
+// Row g is lane 4 g's and its neighbours', and lane 4 g + c is to have rows 2 c and the next.
+DeviceTest across_rows() {
+  return {.name = "across_rows",
+          .header = "tessera/tile/product_codes.cuh",
+          .archs = Archs::kHopperOn,
+          .expected = words(64, [](int i) { return static_cast<uint32_t>(100 + i / 2 % 4 * 2 + i % 2); }),
+          .body = R"(
+  const float2 rows = across_rows(static_cast<float>(100 + lane / 4));
+  out[2 * t] = static_cast<uint32>(rows.x), out[2 * t + 1] = static_cast<uint32>(rows.y);)"};
+}
+
 const DeviceTests kTests([] {
-  std::vector<DeviceTest> tests;
+  std::vector<DeviceTest> tests = {across_rows()};
   for (const Codes& codes : kCodes)
     for (const int rows : {8, 16, 32}) tests.push_back(abt(codes, rows)), tests.push_back(btpt(codes, rows));
   return tests;
