@@ -100,8 +100,8 @@ def config_text(row: Row, tile: Tile, number: int) -> str:
         "score": f"{{.bias = true, .bias_dtype = {dtype}}}" if row.options else "{}",
         **dict.fromkeys(
             (
-                "window", "varlen", "deterministic", "d_bias", "d_captured", "block_mask", "split_group", "sums",
-                "whole_head",
+                "window", "varlen", "deterministic", "d_bias", "d_captured", "d_factor", "d_diagonal", "block_mask",
+                "split_group", "sums", "whole_head",
             ),
             "false",
         ),  # fmt: skip

@@ -134,6 +134,7 @@ void pack_transposed(float* tile, const char* const* rows, int64_t count, int64_
 #pragma GCC unroll 16
         for (int r = 0; r < kLanes; ++r) block[r] = Elem::read(rows[r0 + r] + c0 * Elem::kBytes);
       } else {
+#pragma GCC unroll 1
         for (int r = 0; r < kLanes; ++r) {
           block[r] = r < rows_here ? Elem::read(rows[r0 + r] + c0 * Elem::kBytes, cols_here) : VecF{};
         }
@@ -174,6 +175,7 @@ void unpack_transposed(char* const* rows, const float* tile, const float* factor
               [&](int n) TESSERA_LAMBDA_INLINE { return load(in + (i * Elem::kWord + n) * kBlockM) * scale; });
         }
       } else {
+#pragma GCC unroll 1
         for (int i = 0; i < kLanes; ++i) {
           block[i] = Elem::word([&](int n) TESSERA_LAMBDA_INLINE {
             const int64_t c = i * Elem::kWord + n;
