@@ -40,7 +40,8 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
   RingPosition<kWorkTilesAhead> at;
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const bool claims = !kCfg.merges() && (kCfg.varlen || kCfg.block_mask) && p.tile_counter;
-  const int tiles = work_tiles(kCfg.varlen && claims ? Tile::order_of(p) : p.order);
+  // Not kept in a register.
+  const auto tiles = [&] { return work_tiles(kCfg.varlen && claims ? Tile::order_of(p) : p.order); };
   const auto claim = [&] {
     auto last_but_one = at;  // the stage before the one that the tile after the next will use
     last_but_one.advance(2);
@@ -49,9 +50,11 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
   };
   BlockTiles mine(p.order, block, blocks);
   if constexpr (!kCfg.varying_tile_cost) mine.index = block;
-  // Lists: the first pass's next index. Packed batches: the end of the claimed indices of the second pass; 0: first.
+  // Packed batches that claim: the last index, and the end of the claimed ones of the second pass; 0: the first pass.
+  if (kCfg.varlen && claims) mine.index = mine.step = 0;
+  // Lists: the first pass's next index.
   [[maybe_unused]] bool long_first = false, has_part = false;
-  [[maybe_unused]] int long_index = tiles, short_end = 0, index = 0;
+  [[maybe_unused]] int long_index = tiles();
   if constexpr (kCfg.block_mask && !kCfg.varlen) {
     const bool ordered = kCfg.orders_lists() && orders_tiles(p.lists);  // the longest are first anyway
     long_first = claims && !ordered && *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
@@ -59,31 +62,32 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
   }
   // Each pass takes its index here, so that the code that decodes a tile, most of this thread's, is compiled once.
   while (true) {
+    int index = mine.index;
     if constexpr (kCfg.merges()) {  // a part a block
       if (has_part) break;
       index = block, has_part = true;
     } else if (!claims) {
-      index = mine.index;
-      if (index >= tiles) break;
+      if (index >= tiles()) break;
       if constexpr (kCfg.varying_tile_cost) {
         mine.advance(p.order, block, blocks);
       } else {
         mine.index += blocks;
       }
     } else if constexpr (kCfg.varlen) {
-      if (++index >= short_end) {
-        index = claim(), short_end = 0;
-        if (index >= tiles) {
-          index = (index - tiles) * kShortTilesAClaim;
-          if (index >= tiles) break;
-          short_end = min(index + kShortTilesAClaim, tiles);
+      if (++index >= mine.step) {
+        index = claim(), mine.step = 0;
+        if (index >= tiles()) {
+          index = (index - tiles()) * kShortTilesAClaim;
+          if (index >= tiles()) break;
+          mine.step = min(index + kShortTilesAClaim, tiles());
         }
       }
+      mine.index = index;
     } else if constexpr (kCfg.block_mask) {
-      const bool of_first_pass = long_index < tiles;
+      const bool of_first_pass = long_index < tiles();
       index = of_first_pass ? long_index : claim();
       if (of_first_pass) long_index += blocks;
-      if (index >= tiles) break;
+      if (index >= tiles()) break;
       if (long_first && Tile::is_long(p, index) != of_first_pass) continue;
     }
     shared.tile_ring.wait_empty(at);
@@ -91,7 +95,7 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     tile.decode(p, index);
     if (tile.count == 0) continue;
     if constexpr (kCfg.varlen) {
-      if (claims && (tile.last - tile.first > p.short_tile_blocks) != (short_end == 0)) continue;
+      if (claims && (tile.last - tile.first > p.short_tile_blocks) != (mine.step == 0)) continue;
     }
     tile.set_consumer_bounds(p);
     ptx::mbarrier_arrive(shared.tile_ring.full[at.stage()].address());
