@@ -101,7 +101,8 @@ std::vector<ScoreConfig> scores_of(const Sm90Tile& tile) {
 
 // A work tile's bounds, which bias and causal sequences of any length push out of registers outside the loop over the
 // keys. Most kernels spill at most 160 bytes. Packed rows with a bias and three consumers spill 476 at head size 96
-// (368 until the scheduler of other warps had one loop), 200 at 128, and 224 at 64, since a row may be huge: to improve.
+// (368 until the scheduler of other warps had one loop), 200 at 128, and 224 at 64, where a row may be huge: to
+// improve.
 constexpr int64_t kMostOptionSpillBytes = 476;
 
 class CudaCompileSm90Tile : public testing::TestWithParam<Sm90Tile> {};
