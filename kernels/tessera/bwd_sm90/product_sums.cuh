@@ -30,20 +30,11 @@ struct ProductSink {
   }
 };
 
+// Stores the tile's dQ, and adds its part of the gradients.
 template <BwdSm90ProductsConfig kCfg>
-TESSERA_DEVICE void bwd_sm90_after_products(const BwdParams& p) {
+TESSERA_DEVICE void store_dq_and_products(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr BwdSm90RowsConfig kRows = kCfg.rows;
   constexpr int kWarps = kBwdRowsThreads / 32;
-  const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
-  if constexpr (kRows.d_sink) {
-    if (index >= tiles) {
-      reduce_head_sink<kRows>(p, index - tiles);
-      return;
-    }
-  }
-  Sequence s;
-  const QueryTile t = query_tile_of<kRows.block_m>(p, tiles - 1 - index, s);
-  ptx::griddepcontrol_wait();
   if (t.count <= 0) return;
   const typename ScoreOptions<kCfg.score>::Row row(p, s, t.batch, t.head, t.row0);
   const HeadFactor factor = HeadFactor::of<kRows.dtype>(ProgramOption<kCfg.score>::head_factor(row));
@@ -72,6 +63,11 @@ TESSERA_DEVICE void bwd_sm90_after_products(const BwdParams& p) {
   all.before_program = sum * p.scale / factor.in_ds;
   ProductSink<typename ProgramTypes<kCfg.score.program>::Program, kCfg.exact> sink{row.program};
   ProgramOption<kCfg.score>::gradient(all, row, 0, 1.0f, sink);
+}
+
+template <BwdSm90ProductsConfig kCfg>
+TESSERA_DEVICE void bwd_sm90_after_products(const BwdParams& p) {
+  after_tile<kCfg.rows>(p, [&](const Sequence& s, const QueryTile& t) { store_dq_and_products<kCfg>(p, s, t); });
 }
 
 }  // namespace tessera

@@ -139,25 +139,26 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);
 }
 
-template <BwdSm90RowsConfig kCfg>
-TESSERA_DEVICE void reduce_head_sink(const BwdParams& p, int head) {
-  reduce_sink<kCfg.block_m>(p, head, kBwdRaise_log2, bwd_lowers_early(kCfg.dtype) ? 1 / kBwdLower : 1.0f);
-}
-
-// dQ = scale times its accumulator, and dSink, one block for each head; the scale of `p` includes bwd_lower_late.
-template <BwdSm90RowsConfig kCfg>
-TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
+// Calls convert(sequence, tile) with the block's tile of queries, or makes dSink, one block for each head.
+template <BwdSm90RowsConfig kCfg, class Convert>
+TESSERA_DEVICE void after_tile(const BwdParams& p, Convert&& convert) {
   const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if constexpr (kCfg.d_sink) {
     if (index >= tiles) {
-      reduce_head_sink<kCfg>(p, index - tiles);
+      reduce_sink<kCfg.block_m>(p, index - tiles, kBwdRaise_log2, bwd_lowers_early(kCfg.dtype) ? 1 / kBwdLower : 1.0f);
       return;
     }
   }
   Sequence s;
   const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
   ptx::griddepcontrol_wait();
-  store_dq<kCfg>(p, s, t, p.scale);
+  convert(s, t);
+}
+
+// dQ = scale times its accumulator, and dSink; the scale of `p` includes bwd_lower_late.
+template <BwdSm90RowsConfig kCfg>
+TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
+  after_tile<kCfg>(p, [&](const Sequence& s, const QueryTile& t) { store_dq<kCfg>(p, s, t, p.scale); });
 }
 
 }  // namespace tessera

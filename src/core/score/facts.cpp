@@ -91,14 +91,12 @@ Form form_of(const Value& value, const Form* operands) {
   return {diagonal ? Form::kDiagonal : Form::kOther};
 }
 
-constexpr InputSet kOfPair = input_bit(Op::kI) | input_bit(Op::kQPos) | input_bit(Op::kJ) | input_bit(Op::kS);
-
 // Whether the value at `place` is s times a value that all pairs of a head share.
 bool is_of_products(Program program, int place) {
   if (program.values[static_cast<size_t>(place)].op == Op::kS) return true;
   program.score = place;
   const std::optional<Affine> affine = affine_of(program);
-  return affine && affine->term < 0 && !(inputs_of(affine->program, affine->factor) & kOfPair);
+  return affine && affine->term < 0 && !(inputs_of(affine->program, affine->factor) & kPairInputs);
 }
 
 std::vector<Form> forms_of(const Program& program) {
@@ -181,10 +179,10 @@ std::vector<LoadSum> load_sums(const Checked& checked) {
   const Slope made = slope(program);
   const std::vector<Form> forms = forms_of(made.program);
   const std::optional<Affine> affine = affine_of(program);
-  const bool scales_by_head = affine && !(inputs_of(affine->program, affine->factor) & kOfPair);
+  const bool scales_by_head = affine && !(inputs_of(affine->program, affine->factor) & kPairInputs);
   for (const LoadGradient& load : made.loads) {
     const auto of_diagonal = [&forms](int place) { return forms[static_cast<size_t>(place)].is_of_diagonal(); };
-    const bool one_element = !(inputs_of_all(made.program, load.indices) & kOfPair);
+    const bool one_element = !(inputs_of_all(made.program, load.indices) & kPairInputs);
     if (scales_by_head && one_element && is_of_products(made.program, load.adjoint)) {
       sums.push_back(LoadSum::kProducts);
     } else if (of_diagonal(load.adjoint) && std::ranges::all_of(load.indices, of_diagonal)) {
@@ -218,7 +216,7 @@ Facts facts_of(const Checked& checked) {
   facts.passes_gradient = gradient.d_s >= 0 && gradient.program.values[static_cast<size_t>(gradient.d_s)].op == Op::kG;
   const std::optional<Affine> affine = affine_of(program);
   facts.scales_by_head =
-      affine && affine->term < 0 && !facts.mask_needs_s && !(inputs_of(affine->program, affine->factor) & kOfPair);
+      affine && affine->term < 0 && !facts.mask_needs_s && !(inputs_of(affine->program, affine->factor) & kPairInputs);
   facts.affine = affine && !facts.has_mask;
   facts.grows_linearly = facts.affine && affine->term >= 0 && is_linear_in_key(affine->program, affine->term);
   facts.gradient_loads = static_cast<int>(gradient.loads.size());

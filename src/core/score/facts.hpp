@@ -13,6 +13,9 @@ namespace tessera::core::score {
 using InputSet = uint32_t;
 constexpr InputSet input_bit(Op op) { return 1u << static_cast<int>(op); }
 
+// The inputs that differ between the pairs of a head.
+constexpr InputSet kPairInputs = input_bit(Op::kI) | input_bit(Op::kQPos) | input_bit(Op::kJ) | input_bit(Op::kS);
+
 // Which pairs of one (b, h) read the same element of a load, so that their gradients must be summed.
 enum class GradientPattern {
   kHead,      // all pairs
